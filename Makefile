@@ -1,0 +1,74 @@
+# The front door: each target sets up what it needs, once. `make help` lists them.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+PREFIX ?= /usr/local
+FILES ?=
+JOBS ?= $(shell scripts/jobs.sh)
+RESULTS := benchmarks/results/$(shell date +%F)
+
+# TSan of g++ 12 needs the address layout that a kernel with much randomisation does not give.
+STEADY_ADDRESSES = $$(setarch -R true 2>/dev/null && echo setarch -R)
+
+# $(call configure,preset) and $(call build,preset[,targets])
+define configure
+	@cmake --preset $(1) $$(test -e build/$(1)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) \
+	  $(if $(TESSERA_TORCH),-DTESSERA_TORCH="$(TESSERA_TORCH)") >/dev/null
+endef
+define build
+	$(call configure,$(1))
+	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
+endef
+
+.PHONY: help setup build test train bench format tidy test-asan test-tsan build-cuda deps install clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup:  ## packages, libtorch, formatters (other targets call it)
+	@scripts/setup.sh
+
+build: setup  ## the library, tools, examples and tests into build/release
+	$(call build,release)
+
+test: build  ## all tests; leaves build/release/test-results.xml
+	@ctest --preset release; status=$$?; \
+	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
+
+train: setup  ## the main training job, on two ranks
+	$(call build,release,tessera_tool 00_hello_ranks)
+	@build/release/bin/tessera run -n 2 -- build/release/bin/00_hello_ranks
+
+bench: build  ## measures; tables go into benchmarks/results
+	@mkdir -p benchmarks/results
+	build/release/bin/tessera bench comm --backends shm,gloo --ranks 2 --csv $(RESULTS)-comm-2ranks.csv
+	build/release/bin/tessera bench comm --backends shm,gloo --ranks 4 --csv $(RESULTS)-comm-4ranks.csv
+
+format: setup  ## formats all sources
+	@python3 tests/style/check_format.py --fix
+
+tidy: setup  ## clang-tidy on what differs from main, or on FILES="..."
+	$(call configure,release)
+	@python3 scripts/tidy.py --jobs $(JOBS) $(FILES)
+
+test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
+	$(call build,asan)
+	@ctest --preset asan
+
+test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
+	$(call build,tsan)
+	@$(STEADY_ADDRESSES) ctest --preset tsan
+
+build-cuda:  ## into build/cuda, with the CUDA libtorch at TESSERA_TORCH or of the active environment; no set-up
+	$(call build,cuda)
+
+deps:  ## copies the build's headers into .deps, for machines where nothing can be installed
+	@mkdir -p .deps/include .deps/src
+	@cp -rL /usr/include/CLI /usr/include/nlohmann .deps/include/
+	@cp -rL /usr/src/googletest .deps/src/
+
+install: build  ## to PREFIX=/usr/local
+	@cmake --install build/release --prefix $(PREFIX)
+
+clean:  ## removes build/; .venv stays
+	rm -rf build

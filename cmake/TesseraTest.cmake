@@ -1,0 +1,51 @@
+include(GoogleTest)
+
+# One GoogleTest binary, each of its tests a test of ctest by the name <name>.<Suite>.<Test>:
+#
+#   tessera_test(NAME comm_collectives SOURCES collectives_test.cpp LABELS fast dist
+#                [LIBRARIES tessera::json ...]         # besides tessera and tessera_test_support
+#                [FILTER_LABELS "*Peer*=peer" ...]     # a further label for tests that match; the first match counts
+#                [SERIAL])                             # nothing runs beside these: for tests that measure time
+function(tessera_test)
+  cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
+  if(NOT test_NAME OR NOT test_SOURCES OR NOT test_LABELS OR test_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "tessera_test: expected NAME, SOURCES and LABELS, got '${ARGN}'")
+  endif()
+
+  add_executable(${test_NAME} ${test_SOURCES})
+  target_link_libraries(${test_NAME} PRIVATE tessera_test_support ${test_LIBRARIES})
+  target_precompile_headers(${test_NAME} REUSE_FROM tessera_test_pch)
+  # CMake gives executables -fPIE and libraries -fPIC; a precompiled header serves only one of them.
+  target_compile_options(${test_NAME} PRIVATE -fPIC)
+  set_target_properties(${test_NAME} PROPERTIES
+    POSITION_INDEPENDENT_CODE OFF
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin/tests)
+
+  set(taken "")
+  foreach(pair IN LISTS test_FILTER_LABELS)
+    if(NOT pair MATCHES "^([^=]+)=([a-z_]+)$")
+      message(FATAL_ERROR "tessera_test(${test_NAME}): expected <gtest pattern>=<label>, got '${pair}'")
+    endif()
+    set(pattern "${CMAKE_MATCH_1}")
+    _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${CMAKE_MATCH_2})
+    list(APPEND taken "${pattern}")
+  endforeach()
+  _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
+endfunction()
+
+# Registers the tests of `name` that match `pattern` and none of `excluded`; the remaining arguments are labels.
+function(_tessera_discover name pattern excluded serial)
+  string(REPLACE ";" ":" excluded "${excluded}")
+  string(MAKE_C_IDENTIFIER "${name}_${pattern}" tests)
+  gtest_discover_tests(${name}
+    TEST_FILTER "${pattern}-${excluded}"
+    TEST_LIST ${tests}
+    TEST_PREFIX ${name}.
+    DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 120
+    PROPERTIES TIMEOUT 300 RUN_SERIAL ${serial})
+  # gtest_discover_tests takes one label at most; ctest reads this file after the one with the tests.
+  set(file ${CMAKE_CURRENT_BINARY_DIR}/${tests}_labels.cmake)
+  file(WRITE ${file} "if(${tests})\n  set_tests_properties(\${${tests}} PROPERTIES LABELS \"${ARGN}\")\nendif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${file})
+endfunction()

@@ -1,0 +1,4 @@
+#pragma once
+
+#include <tessera/comm.h>
+#include <tessera/mesh.h>

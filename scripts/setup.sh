@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# Sets up what the build needs: system packages (apt, when root) and a .venv with libtorch and the formatters.
+# Does nothing, quickly, when all of it is there. Reads:
+#   TESSERA_TORCH     folder of a libtorch to use instead (an active environment's torch is found by itself)
+#   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
+#                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { echo "setup: $*" >&2; }
+fail() { say "$@"; exit 1; }
+
+torch_of_python() {
+    "$1" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+}
+
+torch_version() {
+    local header
+    for header in torch/headeronly/version.h torch/csrc/api/include/torch/version.h; do
+        sed -nE 's/.*define TORCH_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$1/include/$header" 2>/dev/null || true
+    done | head -n 3 | paste -sd.
+}
+
+# Sets `torch` to the folder of a libtorch that is already there, if any, after checking its version.
+find_torch() {
+    torch=${TESSERA_TORCH:-}
+    local origin="TESSERA_TORCH=$torch" environment version
+    for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
+        if [[ -z $torch && -x $environment/bin/python && ! $environment -ef .venv ]]; then
+            torch=$(torch_of_python "$environment/bin/python")
+            origin="the active environment $environment"
+        fi
+    done
+    [[ -n $torch ]] || return 0
+    version=$(torch_version "$torch")
+    case $version in
+        2.11.* | 2.12.* | 2.13.*) ;;
+        "") fail "$origin: expected a folder with include/ and lib/ of libtorch 2.11 to 2.13, found none." ;;
+        *) fail "$origin has torch $version, but Tessera works with 2.11 to 2.13. Install torch==2.13.0 there," \
+            "deactivate it (then .venv gets its own), or name another one by TESSERA_TORCH." ;;
+    esac
+}
+
+has_header() {
+    local folder
+    for folder in .deps/include /usr/include /usr/local/include "${CONDA_PREFIX:-/usr}/include"; do
+        [[ -e $folder/$1 ]] && return
+    done
+    return 1
+}
+
+# Sets `required` and `wanted` to the Debian packages that are missing.
+find_missing_packages() {
+    required=() wanted=()
+    command -v g++ >/dev/null || command -v c++ >/dev/null || required+=(g++)
+    command -v cmake >/dev/null || required+=(cmake)
+    python3 -c 'import ensurepip' 2>/dev/null || required+=(python3-venv)
+    has_header CLI/CLI.hpp || required+=(libcli11-dev)
+    has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
+    if [[ ! -e .deps/src/googletest ]]; then
+        has_header gtest/gtest.h || required+=(libgtest-dev)
+        has_header gmock/gmock.h || required+=(libgmock-dev)
+    fi
+    command -v ninja >/dev/null || wanted+=(ninja-build)
+    command -v ccache >/dev/null || wanted+=(ccache)
+    has_header benchmark/benchmark.h || wanted+=(libbenchmark-dev)
+}
+
+apt_install() {
+    say "installing $*"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+install_packages() {
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+        apt-get update -qq >&2 || say "apt-get update failed, going on with what it knows"
+        ((${#required[@]} == 0)) || apt_install "${required[@]}" || fail "could not install ${required[*]}"
+        ((${#wanted[@]} == 0)) || apt_install "${wanted[@]}" || say "going on without ${wanted[*]}"
+        return
+    fi
+    ((${#wanted[@]} == 0)) || say "builds are faster with these (optional): sudo apt-get install -y ${wanted[*]}"
+    ((${#required[@]} == 0)) || fail "these packages are missing; run this line, then try again:" \
+        $'\n' " sudo apt-get install -y ${required[*]} ${wanted[*]}" \
+        $'\n' "(headers may lie in .deps/include and googletest in .deps/src instead)"
+}
+
+install_python_packages() {
+    if ! .venv/bin/python -c '' 2>/dev/null; then
+        say "making .venv"
+        python3 -m venv --clear .venv || return
+    fi
+    if [[ -z $torch ]]; then
+        say "installing $(cat requirements.txt) into .venv"
+        # shellcheck disable=SC2086  # several arguments in one variable
+        .venv/bin/python -m pip install -q ${TESSERA_PIP_ARGS:-} -r requirements.txt ||
+            fail "could not install torch; extra pip arguments go into TESSERA_PIP_ARGS," \
+                "the folder of an existing one into TESSERA_TORCH."
+    fi
+    .venv/bin/python -m pip install -q -r requirements-dev.txt
+}
+
+find_torch
+find_missing_packages
+stamp=.venv/.tessera-setup-$({ cat requirements.txt requirements-dev.txt; echo "torch=$torch"; } | sha256sum | head -c 16)
+if [[ -e $stamp ]] && ((${#required[@]} == 0)) && .venv/bin/python -c '' 2>/dev/null; then
+    exit 0
+fi
+((${#required[@]} + ${#wanted[@]} == 0)) || install_packages
+if install_python_packages; then
+    rm -f .venv/.tessera-setup-*
+    touch "$stamp"
+elif [[ -n $torch ]]; then
+    say "no clang-format and clang-tidy in .venv: make format and make tidy will not work"
+else
+    fail "could not install $(paste -sd' ' requirements-dev.txt)"
+fi
+say "done; libtorch: ${torch:-$(torch_of_python .venv/bin/python)}"

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace tessera::comm {
+
+/// Everything a backend needs to join a group. `store` is private to the group.
+struct BackendRequest {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank;
+  int size;
+  std::string group_name;
+  std::vector<int> world_ranks;  // by group rank, for messages
+  std::chrono::milliseconds timeout;
+};
+
+using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);
+
+/// One row per backend. An absent one is a source file that returns false from `available` (no_nccl.cpp).
+struct BackendEntry {
+  const char* name;
+  c10d::ProcessGroup::BackendType type;
+  MakeBackend make;
+  bool (*available)();
+  bool (*supports)(c10::DeviceType, c10::ScalarType);
+};
+
+/// Throws ValueError listing the available ones if there is none of that name.
+const BackendEntry& find_backend(const std::string& name);
+const std::vector<BackendEntry>& all_backends();
+
+namespace shm {
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);
+bool available();
+bool supports(c10::DeviceType device, c10::ScalarType dtype);
+}  // namespace shm
+namespace gloo {
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);
+bool available();
+bool supports(c10::DeviceType device, c10::ScalarType dtype);
+}  // namespace gloo
+namespace nccl {
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);
+bool available();
+bool supports(c10::DeviceType device, c10::ScalarType dtype);
+}  // namespace nccl
+namespace fake {
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);
+bool available();
+bool supports(c10::DeviceType device, c10::ScalarType dtype);
+}  // namespace fake
+
+}  // namespace tessera::comm

@@ -1,0 +1,78 @@
+#pragma once
+
+#include "comm/gloo/gloo_backend.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tessera::comm::gloo {
+
+/// One call of the backend: the collectives of gloo's that it started, the memory they use, and
+/// what follows them. The add functions check nothing; check first, for what is started can't be
+/// taken back.
+class GlooBackend::Call {
+ public:
+  Call(GlooBackend& backend, const char* name, c10d::OpType type,
+       std::chrono::milliseconds timeout);
+
+  const Arguments& check() const { return check_; }
+  /// Throws TypeError if the dtype does not have the operation.
+  void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  /// For messages: of what and how.
+  void describe(const at::Tensor& tensor, const std::string& how = {});
+
+  void add_broadcast(const at::Tensor& tensor, int64_t root);
+  void add_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op);
+  /// As one all-reduce of all of them, which have one dtype.
+  void add_all_reduce(const Tensors& tensors, const c10d::ReduceOp& op);
+  void add_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root);
+  void add_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                          const c10d::ReduceOp& op);
+  void add_all_gather(const at::Tensor& output, const at::Tensor& input);
+  void add_all_gather(const Tensors& outputs, const at::Tensor& input);
+  /// inputs by destination, outputs by source; an undefined tensor is nothing.
+  void add_exchange(const Tensors& outputs, const Tensors& inputs);
+  /// The same for rows of two tensors.
+  void add_exchange(const at::Tensor& output, const std::vector<int64_t>& output_rows,
+                    const at::Tensor& input, const std::vector<int64_t>& input_rows);
+  void add_barrier(const c10d::BarrierOptions& opts);
+  WorkPtr submit();
+
+  /// Memory that gloo may use for a tensor which it reads, writes, or both: its own, or a copy if
+  /// it is not contiguous.
+  at::Tensor read(const at::Tensor& tensor) const;
+  at::Tensor write(const at::Tensor& tensor);
+  at::Tensor update(const at::Tensor& tensor);
+  std::function<void()> take_afterwards();
+  std::string title(uint64_t sequence) const;
+  Tensors outputs;
+
+ private:
+  void add_allgather_bytes(const at::Tensor& output, const at::Tensor& input);
+  void add_alltoall_bytes(const at::Tensor& output, std::vector<int64_t> output_counts,
+                          const at::Tensor& input, std::vector<int64_t> input_counts);
+  void afterwards(std::function<void()> function) { afterwards_.push_back(std::move(function)); }
+
+  GlooBackend& backend_;
+  const Arguments check_;
+  const c10d::OpType type_;
+  const std::chrono::milliseconds timeout_;
+  std::string arguments_;
+  std::vector<WorkPtr> parts_;
+  std::vector<std::function<void()>> afterwards_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from; after everything else
+};
+
+/// `tensor`'s memory, which must be contiguous, as elements of `dtype`, which are not larger; 1-D.
+at::Tensor memory_as(const at::Tensor& tensor, c10::ScalarType dtype);
+
+/// What gloo can reduce in place of `dtype` and `op`; none: only whole reductions of what was
+/// gathered.
+struct Carrier {
+  c10::ScalarType dtype;
+  c10d::ReduceOp::RedOpType op;
+};
+std::optional<Carrier> find_carrier(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op);
+
+}  // namespace tessera::comm::gloo

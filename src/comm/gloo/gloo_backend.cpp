@@ -1,0 +1,148 @@
+// Making, ending and the parts of a group that are no collectives. See Note [what gloo lacks].
+#include "comm/gloo/gloo_backend.h"
+
+#include "base/environment.h"
+#include "base/text.h"
+#include "comm/gloo/call.h"
+#include "comm/store_keys.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <sstream>
+
+namespace tessera::comm::gloo {
+namespace {
+
+constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(
+    std::chrono::milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  std::istringstream names(Environment().get(kInterfaces).value_or(""));
+  for (std::string name; std::getline(names, name, ',');) {
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+  }
+  // The address the host's name stands for, or the loopback device if it stands for none.
+  if (options->devices.empty())
+    options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
+  return options;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
+  const auto group = c10::str("gloo: group '", request.group_name, "'");
+  // gloo itself would wait for a missing rank without a word of who it is.
+  exchange(*request.store, "gloo/arrived", request.rank, request.size, "here", request.timeout,
+           group);
+  try {
+    return c10::make_intrusive<GlooBackend>(request, make_options(request.timeout));
+  } catch (const std::exception&) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str(group, ": rank ", request.rank, " of ", request.size,
+                             " could not connect to its peers within ",
+                             format_seconds(static_cast<double>(request.timeout.count()) / 1e3),
+                             "; if the hosts see each other by another interface than the one "
+                             "their names stand for, name it by ",
+                             kInterfaces, " (", text_of(std::current_exception()), ")"));
+  }
+}
+
+bool available() { return true; }
+
+bool supports(c10::DeviceType device, c10::ScalarType dtype) {
+  return device == c10::DeviceType::CPU && !c10::isQIntType(dtype);
+}
+
+GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options)
+    : ProcessGroupGloo(request.store, request.rank, request.size, std::move(options)),
+      plain_store_(request.store),
+      log_(std::make_shared<GroupLog>(request)) {}
+
+GlooBackend::~GlooBackend() { shutdown(); }
+
+void GlooBackend::shutdown() {
+  log_->close();
+  watchers_->close();
+  // What still waits for a peer that will never come must not hold up the end of this rank.
+  if (log_->has_failed()) abort();
+}
+
+void GlooBackend::abort() {
+  log_->close();
+  for (const auto& context : contexts_) context->closeConnections();
+}
+
+c10d::ErrorType GlooBackend::getError() {
+  return log_->has_failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+void GlooBackend::startCoalescing() {
+  TORCH_CHECK(!coalescing_, "gloo: startCoalescing: already coalescing; call endCoalescing first");
+  coalescing_.emplace();
+}
+
+WorkPtr GlooBackend::endCoalescing() {
+  TORCH_CHECK(coalescing_, "gloo: endCoalescing: call startCoalescing first");
+  const auto parts = std::move(*coalescing_);
+  coalescing_.reset();
+  auto work = c10::make_intrusive<CollectiveWork>(
+      c10d::OpType::COALESCED,
+      log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
+      Tensors());
+  CollectiveWork::follow(work, parts, {});
+  return work;
+}
+
+WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors, int peer,
+                           int tag) {
+  const at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;
+  Call call(*this, name, type, c10d::kUnsetTimeout);
+  const auto& tensor = call.check().only(tensors);
+  const bool is_send = type == c10d::OpType::SEND;
+  const bool is_any = type == c10d::OpType::RECVANYSOURCE;
+  if (!is_send) call.check().check_written(tensor);
+  TORCH_CHECK_VALUE(is_any || (peer >= 0 && peer < size_ && peer != rank_), "gloo: ", name,
+                    ": expected a peer from 0 to ", size_ - 1, " other than this rank (", rank_,
+                    "), got ", peer);
+  TORCH_CHECK_VALUE(tag >= 0, "gloo: ", name, ": expected a tag of 0 or more, got ", tag);
+  call.describe(tensor, c10::str(is_send ? "to " : "from ",
+                                 is_any ? "any rank" : c10::str("rank ", peer), ", tag ", tag));
+  Tensors memory{is_send ? call.read(tensor) : call.write(tensor)};
+  WorkPtr inner = is_send  ? ProcessGroupGloo::send(memory, peer, tag)
+                  : is_any ? ProcessGroupGloo::recvAnysource(memory, tag)
+                           : ProcessGroupGloo::recv(memory, peer, tag);
+  const auto sequence = ++point_sequence_;
+  auto watch = [watchers = watchers_, inner](std::function<void()> wait) {
+    watchers->add(std::move(wait), inner);
+  };
+  auto work =
+      c10::make_intrusive<PointWork>(type, log_->add(call.title(sequence), sequence), log_, tensors,
+                                     inner, call.take_afterwards(), std::move(watch));
+  if (coalescing_) coalescing_->push_back(work);
+  return work;
+}
+
+WorkPtr GlooBackend::send(Tensors& tensors, int destination, int tag) {
+  return point(c10d::OpType::SEND, "send", tensors, destination, tag);
+}
+
+WorkPtr GlooBackend::recv(Tensors& tensors, int source, int tag) {
+  return point(c10d::OpType::RECV, "recv", tensors, source, tag);
+}
+
+WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
+  return point(c10d::OpType::RECVANYSOURCE, "recv", tensors, -1, tag);
+}
+
+void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
+  log_->check_usable("monitored_barrier");
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
+  const auto number = ++monitored_barriers_;
+  exchange(*plain_store_, c10::str("gloo/monitored_barrier/", number), rank_, size_, "here",
+           timeout, c10::str("gloo: monitored_barrier #", number, log_->place()));
+}
+
+}  // namespace tessera::comm::gloo

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "comm/gloo/watchers.h"
+#include "comm/gloo/work.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <optional>
+
+namespace tessera::comm::gloo {
+
+// Note [what gloo lacks]
+// c10d's gloo moves and reduces contiguous tensors of some dtypes with some operations. Here it
+// gets what it can do (bytes to move, numbers it can add), and the rest is done when it completes:
+// copies back to tensors that are not contiguous, averages, roundings to half types, and whole
+// reductions, of what was gathered, with shm's kernels in the order of ranks. Results do not depend
+// on the rank; half types are accumulated in float32 and rounded once.
+
+/// c10d's gloo with the collectives, dtypes, operations and errors of the other backends.
+class GlooBackend final : public c10d::ProcessGroupGloo {
+ public:
+  GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options);
+  ~GlooBackend() override;
+
+  bool supportsSplitting() const override { return false; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  c10d::ErrorType getError() override;
+  void shutdown() override;
+  void abort() override;
+  std::string recent() const { return log_->recent(); }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+ private:
+  class Call;
+  friend class Call;
+  WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
+
+  const c10::intrusive_ptr<c10d::Store> plain_store_;
+  const LogPtr log_;
+  const std::shared_ptr<Watchers> watchers_ = std::make_shared<Watchers>();
+  uint64_t sequence_ = 0;  // of collectives: equal on all ranks
+  uint64_t point_sequence_ = 0;
+  uint64_t monitored_barriers_ = 0;
+  std::optional<std::vector<WorkPtr>> coalescing_;
+};
+
+}  // namespace tessera::comm::gloo

@@ -1,0 +1,124 @@
+#include "comm/gloo/group_log.h"
+
+#include "base/text.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <iostream>
+
+namespace tessera::comm::gloo {
+namespace {
+
+constexpr size_t kRemembered = 64;
+
+double seconds_since(Clock::time_point time) {
+  return std::chrono::duration<double>(Clock::now() - time).count();
+}
+
+/// gloo starts its texts with "[/path/file.cc:12] ".
+std::string without_source(const std::string& text) {
+  const auto end = text.find(".cc:");
+  const auto bracket = end == std::string::npos ? end : text.find("] ", end);
+  return text.starts_with("[/") && bracket != std::string::npos ? text.substr(bracket + 2) : text;
+}
+
+const char* explain(const std::string& text) {
+  if (text.find("imed out") != std::string::npos) return "a peer did not take part in time";
+  if (text.find("losed") != std::string::npos || text.find("reset") != std::string::npos) {
+    return "a peer has ended or its connection broke";
+  }
+  return "gloo failed";
+}
+
+}  // namespace
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& exception) {
+    return exception.what_without_backtrace();
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+GroupLog::GroupLog(const BackendRequest& request) {
+  place_ = c10::str(" in group '", request.group_name, "' on rank ", request.rank);
+  const auto& world = request.world_ranks;
+  if (request.rank < static_cast<int>(world.size()) && world[request.rank] != request.rank) {
+    place_ += c10::str(" (world rank ", world[request.rank], ")");
+  }
+}
+
+std::string GroupLog::describe(const Issue& issue, const std::string& what) const {
+  return "gloo: " + issue.what + place_ + ": " + what;
+}
+
+void GroupLog::check_usable(const std::string& what) const {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, failure_.empty(), "gloo: ", what, place_,
+                   ": the group can't be used after an earlier error (", failure_,
+                   "); end this rank, or shut down and init again");
+  TORCH_CHECK_WITH(DistBackendError, !closed_, "gloo: ", what, place_,
+                   ": the group was shut down; init again or make a new group");
+}
+
+bool GroupLog::has_failed() const {
+  const std::lock_guard lock(mutex_);
+  return !failure_.empty();
+}
+
+void GroupLog::close() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
+  auto issue = std::make_shared<Issue>();
+  issue->what = std::move(what);
+  issue->sequence = sequence;
+  const std::lock_guard lock(mutex_);
+  issues_.push_back(issue);
+  if (issues_.size() > kRemembered) issues_.pop_front();
+  return issue;
+}
+
+std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
+  const std::string text = without_source(text_of(cause));
+  const auto message =
+      describe(issue, c10::str(explain(text), ", ", format_seconds(seconds_since(issue.since)),
+                               " after the call: ", text));
+  issue.state = Issue::State::Failed;
+  bool is_first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_first = failure_.empty() && !closed_;
+    if (failure_.empty()) failure_ = message;
+  }
+  if (is_first) std::cerr << "tessera: " + message + "\n" + recent() << std::flush;
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
+}
+
+void GroupLog::throw_impatient(const Issue& issue) const {
+  C10_THROW_ERROR(
+      DistBackendError,
+      describe(issue, c10::str("not complete ", format_seconds(seconds_since(issue.since)),
+                               " after the call; a peer is late or missing")));
+}
+
+std::string GroupLog::recent() const {
+  constexpr const char* kStates[] = {"running", "done", "failed"};
+  std::string text = "tessera: recent collectives" + place_ + ":\n";
+  const std::lock_guard lock(mutex_);
+  for (const auto& issue : issues_) {
+    text += c10::str("  ", issue->what, ": ", kStates[static_cast<int>(issue->state.load())],
+                     ", issued ", format_seconds(seconds_since(issue->since)), " ago\n");
+  }
+  return text;
+}
+
+}  // namespace tessera::comm::gloo

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "comm/backends.h"
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace tessera::comm::gloo {
+
+using Clock = std::chrono::steady_clock;
+
+/// One call of a collective on this rank.
+struct Issue {
+  enum class State { Running, Done, Failed };
+  std::string what;  // "all_reduce #7 (Float, 4 KiB, sum)"
+  uint64_t sequence = 0;
+  Clock::time_point since = Clock::now();
+  std::atomic<State> state = State::Running;
+};
+using IssuePtr = std::shared_ptr<Issue>;
+
+/// What a group did last and whether it still works. Its collectives share it and may outlive the
+/// group.
+class GroupLog {
+ public:
+  explicit GroupLog(const BackendRequest& request);
+
+  /// Throws if an earlier collective failed or the group was shut down.
+  void check_usable(const std::string& what) const;
+  bool has_failed() const;
+  void close();
+
+  IssuePtr add(std::string what, uint64_t sequence);
+  /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
+  /// rank and time. The first one makes the group unusable and is written to standard error with
+  /// the last collectives.
+  std::exception_ptr fail(Issue& issue, const std::exception_ptr& cause);
+  /// The same for a wait that ended before the collective did, which may still complete.
+  [[noreturn]] void throw_impatient(const Issue& issue) const;
+  std::string recent() const;
+
+  /// " in group 'dp' on rank 1 (world rank 3)".
+  const std::string& place() const { return place_; }
+
+ private:
+  std::string describe(const Issue& issue, const std::string& what) const;
+
+  std::string place_;
+  mutable std::mutex mutex_;
+  std::string failure_;
+  bool closed_ = false;
+  std::deque<IssuePtr> issues_;
+};
+
+/// The text of an exception without its backtrace.
+std::string text_of(const std::exception_ptr& error);
+
+}  // namespace tessera::comm::gloo

@@ -1,0 +1,121 @@
+#include "comm/gloo/work.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+namespace tessera::comm::gloo {
+
+GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs)
+    : Work(/*rank=*/-1, type),
+      issue_(std::move(issue)),
+      log_(std::move(log)),
+      outputs_(std::move(outputs)),
+      future_(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      future_result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())) {}
+
+bool GlooWork::wait(std::chrono::milliseconds timeout) {
+  try {
+    return Work::wait(timeout);
+  } catch (const c10::DistBackendError&) {
+    throw;
+  } catch (const c10::Error&) {
+    if (Work::isCompleted()) throw;
+    log_->throw_impatient(*issue_);
+  }
+}
+
+float GlooWork::getDuration() const {
+  TORCH_CHECK(duration_us_ >= 0,
+              "gloo: getDuration: expected a completed collective, got one under way; ",
+              "wait() for it first");
+  return static_cast<float>(duration_us_) / 1e3F;
+}
+
+void GlooWork::complete(const std::exception_ptr& gloo_error,
+                        const std::function<void()>& afterwards) {
+  std::exception_ptr error = gloo_error ? log_->fail(*issue_, gloo_error) : nullptr;
+  if (!error) {
+    try {
+      const at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;
+      if (afterwards) afterwards();
+      issue_->state = Issue::State::Done;
+    } catch (...) {
+      error = std::current_exception();
+      issue_->state = Issue::State::Failed;
+    }
+  }
+  duration_us_ =
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - issue_->since).count();
+  const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+  error ? future_->setError(error) : future_->markCompleted(c10::IValue(outputs_));
+  future_result_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
+  finish(error);
+}
+
+void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,
+                            const std::vector<WorkPtr>& parts, std::function<void()> afterwards) {
+  self->afterwards_ = std::move(afterwards);
+  self->open_parts_ = parts.size();
+  if (parts.empty()) return self->complete(nullptr, std::exchange(self->afterwards_, nullptr));
+  for (const auto& part : parts) {
+    part->getFuture()->addCallback([self](c10::ivalue::Future& future) {
+      self->end_part(future.hasError() ? future.exception_ptr() : nullptr);
+    });
+  }
+}
+
+void CollectiveWork::end_part(const std::exception_ptr& error) {
+  if (error) {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_) error_ = error;
+  }
+  if (open_parts_.fetch_sub(1) != 1) return;
+  complete(error_, std::exchange(afterwards_, nullptr));
+}
+
+PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, WorkPtr inner,
+                     std::function<void()> afterwards, Watchers watchers)
+    : GlooWork(type, std::move(issue), std::move(log), std::move(outputs)),
+      inner_(std::move(inner)),
+      afterwards_(std::move(afterwards)),
+      watchers_(std::move(watchers)) {}
+
+void PointWork::run(std::chrono::milliseconds timeout) {
+  std::exception_ptr error;
+  try {
+    TORCH_CHECK(inner_->wait(timeout), "closed by this rank");
+  } catch (...) {
+    error = std::current_exception();
+  }
+  complete(error, afterwards_);
+}
+
+void PointWork::watch() {
+  if (!claim()) return;
+  auto self = c10::intrusive_ptr<PointWork>::reclaim_copy(this);
+  watchers_([self] { self->run(kNoTimeout); });
+}
+
+bool PointWork::wait(std::chrono::milliseconds timeout) {
+  if (claim()) run(timeout);
+  return GlooWork::wait(timeout);
+}
+
+bool PointWork::isCompleted() {
+  watch();
+  return Work::isCompleted();
+}
+
+FuturePtr PointWork::getFuture() {
+  watch();
+  return GlooWork::getFuture();
+}
+
+FuturePtr PointWork::getFutureResult() {
+  watch();
+  return GlooWork::getFutureResult();
+}
+
+}  // namespace tessera::comm::gloo

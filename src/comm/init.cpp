@@ -1,0 +1,92 @@
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <tessera/comm.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <utility>
+
+#include "comm/backends.h"
+#include "comm/context.h"
+#include "comm/dump_signal.h"
+#include "comm/groups.h"
+#include "comm/launch.h"
+#include "comm/rendezvous.h"
+
+namespace tessera {
+namespace {
+
+// How long rank 0 keeps the store for ranks that are still leaving.
+constexpr std::chrono::milliseconds kLeaveGrace{2000};
+
+/// A rank that forgets shutdown() still leaves its groups, so peers hear "left" and not "died". A forked child runs
+/// this handler too and must not leave in its parent's name.
+void shut_down_at_exit() {
+  static bool is_registered = false;
+  static pid_t owner = 0;
+  owner = getpid();
+  if (std::exchange(is_registered, true)) return;
+  std::atexit([] {
+    if (getpid() == owner) shutdown();
+  });
+}
+
+void check_options(const InitOptions& options) {
+  const auto present = comm::current_context();
+  TORCH_CHECK(!present, "init: expected no world yet, but this rank is already rank ",
+              present ? present->world.rank : 0, " of ", present ? present->world.world_size : 0,
+              "; call tessera::shutdown() first to join another");
+  TORCH_CHECK_VALUE(options.timeout.count() > 0, "init: expected a timeout above 0, got ", options.timeout.count(), " ms");
+  if (options.backend != "auto") comm::find_backend(options.backend);
+}
+
+}  // namespace
+
+void init(InitOptions options) {
+  check_options(options);
+  const auto launch = comm::find_launch(options);
+  const auto store = options.store ? options.store : comm::open_store(launch, options.timeout);
+  auto context = std::make_shared<comm::Context>();
+  context->world = comm::join_world(store, launch, options.timeout);
+  context->backend = options.backend;
+  context->timeout = options.timeout;
+  std::vector<int> everybody(context->world.world_size);
+  std::iota(everybody.begin(), everybody.end(), 0);
+  context->default_group = comm::make_group(*context, everybody, "world", {});
+  comm::set_current_context(context);
+  shut_down_at_exit();
+  comm::dump_on_signal(options.dump_signal);
+  // Behind a pipe the C library would hold lines back until the rank ends, or lose them when it is killed.
+  if (launch.launcher == "tessera run") std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+}
+
+void shutdown() {
+  const auto context = comm::current_context();
+  if (!context) return;
+  comm::set_current_context(nullptr);
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(context->mutex);
+    groups = std::exchange(context->groups, {});
+    context->mesh_groups.clear();
+  }
+  context->default_group.reset();
+  while (!groups.empty()) {
+    try {
+      comm::end_group(groups.back());
+    } catch (const std::exception& error) {
+      TORCH_WARN("shutdown: a group did not end cleanly: ", error.what());
+    }
+    groups.pop_back();
+  }
+  comm::leave_world(context->world, kLeaveGrace);
+}
+
+bool is_initialized() { return comm::current_context() != nullptr; }
+int rank() { return comm::require_context("rank")->world.rank; }
+int world_size() { return comm::require_context("world_size")->world.world_size; }
+int local_rank() { return comm::require_context("local_rank")->world.local_rank; }
+
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// What a rank can say about its groups, and memory that belongs to one.
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <tessera/comm.h>
+
+#include <algorithm>
+
+#include "comm/context.h"
+#include "comm/shm/shared_tensor.h"
+#include "comm/shm/shm_backend.h"
+
+namespace tessera {
+namespace {
+
+/// The group's shm backend; null if it has none.
+c10::intrusive_ptr<comm::shm::ShmBackend> shm_backend_of(const Group& group) {
+  const auto types = group->getDeviceTypes();
+  if (std::find(types.begin(), types.end(), c10::DeviceType::CPU) == types.end()) return {};
+  return c10::dynamic_intrusive_pointer_cast<comm::shm::ShmBackend>(group->getBackend(c10::DeviceType::CPU));
+}
+
+}  // namespace
+
+std::vector<int> ranks(const Group& group) {
+  const auto used = comm::resolve(group, "ranks");
+  const auto context = comm::require_context("ranks");
+  const std::lock_guard lock(context->mutex);
+  const auto known = context->group_ranks.find(used->getGroupName());
+  TORCH_CHECK_VALUE(known != context->group_ranks.end(), "ranks: expected a group made by init or new_group, got '",
+                    used->getGroupName(), "'");
+  return known->second;
+}
+
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options, const Group& group) {
+  if (shm_backend_of(comm::resolve(group, "empty_shared"))) return comm::shm::make_shared_tensor(sizes, options);
+  return at::empty(sizes, options);
+}
+
+std::string recent_collectives() {
+  const auto context = comm::current_context();
+  if (!context) return "tessera: no recent collectives: not initialised\n";
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(context->mutex);
+    groups = context->groups;
+  }
+  std::string text;
+  for (const auto& group : groups) {
+    const auto backend = shm_backend_of(group);
+    text += backend ? backend->channel().recent()
+                    : "tessera: group '" + group->getGroupName() + "' (" + group->getBackendName() + ") keeps no record\n";
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,284 @@
+#include "comm/rendezvous.h"
+
+#include "base/text.h"
+#include "comm/store_address.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// Note [joining]
+// Keys below "world/<n>/", where n counts how often this rank has left the store's earlier worlds.
+// Each rank says its world size ("size": the first one's stays), claims its rank, describes its
+// host and counts itself in; the last one sets "verdict" to kAgreed. Whoever finds a contradiction,
+// or has waited too long, sets it to the error instead, so all wait for one key only and all learn
+// the reason.
+constexpr const char* kAgreed = "agreed";
+constexpr const char* kMissing =
+    "missing ";  // starts a verdict that is a DistStoreError, not a ValueError
+constexpr milliseconds kPatience{1000};  // for ranks that are known to be there
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+}
+
+/// Equal for processes that can share memory: the same boot of a kernel, the same network and
+/// process namespaces.
+std::string host_identity() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::string identity = host_name() + "/" + boot;
+  for (const char* space : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
+    std::error_code error;
+    identity += "/" + std::filesystem::read_symlink(space, error).string();
+  }
+  return identity;
+}
+
+bool serves_store(const Launch& launch) {
+  return launch.rank == 0 && !launch.store_is_served_by_agent &&
+         launch.init_method.starts_with("tcp://");
+}
+
+StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = address.port;
+  options.isServer = serves_store(launch);
+  options.waitWorkers = false;  // join_world waits, and can say for whom
+  options.timeout = timeout;
+  if (options.isServer) options.masterListenFd = launch.listen_fd;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  } catch (const c10::Error& error) {
+    const char* remedy =
+        options.isServer
+            ? "rank 0 serves the store here: is the port free (another job?), is the address ours?"
+            : "is rank 0 running, is this its host and port, does a firewall stand between?";
+    C10_THROW_ERROR(
+        DistNetworkError,
+        c10::str("init: rank ", launch.rank, " of ", launch.world_size,
+                 options.isServer ? " could not serve" : " could not reach", " the store at ",
+                 launch.init_method, " within ", format_seconds(timeout.count() / 1e3), "; ",
+                 remedy, " (", error.what_without_backtrace(), ")"));
+  }
+}
+
+StorePtr open_file_store(const Launch& launch, const StoreAddress& address) {
+  const auto folder = std::filesystem::path(address.path).parent_path();
+  std::error_code error;
+  TORCH_CHECK_VALUE(std::filesystem::is_directory(folder, error), "init: rank ", launch.rank,
+                    ": init_method \"", launch.init_method, "\": the folder ", folder.string(),
+                    " does not exist on ", host_name());
+  TORCH_CHECK_VALUE(!std::filesystem::is_directory(address.path, error), "init: rank ", launch.rank,
+                    ": init_method \"", launch.init_method,
+                    "\" is a folder, expected the path of a file");
+  return c10::make_intrusive<c10d::FileStore>(address.path, launch.world_size);
+}
+
+/// One rank on its way into the world; see Note [joining].
+class Joining {
+ public:
+  Joining(StorePtr store, const Launch& launch, milliseconds timeout)
+      : store_(std::move(store)), launch_(launch), timeout_(timeout) {}
+
+  World join() {
+    say_world_size();
+    claim_rank();
+    store_->set(host_key(launch_.rank), host_identity());
+    if (store_->add("arrived", 1) == launch_.world_size) store_->compareSet("verdict", "", kAgreed);
+    wait_for_verdict();
+    return describe_world();
+  }
+
+ private:
+  void say_world_size() {
+    const std::string mine = c10::str(launch_.world_size, " ", launch_.rank);
+    const std::string first = store_->compareSet("size", "", mine);
+    const auto blank = first.find(' ');
+    if (first.substr(0, blank) == std::to_string(launch_.world_size)) return;
+    refuse(c10::str("init: the ranks disagree on the world size: rank ", launch_.rank, " says ",
+                    launch_.world_size, ", rank ", first.substr(blank + 1), " says ",
+                    first.substr(0, blank), "; ", remedy()));
+  }
+
+  void claim_rank() {
+    const std::string me = c10::str("process ", getpid(), " on ", host_name());
+    const std::string first =
+        store_->compareSet(c10::str("claim/", launch_.rank), "", me + token());
+    if (first == me + token()) return;
+    refuse(c10::str("init: two processes claim rank ", launch_.rank, ": ",
+                    first.substr(0, first.find('#')), " and ", me, "; ", remedy()));
+  }
+
+  void wait_for_verdict() {
+    std::string verdict;
+    try {
+      if (!is_set_in_time("verdict")) give_up();
+      verdict = store_->get_to_str("verdict");
+    } catch (const c10::Error& error) {
+      C10_THROW_ERROR(
+          DistStoreError,
+          c10::str("init: rank ", launch_.rank, " of ", launch_.world_size, " lost the store (",
+                   place(), ")", " while it waited for the other ranks; has rank 0 ended? (",
+                   error.what_without_backtrace(), ")"));
+    }
+    if (verdict == kAgreed) return;
+    say_heard();
+    if (verdict.starts_with(kMissing))
+      C10_THROW_ERROR(DistStoreError, verdict.substr(strlen(kMissing)));
+    C10_THROW_ERROR(ValueError, verdict);
+  }
+
+  bool is_set_in_time(const std::string& key) {
+    try {
+      store_->wait({key}, timeout_);
+      return true;
+    } catch (const c10::Error&) {
+      return store_->check({key});
+    }
+  }
+
+  [[noreturn]] void refuse(const std::string& reason) {
+    store_->compareSet("verdict", "", reason);
+    if (serves_store(launch_)) say_heard();
+    C10_THROW_ERROR(ValueError, reason);
+  }
+
+  /// Leaves the reason as the verdict, so that who comes late is not left waiting for those who
+  /// gave up.
+  void give_up() {
+    std::vector<int> missing;
+    for (int rank = 0; rank < launch_.world_size; ++rank) {
+      if (!store_->check({host_key(rank)})) missing.push_back(rank);
+    }
+    store_->compareSet(
+        "verdict", "",
+        c10::str(kMissing, "init: rank ", launch_.rank, " waited ",
+                 format_seconds(timeout_.count() / 1e3), " for the other ranks of a world of ",
+                 launch_.world_size, "; missing: ", missing.size() == 1 ? "rank " : "ranks ",
+                 format_list(missing),
+                 "; were they started, with the same world size and the same store (", place(),
+                 ")?"));
+  }
+
+  /// The rank that serves the store stays until the ranks that wait for the verdict have read it.
+  void say_heard() {
+    store_->set(c10::str("left/", launch_.rank), "yes");
+    if (!serves_store(launch_)) return;
+    std::vector<std::string> keys;
+    for (int rank = 1; rank < launch_.world_size; ++rank) {
+      if (store_->check({host_key(rank)})) keys.push_back(c10::str("left/", rank));
+    }
+    try {
+      if (!keys.empty()) store_->wait(keys, kPatience);
+    } catch (const c10::Error&) {
+      // The error that brought us here is the one to tell.
+    }
+  }
+
+  World describe_world() {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < launch_.world_size; ++rank) keys.push_back(host_key(rank));
+    World world{.rank = launch_.rank,
+                .world_size = launch_.world_size,
+                .serves_store = serves_store(launch_),
+                .store = store_};
+    if (store_->hasExtendedApi()) {
+      for (const auto& host : store_->multiGet(keys))
+        world.hosts.emplace_back(host.begin(), host.end());
+    } else {
+      for (const auto& key : keys) world.hosts.push_back(store_->get_to_str(key));
+    }
+    const std::string& here = world.hosts[launch_.rank];
+    world.local_world_size = std::count(world.hosts.begin(), world.hosts.end(), here);
+    const int local_rank =
+        std::count(world.hosts.begin(), world.hosts.begin() + launch_.rank, here);
+    world.local_rank = launch_.local_rank.value_or(local_rank);
+    return world;
+  }
+
+  static std::string host_key(int rank) { return c10::str("host/", rank); }
+  std::string place() const {
+    return launch_.init_method.empty() ? "one handed in" : launch_.init_method;
+  }
+
+  /// Tells this joining from another one in the same process: ranks may be threads.
+  std::string token() const { return c10::str("#", static_cast<const void*>(this)); }
+
+  std::string remedy() const {
+    if (!place().starts_with("file://")) return "start every rank once, with the same world size";
+    return c10::str("start every rank once, with the same world size; if no other job uses ",
+                    place(), ", the file is left from an earlier one: remove it");
+  }
+
+  StorePtr store_;
+  const Launch& launch_;
+  const milliseconds timeout_;
+};
+
+World world_without_peers(const StorePtr& store, const Launch& launch) {
+  World world{.rank = launch.rank, .world_size = launch.world_size, .store = store};
+  world.local_rank = launch.local_rank.value_or(launch.rank);
+  world.local_world_size = launch.world_size;
+  world.hosts.assign(launch.world_size, host_identity());
+  return world;
+}
+
+}  // namespace
+
+StorePtr open_store(const Launch& launch, milliseconds timeout) {
+  if (launch.is_alone) return c10::make_intrusive<c10d::HashStore>();
+  const StoreAddress address = parse_store_address(launch.init_method);
+  StorePtr store = address.kind == StoreAddress::Kind::Tcp
+                       ? open_tcp_store(launch, address, timeout)
+                       : open_file_store(launch, address);
+  store->setTimeout(timeout);
+  return store;
+}
+
+World join_world(const StorePtr& store, const Launch& launch, milliseconds timeout) {
+  if (launch.is_alone) return world_without_peers(store, launch);
+  const std::string prefix =
+      launch.store_prefix.empty() ? "tessera" : launch.store_prefix + "/tessera";
+  int generation = 0;
+  auto keys = [&] {
+    return c10::make_intrusive<c10d::PrefixStore>(c10::str(prefix, "/world/", generation), store);
+  };
+  StorePtr own = keys();
+  while (own->check({c10::str("left/", launch.rank)})) {
+    ++generation;
+    own = keys();
+  }
+  return Joining(own, launch, timeout).join();
+}
+
+void leave_world(const World& world, milliseconds grace) noexcept {
+  if (!world.store || world.hosts.size() < 2) return;
+  try {
+    world.store->set(c10::str("left/", world.rank), "yes");
+    if (!world.serves_store) return;
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < world.world_size; ++rank) keys.push_back(c10::str("left/", rank));
+    world.store->wait(keys, grace);
+  } catch (const std::exception&) {
+    // The store or a peer is gone already: nothing is left to wait for.
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,129 @@
+#include "comm/shm/all_reduce_large.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::comm::shm {
+
+AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data, Combine combine)
+    : Collective(descriptor),
+      rank_(channel.rank()),
+      size_(channel.size()),
+      data_(data),
+      combine_(combine),
+      chunk_bytes_(channel.slot_bytes()),
+      chunks_(divide_up(data.size, chunk_bytes_)),
+      peers_(all_but(rank_, size_)),
+      operands_(size_) {
+  descriptor_.bytes = data.size;
+  const auto offset = Arena::own()->offset_of(data.data, data.size);
+  descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
+}
+
+size_t AllReduceLarge::length(uint64_t chunk) const { return std::min(chunk_bytes_, data_.size - at(chunk)); }
+
+AllReduceLarge::Part AllReduceLarge::part(uint64_t chunk, int rank) const {
+  // Whole cache lines, so that no two ranks write to one; a multiple of every element's size.
+  const size_t step = divide_up(divide_up(length(chunk), size_), 64) * 64;
+  const size_t begin = std::min(step * rank, length(chunk));
+  return {.begin = begin, .bytes = std::min(step, length(chunk) - begin)};
+}
+
+bool AllReduceLarge::all_share(Channel& channel) const {
+  return descriptor_.shared_offset >= 0 && std::all_of(peers_.begin(), peers_.end(), [&](int peer) {
+           return channel.descriptor_of(peer, descriptor_.sequence).shared_offset >= 0;
+         });
+}
+
+void AllReduceLarge::combine_into(uint8_t* out, size_t bytes) {
+  combine_.kernel(out, operands_.data(), size_, bytes / combine_.element_size);
+}
+
+void AllReduceLarge::complete(Channel& channel) {
+  for (const int peer : peers_) channel.meet(peer);
+  if (all_share(channel)) {
+    work_in_place(channel);
+  } else if (size_ == 2) {
+    exchange_whole(channel);
+  } else {
+    exchange_parts(channel);
+  }
+}
+
+void AllReduceLarge::exchange_whole(Channel& channel) {
+  const uint64_t first = channel.take_rounds(chunks_);
+  const int peer = peers_[0];
+  for (uint64_t step = 0; step <= chunks_; ++step) {
+    if (step < chunks_) {
+      std::memcpy(channel.slot(first + step), data_.data + at(step), length(step));
+      channel.post_through(first + step + 1);
+    }
+    if (step == 0) continue;
+    const uint64_t chunk = step - 1;
+    operands_[peer] = channel.peer_slot(peer, first + chunk);
+    operands_[rank_] = data_.data + at(chunk);
+    combine_into(data_.data + at(chunk), length(chunk));
+    channel.consume_through(first + chunk + 1);
+  }
+}
+
+// In step s a rank posts chunk s, then combines its part of chunk s-1, then collects chunk s-2: two rounds per step,
+// 2s for the chunk and 2s+1 for the results of the one before.
+void AllReduceLarge::exchange_parts(Channel& channel) {
+  const uint64_t steps = chunks_ + 2;
+  const uint64_t first = channel.take_rounds(2 * steps);
+  for (uint64_t step = 0; step < steps; ++step) {
+    const uint64_t chunk_round = first + 2 * step;
+    if (step < chunks_) std::memcpy(channel.slot(chunk_round), data_.data + at(step), length(step));
+    channel.post_through(chunk_round + 1);
+    if (step >= 1 && step <= chunks_) {
+      const auto own = part(step - 1, rank_);
+      for (const int peer : peers_) operands_[peer] = channel.peer_slot(peer, chunk_round - 2) + own.begin;
+      operands_[rank_] = data_.data + at(step - 1) + own.begin;
+      auto* result = channel.slot(chunk_round + 1);
+      combine_into(result, own.bytes);
+      std::memcpy(data_.data + at(step - 1) + own.begin, result, own.bytes);
+    }
+    channel.post_through(chunk_round + 2);
+    if (step >= 2) {
+      for (const int peer : peers_) {
+        const auto theirs = part(step - 2, peer);
+        const auto* result = channel.peer_slot(peer, chunk_round - 1);
+        std::memcpy(data_.data + at(step - 2) + theirs.begin, result, theirs.bytes);
+      }
+    }
+    // Read so far: chunks before this step's and results before the previous step's round.
+    channel.consume_through(chunk_round);
+  }
+  channel.consume_through(first + 2 * steps);
+}
+
+void AllReduceLarge::work_in_place(Channel& channel) {
+  const uint64_t first = channel.take_rounds(chunks_ + 1);
+  channel.post_through(first + 1);  // the tensor is ready to be read
+  std::vector<uint8_t*> tensors(size_);
+  for (const int peer : peers_) {
+    channel.await_posted(peer, first + 1);
+    tensors[peer] = channel.member(peer).arena_base + channel.descriptor_of(peer, descriptor_.sequence).shared_offset;
+  }
+  tensors[rank_] = data_.data;
+  for (uint64_t step = 0; step <= chunks_; ++step) {
+    if (step < chunks_) {
+      const auto own = part(step, rank_);
+      for (int rank = 0; rank < size_; ++rank) operands_[rank] = tensors[rank] + at(step) + own.begin;
+      combine_into(data_.data + at(step) + own.begin, own.bytes);
+      channel.post_through(first + step + 2);
+    }
+    if (step == 0) continue;
+    for (const int peer : peers_) {
+      const auto theirs = part(step - 1, peer);
+      channel.await_posted(peer, first + step + 1);
+      const size_t begin = at(step - 1) + theirs.begin;
+      std::memcpy(data_.data + begin, tensors[peer] + begin, theirs.bytes);
+    }
+  }
+  channel.consume_through(first + chunks_ + 1);
+  channel.await_readers(first + chunks_ + 1);
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace tessera::comm::shm {
+
+/// Note [arena]. A process owns one memfd, as large as the machine's memory but sparse, and maps the whole of it.
+/// Peers open it once through /proc/<pid>/fd/<fd> and map the whole of it too, so whatever the owner allocates later
+/// is readable by them at the same offset without another hand-over. The kernel frees it with the last process: a
+/// killed job leaves nothing behind, and /dev/shm's size does not matter. Pages are reserved by fallocate before use,
+/// so missing memory is an error here and never a SIGBUS later.
+class Arena {
+ public:
+  static constexpr size_t kPage = 4096;
+
+  /// This process's arena, made at the first call.
+  static std::shared_ptr<Arena> own();
+
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// Offset of `bytes` (rounded up to pages) of zeroed or reused memory. `purpose` appears in the error.
+  size_t allocate(size_t bytes, const std::string& purpose);
+  void release(size_t offset);
+
+  /// Where `pointer` lies in the arena, if its `bytes` do.
+  std::optional<size_t> offset_of(const void* pointer, size_t bytes) const;
+
+  uint8_t* base() const { return base_; }
+  size_t capacity() const { return capacity_; }
+  int descriptor() const { return descriptor_; }
+  size_t allocated_bytes() const;
+
+ private:
+  Arena();
+  size_t place(size_t bytes);
+  void reserve_pages(size_t offset, size_t bytes, const std::string& purpose);
+
+  int descriptor_ = -1;
+  uint8_t* base_ = nullptr;
+  size_t capacity_ = 0;
+  mutable std::mutex mutex_;
+  std::map<size_t, size_t> used_;  // offset -> bytes
+  std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
+};
+
+/// Another process's arena, mapped here. Mapped once per owner however many groups share it; the own process's arena
+/// is not mapped a second time, so that thread ranks (and the thread sanitizer) see one address per byte.
+class PeerArena {
+ public:
+  static std::shared_ptr<PeerArena> open(int pid, int descriptor, size_t capacity);
+  ~PeerArena();
+  PeerArena(const PeerArena&) = delete;
+  PeerArena& operator=(const PeerArena&) = delete;
+
+  uint8_t* base() const { return base_; }
+  size_t capacity() const { return capacity_; }
+
+ private:
+  PeerArena() = default;
+  uint8_t* base_ = nullptr;
+  size_t capacity_ = 0;
+  std::shared_ptr<Arena> own_;  // set if the owner is this process: keeps the mapping alive instead of owning it
+};
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,101 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/shm/futex.h"
+
+/// The layout of shared memory. Every rank of a group owns one RankBlock in its arena, followed by its outboxes and
+/// its slots; it alone writes to it, except for the fields marked as written by others.
+namespace tessera::comm::shm {
+
+inline constexpr int kMaxRanks = 64;
+inline constexpr uint64_t kSlots = 8;        // rounds a rank may be ahead of the slowest reader
+inline constexpr uint64_t kDescriptors = 8;  // collectives a rank may be ahead of the slowest peer
+inline constexpr size_t kFlightEntries = 32;
+inline constexpr size_t kMailEntries = 16;   // messages under way from one rank to another
+inline constexpr size_t kReasonBytes = 1024;
+inline constexpr uint32_t kLayoutVersion = 1;
+
+enum class Kind : uint32_t {
+  AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, Gather, Scatter, Barrier, MonitoredBarrier,
+  Send, Receive,
+};
+const char* name_of(Kind kind);
+
+/// What a rank is about to do. Peers compare it with their own before they read a byte of data.
+struct alignas(64) Descriptor {
+  uint64_t sequence;
+  Kind kind;
+  int32_t dtype;   // c10::ScalarType; -1 if the operation has none
+  int32_t reduce;  // c10d::ReduceOp; -1 likewise
+  int32_t root;    // group rank; -1 likewise
+  uint64_t bytes;           // of this rank's contribution
+  uint64_t largest_part;    // all-to-all: bytes of the largest part sent; decides the number of rounds
+  int64_t shared_offset;    // where the contribution lies in this rank's arena; -1: it goes through the slots
+};
+
+/// One line of the record of recent collectives.
+struct FlightEntry {
+  enum State : uint32_t { Empty, Queued, Running, Done, Failed };
+  std::atomic<uint32_t> state;
+  Kind kind;
+  int32_t dtype;
+  int32_t reduce;
+  int32_t peer;  // root, source or destination; -1 if none
+  uint64_t sequence;
+  uint64_t bytes;
+  int64_t queued_ns;
+  int64_t started_ns;
+  int64_t ended_ns;
+};
+
+enum class Health : uint32_t { Alive, Left, Failed };
+
+struct alignas(64) RankBlock {
+  uint32_t layout_version;
+  int32_t pid;
+
+  // One line for what peers wait for at the start of a collective, one for its end: two transfers per small one.
+  alignas(64) std::atomic<uint64_t> started;  // sequence number of the newest descriptor
+  std::atomic<uint64_t> posted;               // rounds whose slot may be read
+  alignas(64) std::atomic<uint64_t> consumed; // rounds in which this rank reads no slot of a peer any more
+  std::atomic<uint64_t> finished;             // collectives this rank has completed
+
+  alignas(64) Bell bell;       // rung by the owner after any change above; sleepers are peers
+  alignas(64) Bell mail_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
+  alignas(64) std::atomic<Health> health;
+  std::array<char, kReasonBytes> reason;  // why it failed; written before `health`
+  std::atomic<uint64_t> departed;  // bit per peer that will never look at this block again; written by peers
+
+  std::array<Descriptor, kDescriptors> descriptors;
+  std::array<FlightEntry, kFlightEntries> flight;
+  std::atomic<uint64_t> flight_count;
+};
+
+/// A message from the block's owner to one peer.
+struct alignas(64) MailEntry {
+  enum State : uint32_t { Free, Full, Taken };
+  std::atomic<uint32_t> state;  // Free -> Full by the sender, Full -> Taken by the receiver, Taken -> Free by the sender
+  int32_t tag;
+  int32_t dtype;
+  uint64_t number;  // order of sending, from 1
+  uint64_t bytes;
+  uint64_t offset;  // in the sender's arena
+  uint32_t is_buffered;  // the memory belongs to the message, not to a tensor
+};
+using Outbox = std::array<MailEntry, kMailEntries>;
+
+/// Sizes that depend on the number of ranks. Equal on all ranks of a group.
+struct Layout {
+  explicit Layout(int ranks);
+  int ranks;
+  size_t slot_bytes;
+  size_t outboxes_at;
+  size_t slots_at;
+  size_t total_bytes;
+};
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,228 @@
+#include "comm/shm/channel.h"
+
+#include <c10/util/Exception.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+#include "comm/shm/graveyard.h"
+#include "comm/shm/join.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+// About 30 microseconds: longer than a peer needs for a small message, shorter than a time slice.
+constexpr int kSpins = 1500;
+constexpr int kSpinsOversubscribed = 20;
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+std::atomic<void (*)(Phase, const Descriptor&)> phase_hook{nullptr};
+
+Channel::Channel(const BackendRequest& request)
+    : rank_(request.rank),
+      size_(request.size),
+      group_name_(request.group_name),
+      world_ranks_(request.world_ranks),
+      layout_(request.size),
+      oversubscribed_(request.size > usable_cores()),
+      spin_limit_(oversubscribed_ ? kSpinsOversubscribed : kSpins),
+      arena_(Arena::own()) {
+  block_offset_ = arena_->allocate(layout_.total_bytes, "shm group '" + group_name_ + "'");
+  auto* block = new (arena_->base() + block_offset_) RankBlock{};
+  block->layout_version = kLayoutVersion;
+  block->pid = getpid();
+  try {
+    members_ = join(request, *arena_, block_offset_, layout_);
+  } catch (...) {
+    arena_->release(block_offset_);
+    throw;
+  }
+}
+
+Channel::~Channel() {
+  auto& block = *self().block;
+  auto alive = Health::Alive;
+  block.health.compare_exchange_strong(alive, Health::Left);
+  block.bell.ring();
+  // Once its bit is set a peer may free its block: this rank never looks at it again.
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    members_[peer].block->mail_bell.ring();
+    members_[peer].block->departed.fetch_or(uint64_t{1} << rank_);
+  }
+  bury(arena_, block_offset_, rank_, std::move(members_));
+}
+
+void Channel::enter(const Descriptor& descriptor, std::chrono::milliseconds timeout) {
+  const auto now = Clock::now();
+  entered_ = {.descriptor = descriptor, .since = now, .deadline = now + timeout};
+}
+
+bool Channel::can_start_without_waiting() const {
+  const uint64_t next = sequence_ + 1;
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& block = *members_[peer].block;
+    if (peer == rank_) continue;
+    if (block.finished.load(std::memory_order_acquire) + kDescriptors < next) return false;
+    if (block.consumed.load(std::memory_order_acquire) + kSlots < round_ + 1) return false;
+  }
+  return true;
+}
+
+void Channel::announce(Descriptor& descriptor) {
+  descriptor.sequence = ++sequence_;
+  entered_.descriptor.sequence = sequence_;
+  for (int peer = 0; peer < size_ && sequence_ > kDescriptors; ++peer) {
+    if (peer != rank_) await(peer, members_[peer].block->finished, sequence_ - kDescriptors);
+  }
+  auto& block = *self().block;
+  block.descriptors[sequence_ % kDescriptors] = descriptor;
+  block.started.store(sequence_, std::memory_order_seq_cst);
+  reach(Phase::Announced, descriptor);
+  ring();
+}
+
+uint64_t Channel::take_rounds(uint64_t count) {
+  const uint64_t first = round_;
+  round_ += count;
+  return first;
+}
+
+uint8_t* Channel::slot(uint64_t round) {
+  for (int peer = 0; peer < size_ && round >= kSlots; ++peer) {
+    if (peer != rank_) await(peer, members_[peer].block->consumed, round - kSlots + 1);
+  }
+  return self().slots + round % kSlots * layout_.slot_bytes;
+}
+
+void Channel::post_through(uint64_t end) {
+  reach(Phase::Filled, entered_.descriptor);
+  self().block->posted.store(end, std::memory_order_seq_cst);
+  ring();
+  reach(Phase::Posted, entered_.descriptor);
+}
+
+const Descriptor& Channel::descriptor_of(int peer, uint64_t sequence) const {
+  return members_[peer].block->descriptors[sequence % kDescriptors];
+}
+
+void Channel::meet(int peer) {
+  const auto& ours = entered_.descriptor;
+  await(peer, members_[peer].block->started, ours.sequence);
+  const auto& theirs = descriptor_of(peer, ours.sequence);
+  // all_gather and all_to_all may have parts of different sizes; they check those part by part.
+  const bool sizes_differ = ours.kind == Kind::AllGather || ours.kind == Kind::AllToAll;
+  if (theirs.kind == ours.kind && theirs.dtype == ours.dtype && theirs.reduce == ours.reduce &&
+      theirs.root == ours.root && (sizes_differ || theirs.bytes == ours.bytes)) {
+    return;
+  }
+  fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) + " calls " +
+       describe(theirs) + "; every rank must issue the same collectives in the same order");
+}
+
+void Channel::await_posted(int peer, uint64_t end) { await(peer, members_[peer].block->posted, end); }
+
+const uint8_t* Channel::peer_slot(int peer, uint64_t round) {
+  await(peer, members_[peer].block->posted, round + 1);
+  return members_[peer].slots + round % kSlots * layout_.slot_bytes;
+}
+
+void Channel::consume_through(uint64_t end) {
+  self().block->consumed.store(end, std::memory_order_seq_cst);
+  ring();
+}
+
+void Channel::await_readers(uint64_t end) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) await(peer, members_[peer].block->consumed, end);
+  }
+}
+
+void Channel::conclude() {
+  reach(Phase::Drained, entered_.descriptor);
+  self().block->finished.store(entered_.descriptor.sequence, std::memory_order_seq_cst);
+  ring();
+  reach(Phase::Concluded, entered_.descriptor);
+}
+
+bool Channel::spin(const std::atomic<uint64_t>& counter, uint64_t target) const {
+  for (int i = 0; i < spin_limit_; ++i) {
+    if (counter.load(std::memory_order_acquire) >= target) return true;
+    relax();
+  }
+  return false;
+}
+
+void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t target) {
+  if (spin(counter, target)) return;
+  wait(entered_, members_[peer].block->bell, peer,
+       [&] { return counter.load(std::memory_order_seq_cst) >= target; });
+}
+
+std::optional<std::string> Channel::find_problem(const Pending& pending, int watched) const {
+  if (has_failed()) return failure();
+  std::optional<std::string> last;
+  int gone = 0;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    auto problem = problem_of(pending, peer, peer == watched || watched == kAnyPeer);
+    if (!problem) continue;
+    if (watched != kAnyPeer) return problem;
+    last = std::move(problem);
+    ++gone;
+  }
+  return gone == size_ - 1 ? last : std::nullopt;
+}
+
+std::optional<std::string> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
+  const auto& block = *members_[peer].block;
+  const auto health = block.health.load(std::memory_order_acquire);
+  // A peer that is through with this collective may leave; only the one waited for still owes something.
+  if (!owes && block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence) return std::nullopt;
+  if (health == Health::Failed) return label(peer) + " has failed: " + std::string(block.reason.data());
+  if (health == Health::Left) {
+    if (!owes) return std::nullopt;
+    return label(peer) + " has left the group without taking part; it shut down or ended early";
+  }
+  if (!members_[peer].process->has_exited()) return std::nullopt;
+  return label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
+         ") died; look at that rank's own output for the cause";
+}
+
+std::string Channel::describe_timeout(const Pending& pending) const {
+  std::vector<int> arrived;
+  std::vector<int> missing;
+  std::string last;
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto started = members_[peer].block->started.load(std::memory_order_acquire);
+    const bool here = peer == rank_ || started >= pending.descriptor.sequence;
+    (here ? arrived : missing).push_back(peer);
+    if (here) continue;
+    last += "; " + label(peer) + "'s last was " +
+            (started == 0 ? std::string("none") : describe(descriptor_of(peer, started)));
+  }
+  const double waited = std::chrono::duration<double>(Clock::now() - pending.since).count();
+  auto text = "timed out after " + format_seconds(waited);
+  if (pending.descriptor.sequence != 0) {  // messages between two ranks have none
+    text += "; arrived: " + format_list(arrived) +
+            "; missing: " + (missing.empty() ? "none, but a rank stopped in the middle" : format_list(missing)) + last;
+  }
+  return text + "; raise the group's timeout if the ranks are only slow";
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/backends.h"
+#include "comm/shm/arena.h"
+#include "comm/shm/block.h"
+#include "comm/shm/peer_process.h"
+
+namespace tessera::comm::shm {
+
+using Clock = std::chrono::steady_clock;
+
+/// A rank of the group as seen from here.
+struct Member {
+  RankBlock* block = nullptr;
+  Outbox* outboxes = nullptr;  // by destination
+  uint8_t* slots = nullptr;
+  uint8_t* arena_base = nullptr;
+  size_t arena_capacity = 0;
+  std::shared_ptr<PeerArena> arena;
+  std::shared_ptr<PeerProcess> process;
+};
+
+/// What a thread waits for, since when and until when; every wait and every error tells it.
+struct Pending {
+  Descriptor descriptor{};
+  Clock::time_point since{};
+  Clock::time_point deadline{};
+};
+
+/// Note [rounds]. Collectives of a group are cut into rounds, numbered through all collectives alike on every rank. In
+/// round r a rank may put bytes into its slot r % kSlots and say so (`posted`); peers read it there and say when they
+/// are done (`consumed`); the slot is written again only when all are. Collectives start in one order on every rank, so
+/// the counters alone keep neighbouring ones apart. Before a rank reads data it compares descriptors: ranks that
+/// disagree get an error, never each other's bytes.
+///
+/// The memory, the counters and the waiting. One thread at a time may call the functions for collectives.
+class Channel {
+ public:
+  /// Joins; blocks until every rank of the group has, at most request.timeout.
+  explicit Channel(const BackendRequest& request);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  size_t slot_bytes() const { return layout_.slot_bytes; }
+  /// Whether more ranks share the machine than it has cores: spinning then takes time from the rank waited for.
+  bool is_oversubscribed() const { return oversubscribed_; }
+  const Member& member(int rank) const { return members_[rank]; }
+  Member& self() { return members_[rank_]; }
+
+  // --- the life of a collective
+  /// The functions below are about this collective until the next call.
+  void enter(const Descriptor& descriptor, std::chrono::milliseconds timeout);
+  /// True if announce() and one slot() would not wait.
+  bool can_start_without_waiting() const;
+  /// Publishes the descriptor under the next sequence number, which it stores in it.
+  void announce(Descriptor& descriptor);
+  /// First of `count` consecutive rounds.
+  uint64_t take_rounds(uint64_t count);
+  /// This rank's slot for `round`, once no peer reads it any more.
+  uint8_t* slot(uint64_t round);
+  /// All rounds before `end` may be read.
+  void post_through(uint64_t end);
+  /// Waits until `peer` has announced the same collective; throws if it announced another one.
+  void meet(int peer);
+  const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
+  /// `peer`'s slot of `round`, once posted.
+  const uint8_t* peer_slot(int peer, uint64_t round);
+  void await_posted(int peer, uint64_t end);
+  /// This rank reads no slot of rounds before `end` any more.
+  void consume_through(uint64_t end);
+  /// Waits until no peer reads rounds before `end`: memory handed out by address may be written again.
+  void await_readers(uint64_t end);
+  /// The collective entered is complete on this rank.
+  void conclude();
+
+  // --- waiting and failing
+  /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer make it so because it
+  /// failed, left or died, or when the time is up.
+  template <class Ready>
+  void wait(const Pending& pending, Bell& bell, int watched, Ready&& ready);
+  /// Marks the group as failed for everybody and throws DistBackendError.
+  [[noreturn]] void fail(const Pending& pending, const std::string& what);
+  [[noreturn]] void fail(const std::string& what) { fail(entered_, what); }
+  /// Throws if the group has failed.
+  void check_usable(const char* operation) const;
+  bool has_failed() const { return failed_.load(std::memory_order_acquire); }
+  std::string failure() const;
+  /// "rank 2", with the world's number where it differs.
+  std::string label(int rank) const;
+
+  // --- the record of recent collectives
+  FlightEntry& record(const Descriptor& descriptor, FlightEntry::State state);
+  std::string recent() const;
+  const std::string& group_name() const { return group_name_; }
+
+ private:
+  void await(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
+  bool spin(const std::atomic<uint64_t>& counter, uint64_t target) const;
+  std::optional<std::string> find_problem(const Pending& pending, int watched) const;
+  std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
+  std::string describe_timeout(const Pending& pending) const;
+  void ring() { self().block->bell.ring(); }
+
+  const int rank_;
+  const int size_;
+  const std::string group_name_;
+  const std::vector<int> world_ranks_;
+  const Layout layout_;
+  bool oversubscribed_;
+  int spin_limit_;
+  std::shared_ptr<Arena> arena_;
+  size_t block_offset_ = 0;
+  std::vector<Member> members_;
+
+  uint64_t sequence_ = 0;  // of the newest announced collective
+  uint64_t round_ = 0;     // next free one
+  Pending entered_;
+  std::atomic<bool> failed_{false};
+};
+
+/// How often a sleeping rank looks whether its peers still live.
+inline constexpr std::chrono::milliseconds kHealthCheck{100};
+
+inline constexpr int kAnyPeer = -1;
+
+template <class Ready>
+void Channel::wait(const Pending& pending, Bell& bell, int watched, Ready&& ready) {
+  while (!ready()) {
+    bell.sleep(ready, kHealthCheck);
+    // Looked for before the second `ready`: a peer may have done its part and then left.
+    const auto problem = find_problem(pending, watched);
+    if (ready()) return;
+    if (problem) fail(pending, *problem);
+    if (Clock::now() >= pending.deadline) fail(pending, describe_timeout(pending));
+  }
+}
+
+/// "all_reduce #7 (float32, 4 KiB, sum)".
+std::string describe(const Descriptor& descriptor);
+
+/// Where a test may stop or kill a rank. Null outside tests.
+enum class Phase { Announced, Filled, Posted, Drained, Concluded };
+extern std::atomic<void (*)(Phase, const Descriptor&)> phase_hook;
+inline void reach(Phase phase, const Descriptor& descriptor) {
+  if (auto* hook = phase_hook.load(std::memory_order_relaxed)) hook(phase, descriptor);
+}
+
+}  // namespace tessera::comm::shm

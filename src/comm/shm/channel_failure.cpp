@@ -1,0 +1,110 @@
+// How a channel fails, what it says, and its record of recent collectives.
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <mutex>
+#include <sstream>
+
+#include "base/text.h"
+#include "comm/reduce_op.h"
+#include "comm/shm/channel.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
+std::string describe(Kind kind, uint64_t sequence, int32_t dtype, uint64_t bytes, int32_t reduce, int32_t peer) {
+  std::string text = name_of(kind);
+  if (sequence != 0) text += " #" + std::to_string(sequence);
+  std::string arguments;
+  const auto add = [&](const std::string& argument) { arguments += (arguments.empty() ? "" : ", ") + argument; };
+  if (dtype >= 0) add(c10::toString(static_cast<c10::ScalarType>(dtype)));
+  if (dtype >= 0 || bytes > 0) add(format_bytes(bytes));
+  if (reduce >= 0) add(name_of_reduce(static_cast<c10d::ReduceOp::RedOpType>(reduce)));
+  if (peer >= 0) {
+    add((kind == Kind::Send ? "to " : kind == Kind::Receive ? "from " : "root ") + std::to_string(peer));
+  }
+  return arguments.empty() ? text : text + " (" + arguments + ")";
+}
+
+}  // namespace
+
+std::string describe(const Descriptor& d) { return describe(d.kind, d.sequence, d.dtype, d.bytes, d.reduce, d.root); }
+
+std::string Channel::label(int rank) const {
+  auto text = "rank " + std::to_string(rank);
+  const int world_rank = rank < static_cast<int>(world_ranks_.size()) ? world_ranks_[rank] : rank;
+  return world_rank == rank ? text : text + " (world rank " + std::to_string(world_rank) + ")";
+}
+
+std::string Channel::failure() const { return members_[rank_].block->reason.data(); }
+
+void Channel::fail(const Pending& pending, const std::string& what) {
+  auto& block = *self().block;
+  auto alive = Health::Alive;
+  static std::mutex mutex;  // the first error of a group wins; rare enough for one lock
+  const std::lock_guard lock(mutex);
+  if (!has_failed()) {
+    const auto message = "shm: " + describe(pending.descriptor) + " in group '" + group_name_ + "' on " +
+                         label(rank_) + ": " + what;
+    const auto length = std::min(message.size(), kReasonBytes - 1);
+    std::memcpy(block.reason.data(), message.data(), length);
+    block.reason[length] = '\0';
+    block.health.compare_exchange_strong(alive, Health::Failed);
+    failed_.store(true, std::memory_order_release);
+    block.bell.ring();
+    for (const auto& member : members_) member.block->mail_bell.ring();
+    std::cerr << "tessera: " + message + "\n" + recent() << std::flush;
+  }
+  TORCH_CHECK_WITH(DistBackendError, false, failure());
+}
+
+void Channel::check_usable(const char* operation) const {
+  TORCH_CHECK_WITH(DistBackendError, !has_failed(), "shm: ", operation, " in group '", group_name_, "' on ",
+                   label(rank_), ": the group can't be used after an earlier error (", failure(),
+                   "); end this rank, or shut down and init again");
+}
+
+FlightEntry& Channel::record(const Descriptor& descriptor, FlightEntry::State state) {
+  auto& block = *self().block;
+  auto& entry = block.flight[block.flight_count.fetch_add(1) % kFlightEntries];
+  entry.state.store(FlightEntry::Empty, std::memory_order_release);
+  entry.kind = descriptor.kind;
+  entry.dtype = descriptor.dtype;
+  entry.reduce = descriptor.reduce;
+  entry.peer = descriptor.root;
+  entry.sequence = descriptor.sequence;
+  entry.bytes = descriptor.bytes;
+  entry.queued_ns = now_ns();
+  entry.started_ns = 0;
+  entry.ended_ns = 0;
+  entry.state.store(state, std::memory_order_release);
+  return entry;
+}
+
+std::string Channel::recent() const {
+  constexpr const char* kStates[] = {"", "queued", "running", "done", "failed"};
+  std::ostringstream out;
+  out << "tessera: recent collectives of " << label(rank_) << " in group '" << group_name_ << "':\n";
+  const auto& block = *members_[rank_].block;
+  const uint64_t count = block.flight_count.load();
+  const int64_t now = now_ns();
+  for (uint64_t i = count > kFlightEntries ? count - kFlightEntries : 0; i < count; ++i) {
+    const auto& entry = block.flight[i % kFlightEntries];
+    const auto state = entry.state.load(std::memory_order_acquire);
+    if (state == FlightEntry::Empty) continue;
+    out << "  " << describe(entry.kind, entry.sequence, entry.dtype, entry.bytes, entry.reduce, entry.peer) << ": "
+        << kStates[state] << ", issued " << format_seconds(static_cast<double>(now - entry.queued_ns) * 1e-9) << " ago";
+    if (state == FlightEntry::Done) {
+      out << ", took " << static_cast<double>(entry.ended_ns - entry.started_ns) * 1e-3 << " us";
+    }
+    out << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace tessera::comm::shm

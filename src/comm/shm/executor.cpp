@@ -1,0 +1,107 @@
+#include "comm/shm/executor.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/thread_name.h>
+
+#include <algorithm>
+
+namespace tessera::comm::shm {
+namespace {
+
+// How long a group that is closed waits for collectives nobody waited for.
+constexpr std::chrono::milliseconds kCloseTimeout{10'000};
+
+}  // namespace
+
+Executor::~Executor() { close(); }
+
+bool Executor::starts_now(ShmWork& work) {
+  // Collectives start in the order of their issue: only if all before it have, and nobody uses the channel.
+  if (running_ || channel_.has_failed()) return false;
+  if (!std::all_of(queue_.begin(), queue_.end(), [](const auto& queued) { return queued->has_started(); })) return false;
+  return work.try_start(channel_);
+}
+
+void Executor::submit(const c10::intrusive_ptr<ShmWork>& work, bool wait) {
+  Lock lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(), "' has been shut down");
+  const bool started = !wait && starts_now(*work);
+  queue_.push_back(work);
+  if (wait) {
+    lock.unlock();
+    run_until_done(*work, kNoTimeout);
+    return;
+  }
+  if (started) return;
+  worker_wanted_ = true;
+  if (!worker_.joinable()) worker_ = std::thread([this] { work_loop(); });
+  changed_.notify_all();
+}
+
+void Executor::run_front(Lock& lock) {
+  const auto work = queue_.front();
+  queue_.pop_front();
+  running_ = true;
+  lock.unlock();
+  work->run(channel_);
+  lock.lock();
+  running_ = false;
+  changed_.notify_all();
+}
+
+void Executor::run_until_done(ShmWork& work, std::chrono::milliseconds timeout) {
+  const bool limited = timeout > kNoTimeout;
+  const auto deadline = Clock::now() + timeout;
+  Lock lock(mutex_);
+  while (!work.is_done()) {
+    if (!running_ && !queue_.empty()) {
+      if (limited) queue_.front()->set_timeout(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
+      run_front(lock);
+      continue;
+    }
+    if (!limited) {
+      changed_.wait(lock);
+    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !work.is_done()) {
+      TORCH_CHECK_WITH(DistBackendError, false, "shm: wait: the collective in group '", channel_.group_name(),
+                       "' did not complete within ", timeout.count(), " ms; it is still under way");
+    }
+  }
+}
+
+void Executor::nudge() {
+  const Lock lock(mutex_);
+  if (queue_.empty() || closed_) return;
+  worker_wanted_ = true;
+  if (!worker_.joinable()) worker_ = std::thread([this] { work_loop(); });
+  changed_.notify_all();
+}
+
+void Executor::work_loop() {
+  c10::setThreadName("tessera_shm");
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return closed_ || (worker_wanted_ && !running_ && !queue_.empty()); });
+    if (closed_) return;
+    run_front(lock);
+    if (queue_.empty()) worker_wanted_ = false;
+  }
+}
+
+void Executor::close() {
+  Lock lock(mutex_);
+  if (closed_) return;
+  while (running_ || !queue_.empty()) {
+    if (running_) {
+      changed_.wait(lock);
+      continue;
+    }
+    queue_.front()->set_timeout(kCloseTimeout);
+    run_front(lock);
+  }
+  closed_ = true;
+  changed_.notify_all();
+  lock.unlock();
+  if (worker_.joinable()) worker_.join();
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,44 @@
+#include "comm/shm/graveyard.h"
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+
+namespace tessera::comm::shm {
+namespace {
+
+struct Grave {
+  std::shared_ptr<Arena> arena;
+  size_t block_offset;
+  const RankBlock* block;
+  std::vector<std::shared_ptr<PeerProcess>> peers;  // null for the own rank
+};
+
+bool is_forgotten(const Grave& grave) {
+  const uint64_t departed = grave.block->departed.load(std::memory_order_acquire);
+  for (size_t peer = 0; peer < grave.peers.size(); ++peer) {
+    const bool gone = !grave.peers[peer] || (departed >> peer & 1) != 0 || grave.peers[peer]->has_exited();
+    if (!gone) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank, std::vector<Member> members) {
+  static std::mutex mutex;
+  static auto& graves = *new std::list<Grave>();  // outlives static destructors, which may still bury
+  Grave grave{.arena = std::move(arena), .block_offset = block_offset, .block = members[rank].block, .peers = {}};
+  for (auto& member : members) grave.peers.push_back(std::move(member.process));
+  grave.peers[rank] = nullptr;
+  members.clear();
+  const std::lock_guard lock(mutex);
+  graves.push_back(std::move(grave));
+  graves.remove_if([](const Grave& candidate) {
+    if (!is_forgotten(candidate)) return false;
+    candidate.arena->release(candidate.block_offset);
+    return true;
+  });
+}
+
+}  // namespace tessera::comm::shm

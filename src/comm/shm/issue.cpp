@@ -1,0 +1,100 @@
+#include "comm/shm/issue.h"
+
+#include <c10/util/Exception.h>
+
+#include <iterator>
+
+#include "comm/completed_work.h"
+
+namespace tessera::comm::shm {
+
+ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
+                         bool in_background)
+    : backend_(backend), name_(name), timeout_(backend.timeout_of(timeout)), in_background_(in_background) {
+  backend.channel().check_usable(name);
+  parts_.type = type;
+  parts_.title = name;
+}
+
+Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int reduce, int64_t root) const {
+  return {.sequence = 0,
+          .kind = kind,
+          .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
+          .reduce = reduce,
+          .root = static_cast<int32_t>(root),
+          .bytes = 0,
+          .largest_part = 0,
+          .shared_offset = -1};
+}
+
+at::Tensor ShmBackend::Issue::keep(const at::Tensor& tensor) {
+  parts_.kept.push_back(tensor);
+  return tensor;
+}
+
+void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) {
+  parts_.outputs.push_back(to);
+  if (!to.is_same(from)) copies_.emplace_back(to, from);
+}
+
+Bytes ShmBackend::Issue::read(const at::Tensor& tensor) { return bytes_of(keep(tensor.detach().contiguous())); }
+
+Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
+  const auto memory = keep(tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options()));
+  copy_back(tensor, memory);
+  return bytes_of(memory);
+}
+
+Bytes ShmBackend::Issue::update(const at::Tensor& tensor) {
+  const auto memory = keep(tensor.is_contiguous() ? tensor : tensor.detach().contiguous());
+  copy_back(tensor, memory);
+  return bytes_of(memory);
+}
+
+std::vector<Bytes> ShmBackend::Issue::read_all(const std::vector<at::Tensor>& tensors) {
+  std::vector<Bytes> memory;
+  for (const auto& tensor : tensors) memory.push_back(read(tensor));
+  return memory;
+}
+
+std::vector<Bytes> ShmBackend::Issue::write_all(const std::vector<at::Tensor>& tensors) {
+  std::vector<Bytes> memory;
+  for (const auto& tensor : tensors) memory.push_back(write(tensor));
+  return memory;
+}
+
+void ShmBackend::Issue::add(CollectivePtr collective) {
+  collective->timeout = timeout_;
+  parts_.collectives.push_back(std::move(collective));
+  ++backend_.issued_;
+}
+
+void ShmBackend::Issue::absorb(Issue& other) {
+  const auto move_all = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  move_all(parts_.collectives, other.parts_.collectives);
+  move_all(parts_.kept, other.parts_.kept);
+  move_all(parts_.outputs, other.parts_.outputs);
+  move_all(copies_, other.copies_);
+}
+
+WorkPtr ShmBackend::Issue::submit() {
+  if (backend_.coalescing_ && backend_.coalescing_.get() != this) {
+    backend_.coalescing_->absorb(*this);
+    // The work of the whole is what the caller waits for; this one is a stand-in that is already complete.
+    return completed_work(parts_.type, {});
+  }
+  if (!copies_.empty()) {
+    parts_.afterwards = [copies = std::move(copies_)] {
+      const at::NoGradGuard no_grad;
+      for (const auto& [to, from] : copies) to.detach().copy_(from);
+    };
+  }
+  parts_.inputs = parts_.outputs;
+  auto work = c10::make_intrusive<ShmWork>(backend_.getRank(), std::move(parts_), backend_.executor_);
+  backend_.executor_->submit(work, !in_background_);
+  return work;
+}
+
+}  // namespace tessera::comm::shm

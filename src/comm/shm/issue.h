@@ -1,0 +1,42 @@
+#pragma once
+
+#include "comm/shm/shm_backend.h"
+#include "comm/shm/tensors.h"
+
+namespace tessera::comm::shm {
+
+/// What one call of the backend puts together: collectives, the memory they use, and copies back to tensors that were
+/// not contiguous.
+class ShmBackend::Issue {
+ public:
+  Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout, bool in_background);
+
+  const char* name() const { return name_; }
+  const Channel& channel() const { return backend_.channel(); }
+  Descriptor describe(Kind kind, const at::Tensor& tensor, int reduce = -1, int64_t root = -1) const;
+
+  /// Memory of a tensor that is only read, only written, or both; a copy if it is not contiguous.
+  Bytes read(const at::Tensor& tensor);
+  Bytes write(const at::Tensor& tensor);
+  Bytes update(const at::Tensor& tensor);
+  std::vector<Bytes> read_all(const std::vector<at::Tensor>& tensors);
+  std::vector<Bytes> write_all(const std::vector<at::Tensor>& tensors);
+  void add(CollectivePtr collective);
+  /// Queues it; waits for it unless in the background. While the backend coalesces, joins the others instead.
+  WorkPtr submit();
+
+ private:
+  at::Tensor keep(const at::Tensor& tensor);
+  void copy_back(const at::Tensor& to, const at::Tensor& from);
+  void absorb(Issue& other);
+
+  ShmBackend& backend_;
+  const char* name_;
+  std::chrono::milliseconds timeout_;
+  bool in_background_;
+  ShmWork::Parts parts_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  friend class ShmBackend;
+};
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,91 @@
+#include "comm/shm/join.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <sstream>
+
+#include "base/text.h"
+#include "comm/store_keys.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+/// What a rank tells the others about its block.
+struct Address {
+  std::string host;
+  int pid = 0;
+  int descriptor = 0;
+  size_t capacity = 0;
+  size_t offset = 0;
+  uint32_t layout_version = 0;
+  size_t block_bytes = 0;
+
+  std::string print() const {
+    std::ostringstream out;
+    out << host << ' ' << pid << ' ' << descriptor << ' ' << capacity << ' ' << offset << ' ' << layout_version << ' '
+        << block_bytes;
+    return out.str();
+  }
+  static Address parse(const std::string& text) {
+    Address address;
+    std::istringstream in(text);
+    in >> address.host >> address.pid >> address.descriptor >> address.capacity >> address.offset >>
+        address.layout_version >> address.block_bytes;
+    TORCH_CHECK_WITH(DistBackendError, !in.fail(), "shm: expected the address of a peer in the store, got '", text, "'");
+    return address;
+  }
+};
+
+Member map_member(const BackendRequest& request, int rank, const Address& theirs, const Layout& layout) {
+  TORCH_CHECK_WITH(DistBackendError, theirs.host == host_identity(), "shm: group '", request.group_name, "': rank ",
+                   rank, " is on another host or in another PID namespace than rank ", request.rank,
+                   "; use the gloo backend, or \"auto\"");
+  TORCH_CHECK_WITH(DistBackendError, theirs.layout_version == kLayoutVersion && theirs.block_bytes == layout.total_bytes,
+                   "shm: group '", request.group_name, "': rank ", rank,
+                   " runs another version of Tessera; start all ranks from one build");
+  Member member;
+  member.arena = PeerArena::open(theirs.pid, theirs.descriptor, theirs.capacity);
+  member.process = PeerProcess::watch(theirs.pid);
+  member.arena_base = member.arena->base();
+  member.arena_capacity = theirs.capacity;
+  auto* bytes = member.arena_base + theirs.offset;
+  member.block = reinterpret_cast<RankBlock*>(bytes);
+  member.outboxes = reinterpret_cast<Outbox*>(bytes + layout.outboxes_at);
+  member.slots = bytes + layout.slots_at;
+  return member;
+}
+
+}  // namespace
+
+std::string host_identity() {
+  std::string boot_id = "unknown";
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
+  std::array<char, 128> space{};
+  const auto length = readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
+  return boot_id + "/" + (length > 0 ? std::string(space.data(), length) : "pid") + "/" + std::to_string(getuid());
+}
+
+std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t block_offset, const Layout& layout) {
+  TORCH_CHECK_VALUE(request.size <= kMaxRanks, "shm: expected at most ", kMaxRanks, " ranks in group '",
+                    request.group_name, "', got ", request.size, "; use the gloo backend");
+  const Address ours{.host = host_identity(),
+                     .pid = getpid(),
+                     .descriptor = arena.descriptor(),
+                     .capacity = arena.capacity(),
+                     .offset = block_offset,
+                     .layout_version = kLayoutVersion,
+                     .block_bytes = layout.total_bytes};
+  const auto answers = exchange(*request.store, "shm", request.rank, request.size, ours.print(), request.timeout,
+                                "shm group '" + request.group_name + "'");
+  std::vector<Member> members;
+  members.reserve(request.size);
+  for (int rank = 0; rank < request.size; ++rank) {
+    members.push_back(map_member(request, rank, Address::parse(answers[rank]), layout));
+  }
+  return members;
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "comm/shm/mailroom.h"
+
+namespace tessera::comm::shm {
+
+/// One send or receive under way.
+class MailWork final : public c10d::Work {
+ public:
+  MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom> mailroom);
+
+  bool isCompleted() override { return is_done() || mailroom_->poll(*this); }
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override {}
+  std::vector<at::Tensor> result() override { return {message_.original}; }
+  int sourceRank() const override { return source_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  // --- for the mailroom
+  const Mailroom::Message& message() const { return message_; }
+  const Pending& pending() const { return pending_; }
+  bool is_done() const { return done_.load(std::memory_order_acquire); }
+  void end(const std::exception_ptr& exception);
+
+  int source_ = -1;             // who sent it
+  MailEntry* entry_ = nullptr;  // of a send that is read in place
+
+ private:
+  void complete(c10::ivalue::Future& future);
+
+  Mailroom::Message message_;
+  Pending pending_;
+  std::shared_ptr<Mailroom> mailroom_;
+  FlightEntry* record_;
+  std::atomic<bool> done_{false};
+  std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace tessera::comm::shm

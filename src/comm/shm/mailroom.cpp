@@ -1,0 +1,243 @@
+#include "comm/shm/mailroom.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/thread_name.h>
+
+#include <cstring>
+
+#include "comm/shm/mail_work.h"
+
+namespace tessera::comm::shm {
+
+MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom> mailroom)
+    : Work(rank, message.is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
+           message.is_send ? "tessera:send" : "tessera:recv", std::vector<at::Tensor>{message.original}),
+      message_(std::move(message)),
+      mailroom_(std::move(mailroom)) {
+  const auto now = Clock::now();
+  pending_.descriptor = {.sequence = 0,
+                         .kind = message_.is_send ? Kind::Send : Kind::Receive,
+                         .dtype = message_.dtype,
+                         .reduce = -1,
+                         .root = message_.peer,
+                         .bytes = message_.data.size,
+                         .largest_part = 0,
+                         .shared_offset = -1};
+  pending_.since = now;
+  pending_.deadline = now + message_.timeout;
+  record_ = &mailroom_->channel_.record(pending_.descriptor, FlightEntry::Running);
+}
+
+bool MailWork::wait(std::chrono::milliseconds timeout) {
+  if (!is_done()) mailroom_->wait_for(*this, timeout);
+  const std::lock_guard lock(mutex_);
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void MailWork::complete(c10::ivalue::Future& future) {
+  exception_ ? future.setError(exception_) : future.markCompleted(c10::IValue(result()));
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
+  bool complete_now = false;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      complete_now = is_done();
+    }
+  }
+  complete_now ? complete(*future_) : mailroom_->start_worker();
+  return future_;
+}
+
+void MailWork::end(const std::exception_ptr& exception) {
+  if (!exception && !message_.is_send && !message_.contiguous.is_same(message_.original)) {
+    message_.original.copy_(message_.contiguous);
+  }
+  record_->ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  record_->started_ns = record_->queued_ns;
+  record_->state.store(exception ? FlightEntry::Failed : FlightEntry::Done, std::memory_order_release);
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    finish(exception);
+    done_.store(true, std::memory_order_release);
+    future = future_;
+  }
+  if (future) complete(*future);
+}
+
+Mailroom::Mailroom(Channel& channel) : channel_(channel) {}
+
+Mailroom::~Mailroom() { close(); }
+
+c10::intrusive_ptr<c10d::Work> Mailroom::submit(Message message) {
+  auto work = c10::make_intrusive<MailWork>(channel_.rank(), std::move(message), shared_from_this());
+  bool needs_worker = false;
+  {
+    const std::lock_guard lock(mutex_);
+    pending_.push_back(work);
+    progress();
+    // A send that found its outbox full must go on without anybody waiting for it.
+    needs_worker = work->message().is_send && !work->is_done();
+  }
+  if (needs_worker) start_worker();
+  return work;
+}
+
+void Mailroom::progress() {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto work = *it;
+    std::exception_ptr exception;
+    bool is_finished = false;
+    try {
+      is_finished = try_finish(*work);
+    } catch (...) {
+      exception = std::current_exception();
+    }
+    if (!is_finished && !exception) {
+      ++it;
+      continue;
+    }
+    it = pending_.erase(it);
+    work->end(exception);
+  }
+}
+
+bool Mailroom::try_finish(MailWork& work) { return work.message().is_send ? try_send(work) : try_receive(work); }
+
+void Mailroom::reclaim(Outbox& outbox) {
+  for (auto& entry : outbox) {
+    if (entry.state.load(std::memory_order_acquire) != MailEntry::Taken) continue;
+    if (entry.is_buffered != 0) Arena::own()->release(entry.offset);
+    entry.state.store(MailEntry::Free, std::memory_order_relaxed);
+  }
+}
+
+bool Mailroom::try_send(MailWork& work) {
+  if (work.entry_ != nullptr) return work.entry_->state.load(std::memory_order_acquire) == MailEntry::Taken;
+  const auto& message = work.message();
+  auto& outbox = channel_.self().outboxes[message.peer];
+  reclaim(outbox);
+  MailEntry* entry = nullptr;
+  for (auto& candidate : outbox) {
+    if (candidate.state.load(std::memory_order_relaxed) == MailEntry::Free) entry = &candidate;
+  }
+  if (entry == nullptr) return false;
+  const auto in_place = Arena::own()->offset_of(message.data.data, message.data.size);
+  const auto offset = in_place ? *in_place : Arena::own()->allocate(message.data.size, "send");
+  if (!in_place && message.data.size > 0) {
+    std::memcpy(Arena::own()->base() + offset, message.data.data, message.data.size);
+  }
+  entry->tag = message.tag;
+  entry->dtype = message.dtype;
+  entry->number = ++sent_;
+  entry->bytes = message.data.size;
+  entry->offset = offset;
+  entry->is_buffered = in_place ? 0 : 1;
+  entry->state.store(MailEntry::Full, std::memory_order_seq_cst);
+  channel_.member(message.peer).block->mail_bell.ring();
+  if (in_place) work.entry_ = entry;
+  return !in_place;
+}
+
+MailEntry* Mailroom::find_mail(int source, int tag) {
+  MailEntry* oldest = nullptr;
+  for (auto& entry : channel_.member(source).outboxes[channel_.rank()]) {
+    if (entry.state.load(std::memory_order_seq_cst) != MailEntry::Full || entry.tag != tag) continue;
+    if (oldest == nullptr || entry.number < oldest->number) oldest = &entry;
+  }
+  return oldest;
+}
+
+bool Mailroom::try_receive(MailWork& work) {
+  const auto& message = work.message();
+  MailEntry* entry = nullptr;
+  for (int source = 0; source < channel_.size() && entry == nullptr; ++source) {
+    if (message.peer != kAnyPeer && message.peer != source) continue;
+    entry = find_mail(source, message.tag);
+    work.source_ = source;
+  }
+  if (entry == nullptr) return false;
+  if (entry->bytes != message.data.size || entry->dtype != message.dtype) {
+    auto theirs = work.pending().descriptor;
+    theirs.kind = Kind::Send;
+    theirs.root = channel_.rank();
+    theirs.bytes = entry->bytes;
+    theirs.dtype = entry->dtype;
+    channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " + describe(theirs) +
+                                      ", " + channel_.label(channel_.rank()) + " calls " +
+                                      describe(work.pending().descriptor));
+  }
+  if (entry->bytes > 0) {
+    std::memcpy(message.data.data, channel_.member(work.source_).arena_base + entry->offset, entry->bytes);
+  }
+  entry->state.store(MailEntry::Taken, std::memory_order_seq_cst);
+  channel_.member(work.source_).block->mail_bell.ring();
+  return true;
+}
+
+bool Mailroom::poll(MailWork& work) {
+  const std::lock_guard lock(mutex_);
+  progress();
+  return work.is_done();
+}
+
+void Mailroom::wait_for(MailWork& work, std::chrono::milliseconds timeout) {
+  auto pending = work.pending();
+  if (timeout > kNoTimeout) pending.deadline = std::min(pending.deadline, Clock::now() + timeout);
+  try {
+    channel_.wait(pending, channel_.self().block->mail_bell, work.message().peer, [&] { return poll(work); });
+  } catch (...) {
+    end_all(std::current_exception());
+  }
+}
+
+void Mailroom::end_all(const std::exception_ptr& exception) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& work : std::exchange(pending_, {})) work->end(exception);
+}
+
+void Mailroom::start_worker() {
+  const std::lock_guard lock(mutex_);
+  if (closed_ || worker_.joinable()) return;
+  worker_ = std::thread([this] { work_loop(); });
+}
+
+void Mailroom::work_loop() {
+  c10::setThreadName("tessera_mail");
+  auto& bell = channel_.self().block->mail_bell;
+  while (true) {
+    c10::intrusive_ptr<MailWork> front;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      if (!pending_.empty()) front = pending_.front();
+    }
+    if (front) {
+      wait_for(*front, kNoTimeout);
+      continue;
+    }
+    bell.sleep(
+        [&] {
+          const std::lock_guard lock(mutex_);
+          return closed_ || !pending_.empty();
+        },
+        kHealthCheck);
+  }
+}
+
+void Mailroom::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  channel_.self().block->mail_bell.ring();
+  if (worker_.joinable()) worker_.join();
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < channel_.size(); ++peer) reclaim(channel_.self().outboxes[peer]);
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <list>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "comm/shm/collective.h"
+
+namespace tessera::comm::shm {
+
+class MailWork;
+
+/// Messages between two ranks, apart from the collectives: they match by source, destination and tag, in the order of
+/// sending, in whatever order they are waited for. A send is buffered, so it completes without its receiver (unless the
+/// tensor lives in shared memory: then it is read in place and the send ends when it has been).
+class Mailroom : public std::enable_shared_from_this<Mailroom> {
+ public:
+  explicit Mailroom(Channel& channel);
+  ~Mailroom();
+  Mailroom(const Mailroom&) = delete;
+  Mailroom& operator=(const Mailroom&) = delete;
+
+  struct Message {
+    bool is_send = false;
+    int peer = kAnyPeer;
+    int tag = 0;
+    int dtype = -1;
+    Bytes data;
+    std::chrono::milliseconds timeout{0};
+    at::Tensor original;    // what the caller gave
+    at::Tensor contiguous;  // whose memory `data` is; copied to `original` at the end if it is another
+  };
+  c10::intrusive_ptr<c10d::Work> submit(Message message);
+  /// Ends the worker thread; called before the channel goes.
+  void close();
+
+ private:
+  friend class MailWork;
+  void wait_for(MailWork& work, std::chrono::milliseconds timeout);
+  bool poll(MailWork& work);
+  void start_worker();
+  void work_loop();
+
+  // Under the mutex:
+  void progress();
+  bool try_finish(MailWork& work);
+  bool try_send(MailWork& work);
+  bool try_receive(MailWork& work);
+  MailEntry* find_mail(int source, int tag);
+  void reclaim(Outbox& outbox);
+  void end_all(const std::exception_ptr& exception);
+
+  Channel& channel_;
+  std::mutex mutex_;
+  std::list<c10::intrusive_ptr<MailWork>> pending_;
+  uint64_t sent_ = 0;
+  bool closed_ = false;
+  std::thread worker_;
+};
+
+}  // namespace tessera::comm::shm

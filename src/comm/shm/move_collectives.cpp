@@ -1,0 +1,208 @@
+// Collectives that move bytes and leave them as they are.
+#include <algorithm>
+#include <cstring>
+
+#include "comm/shm/rounds.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+void copy(uint8_t* to, const uint8_t* from, size_t bytes) {
+  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+/// Bytes of a stream of `total` that go into chunk `chunk` of at most `chunk_bytes`.
+size_t chunk_length(size_t total, uint64_t chunk, size_t chunk_bytes) {
+  const size_t begin = chunk * chunk_bytes;
+  return begin >= total ? 0 : std::min(chunk_bytes, total - begin);
+}
+
+class Broadcast final : public RoundsCollective {
+ public:
+  Broadcast(const Channel& channel, const Descriptor& descriptor, Bytes data)
+      : RoundsCollective(descriptor), data_(data), chunk_bytes_(channel.slot_bytes()) {
+    descriptor_.bytes = data.size;
+    fills_ = channel.rank() == descriptor_.root;
+    if (fills_) offer(data.data, data.size);
+    else sources_ = {descriptor_.root};
+  }
+
+ protected:
+  uint64_t count_rounds(const Channel&) const override { return divide_up(data_.size, chunk_bytes_); }
+  void fill(uint64_t chunk, uint8_t* slot) override {
+    copy(slot, data_.data + chunk * chunk_bytes_, chunk_length(data_.size, chunk, chunk_bytes_));
+  }
+  void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
+    const size_t at = chunk * chunk_bytes_;
+    copy(data_.data + at, read(channel, descriptor_.root, round, at), chunk_length(data_.size, chunk, chunk_bytes_));
+  }
+
+ private:
+  Bytes data_;
+  size_t chunk_bytes_;
+};
+
+/// Every rank (all_gather) or the root alone (gather) receives what every rank sends.
+class Gather final : public RoundsCollective {
+ public:
+  Gather(const Channel& channel, const Descriptor& descriptor, Bytes input, std::vector<Bytes> outputs)
+      : RoundsCollective(descriptor),
+        rank_(channel.rank()),
+        input_(input),
+        outputs_(std::move(outputs)),
+        chunk_bytes_(channel.slot_bytes()) {
+    descriptor_.bytes = input.size;
+    descriptor_.largest_part = input.size;
+    const bool receives = !outputs_.empty();
+    fills_ = descriptor_.kind == Kind::AllGather || !receives;
+    if (fills_) offer(input.data, input.size);
+    if (receives) sources_ = all_but(rank_, channel.size());
+    largest_ = input.size;
+    for (const auto& output : outputs_) largest_ = std::max(largest_, output.size);
+  }
+
+ protected:
+  uint64_t count_rounds(const Channel&) const override { return divide_up(largest_, chunk_bytes_); }
+  void check_sources(Channel& channel) override {
+    for (const int source : sources_) {
+      const auto& theirs = channel.descriptor_of(source, descriptor_.sequence);
+      if (theirs.bytes == outputs_[source].size) continue;
+      channel.fail("the ranks disagree: " + channel.label(source) + " sends " + describe(theirs) + ", " +
+                   channel.label(rank_) + " has room for " + std::to_string(outputs_[source].size) + " bytes of it");
+    }
+  }
+  void move_own_part() override {
+    if (!outputs_.empty()) copy(outputs_[rank_].data, input_.data, input_.size);
+  }
+  void fill(uint64_t chunk, uint8_t* slot) override {
+    copy(slot, input_.data + chunk * chunk_bytes_, chunk_length(input_.size, chunk, chunk_bytes_));
+  }
+  void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
+    const size_t at = chunk * chunk_bytes_;
+    for (const int source : sources_) {
+      const auto& output = outputs_[source];
+      copy(output.data + at, read(channel, source, round, at), chunk_length(output.size, chunk, chunk_bytes_));
+    }
+  }
+
+ private:
+  int rank_;
+  Bytes input_;
+  std::vector<Bytes> outputs_;
+  size_t chunk_bytes_;
+  size_t largest_ = 0;
+};
+
+/// Every rank (all_to_all) or the root alone (scatter) sends a different part to each rank. A slot is cut into as many
+/// equal parts as there are ranks.
+class Exchange final : public RoundsCollective {
+ public:
+  Exchange(const Channel& channel, const Descriptor& descriptor, std::vector<Bytes> inputs, std::vector<Bytes> outputs)
+      : RoundsCollective(descriptor),
+        rank_(channel.rank()),
+        inputs_(std::move(inputs)),
+        outputs_(std::move(outputs)),
+        chunk_bytes_(channel.slot_bytes() / channel.size() / 64 * 64) {
+    fills_ = !inputs_.empty();
+    const bool is_scatter = descriptor_.kind == Kind::Scatter;
+    needs_peers_for_rounds_ = !is_scatter;
+    for (const auto& input : inputs_) descriptor_.largest_part = std::max<uint64_t>(descriptor_.largest_part, input.size);
+    if (is_scatter) {
+      descriptor_.bytes = outputs_[0].size;
+      if (!fills_) sources_ = {descriptor_.root};
+    } else {
+      for (const auto& input : inputs_) descriptor_.bytes += input.size;
+      sources_ = all_but(rank_, channel.size());
+    }
+  }
+
+ protected:
+  uint64_t count_rounds(const Channel& channel) const override {
+    if (descriptor_.kind == Kind::Scatter) return divide_up(outputs_[0].size + kHeader, chunk_bytes_);
+    uint64_t largest = descriptor_.largest_part;
+    for (const int source : sources_) {
+      largest = std::max(largest, channel.descriptor_of(source, descriptor_.sequence).largest_part);
+    }
+    return divide_up(largest + kHeader, chunk_bytes_);
+  }
+  void move_own_part() override {
+    if (inputs_.empty()) return;
+    const auto& output = output_from(rank_);
+    copy(output.data, inputs_[rank_].data, output.size);
+  }
+  void fill(uint64_t chunk, uint8_t* slot) override {
+    for (size_t peer = 0; peer < inputs_.size(); ++peer) {
+      if (static_cast<int>(peer) == rank_) continue;
+      const auto& input = inputs_[peer];
+      auto* part = slot + peer * chunk_bytes_;
+      if (chunk == 0) std::memcpy(part, &input.size, sizeof(input.size));  // the receiver checks it before it reads
+      copy(part + header(chunk), input.data + at(chunk), length(input.size, chunk));
+    }
+  }
+  void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
+    for (const int source : sources_) {
+      const auto& output = output_from(source);
+      const auto* part = channel.peer_slot(source, round) + rank_ * chunk_bytes_;
+      if (chunk == 0) check_size(channel, source, part, output.size);
+      copy(output.data + at(chunk), part + header(chunk), length(output.size, chunk));
+    }
+  }
+
+ private:
+  static constexpr size_t kHeader = 64;
+  const Bytes& output_from(int source) const {
+    return descriptor_.kind == Kind::Scatter ? outputs_[0] : outputs_[source];
+  }
+  size_t header(uint64_t chunk) const { return chunk == 0 ? kHeader : 0; }
+  size_t at(uint64_t chunk) const { return chunk == 0 ? 0 : chunk * chunk_bytes_ - kHeader; }
+  size_t length(size_t total, uint64_t chunk) const {
+    const size_t begin = at(chunk);
+    return begin >= total ? 0 : std::min(chunk_bytes_ - header(chunk), total - begin);
+  }
+  void check_size(Channel& channel, int source, const uint8_t* part, size_t expected) {
+    size_t sent = 0;
+    std::memcpy(&sent, part, sizeof(sent));
+    if (sent == expected) return;
+    channel.fail("the ranks disagree: " + channel.label(source) + " sends " + std::to_string(sent) + " bytes to " +
+                 channel.label(rank_) + ", which expects " + std::to_string(expected) +
+                 "; output splits must mirror the peers' input splits");
+  }
+
+  int rank_;
+  std::vector<Bytes> inputs_;
+  std::vector<Bytes> outputs_;
+  size_t chunk_bytes_;
+};
+
+class Barrier final : public RoundsCollective {
+ public:
+  using RoundsCollective::RoundsCollective;
+
+ protected:
+  uint64_t count_rounds(const Channel&) const override { return 0; }
+  void check_sources(Channel& channel) override {
+    for (const int peer : all_but(channel.rank(), channel.size())) channel.meet(peer);
+  }
+};
+
+}  // namespace
+
+CollectivePtr make_broadcast(const Channel& channel, Descriptor descriptor, Bytes data) {
+  return std::make_unique<Broadcast>(channel, descriptor, data);
+}
+CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs) {
+  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+}
+CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs) {
+  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+}
+CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs, Bytes output) {
+  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs), std::vector<Bytes>{output});
+}
+CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+                              std::vector<Bytes> outputs) {
+  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs), std::move(outputs));
+}
+CollectivePtr make_barrier(Descriptor descriptor) { return std::make_unique<Barrier>(descriptor); }
+
+}  // namespace tessera::comm::shm

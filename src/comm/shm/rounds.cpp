@@ -1,0 +1,94 @@
+#include "comm/shm/rounds.h"
+
+#include <c10/util/Exception.h>
+
+namespace tessera::comm::shm {
+namespace {
+
+// Two chunks under way keep both ranks busy and the data in the second-level cache. With more ranks than cores the
+// others are asleep anyway: then run ahead as far as the slots allow before giving up the core.
+constexpr uint64_t kChunksAhead = 2;
+
+}  // namespace
+
+void Collective::start(Channel& channel) {
+  channel.enter(descriptor_, timeout);
+  channel.announce(descriptor_);
+  has_started_ = true;
+  begin(channel);
+}
+
+void Collective::finish(Channel& channel) {
+  channel.enter(descriptor_, timeout);
+  if (!has_started_) start(channel);
+  complete(channel);
+  channel.conclude();
+}
+
+std::vector<int> all_but(int rank, int size) {
+  std::vector<int> others;
+  // From the next rank on, so that not everybody reads the same slot at the same time.
+  for (int step = 1; step < size; ++step) others.push_back((rank + step) % size);
+  return others;
+}
+
+void RoundsCollective::offer(const void* data, size_t bytes) {
+  const auto offset = bytes > 0 ? Arena::own()->offset_of(data, bytes) : std::nullopt;
+  descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
+}
+
+const uint8_t* RoundsCollective::read(Channel& channel, int peer, uint64_t round, size_t displacement, size_t in_slot) {
+  const auto& theirs = channel.descriptor_of(peer, descriptor_.sequence);
+  if (theirs.shared_offset < 0) return channel.peer_slot(peer, round) + in_slot;
+  channel.await_posted(peer, round + 1);
+  return channel.member(peer).arena_base + theirs.shared_offset + displacement;
+}
+
+bool RoundsCollective::starts_at_once(const Channel& channel) const {
+  return !needs_peers_for_rounds_ && count_rounds(channel) <= 1;
+}
+
+void RoundsCollective::take(Channel& channel) {
+  rounds_ = count_rounds(channel);
+  first_ = channel.take_rounds(rounds_);
+  if (!fills_ || is_offered()) {
+    filled_ = rounds_;
+    if (rounds_ > 0) channel.post_through(first_ + rounds_);
+  }
+}
+
+void RoundsCollective::fill_next(Channel& channel) {
+  fill(filled_, channel.slot(first_ + filled_));
+  ++filled_;
+  channel.post_through(first_ + filled_);
+}
+
+void RoundsCollective::begin(Channel& channel) {
+  if (!starts_at_once(channel)) return;
+  take(channel);
+  if (filled_ < rounds_) fill_next(channel);
+}
+
+void RoundsCollective::drain_next(Channel& channel) {
+  drain(channel, drained_, first_ + drained_);
+  ++drained_;
+  channel.consume_through(first_ + drained_);
+}
+
+void RoundsCollective::complete(Channel& channel) {
+  for (const int source : sources_) channel.meet(source);
+  check_sources(channel);
+  if (!starts_at_once(channel)) take(channel);
+  // A rank that reads nothing must not hold up the slots of those that do.
+  if (sources_.empty()) channel.consume_through(first_ + rounds_);
+  move_own_part();
+  const uint64_t ahead = channel.is_oversubscribed() ? kSlots - 1 : kChunksAhead;
+  while (filled_ < rounds_ || (!sources_.empty() && drained_ < rounds_)) {
+    const bool may_fill = filled_ < rounds_ && (sources_.empty() || filled_ - drained_ < ahead);
+    may_fill ? fill_next(channel) : drain_next(channel);
+  }
+  // The caller may write to its tensor again after this.
+  if (is_offered()) channel.await_readers(first_ + rounds_);
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "comm/arguments.h"
+#include "comm/shm/executor.h"
+#include "comm/shm/mailroom.h"
+
+namespace tessera::comm::shm {
+
+using c10d::Work;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and queues.
+class ShmBackend final : public c10d::Backend {
+ public:
+  explicit ShmBackend(const BackendRequest& request);
+  ~ShmBackend() override;
+
+  const std::string getBackendName() const override { return "shm"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  bool supportsCoalescing() const override { return true; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return issued_; }
+  c10d::ErrorType getError() override;
+  void shutdown() override;
+  void abort() override { shutdown(); }
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  Channel& channel() { return executor_->channel(); }
+
+ private:
+  class Issue;
+  friend class Issue;
+  void add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output);
+  void add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op);
+  void add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  Arguments arguments(const char* collective) const { return {"shm", collective, rank_, size_, /*only_cpu=*/true}; }
+  WorkPtr receive(const char* caller, Tensors& tensors, int source, int tag);
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;
+
+  std::shared_ptr<Executor> executor_;
+  std::shared_ptr<Mailroom> mailroom_;
+  std::chrono::milliseconds timeout_;
+  std::atomic<uint64_t> issued_{0};
+  std::unique_ptr<Issue> coalescing_;  // between startCoalescing and endCoalescing
+};
+
+}  // namespace tessera::comm::shm

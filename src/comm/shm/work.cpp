@@ -1,0 +1,153 @@
+#include "comm/shm/work.h"
+
+#include <c10/util/Exception.h>
+
+#include "comm/shm/executor.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+int64_t to_ns(Clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+/// The record is a ring: an entry taken over by a later collective is no longer this one's to change.
+void update(FlightEntry* entry, uint64_t sequence, FlightEntry::State state) {
+  if (entry == nullptr || (entry->sequence != 0 && entry->sequence != sequence)) return;
+  entry->sequence = sequence;
+  const int64_t now = to_ns(Clock::now());
+  (state == FlightEntry::Running ? entry->started_ns : entry->ended_ns) = now;
+  entry->state.store(state, std::memory_order_release);
+}
+
+}  // namespace
+
+ShmWork::ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor)
+    : Work(rank, parts.type, parts.title, parts.inputs), parts_(std::move(parts)), executor_(std::move(executor)) {
+  auto& channel = executor_->channel();
+  for (const auto& collective : parts_.collectives) {
+    records_.push_back(&channel.record(collective->descriptor(), FlightEntry::Queued));
+  }
+}
+
+bool ShmWork::is_done() const { return done_.load(std::memory_order_acquire); }
+
+bool ShmWork::isCompleted() {
+  if (is_done()) return true;
+  executor_->nudge();  // a caller that only polls must see it end
+  return false;
+}
+
+bool ShmWork::wait(std::chrono::milliseconds timeout) {
+  if (!is_done()) executor_->run_until_done(*this, timeout);
+  std::unique_lock lock(mutex_);
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void ShmWork::abort() { TORCH_CHECK_NOT_IMPLEMENTED(false, "shm: a collective can't be aborted alone; shut the group down"); }
+
+uint64_t ShmWork::getSequencenumber() const {
+  return parts_.collectives.empty() ? 0 : parts_.collectives.front()->descriptor().sequence;
+}
+
+float ShmWork::getDuration() const {
+  TORCH_CHECK(is_done(), "shm: getDuration: expected a completed collective, got one under way; wait() for it first");
+  return std::chrono::duration<float, std::milli>(duration_).count();
+}
+
+void ShmWork::set_timeout(std::chrono::milliseconds timeout) {
+  for (auto& collective : parts_.collectives) collective->timeout = std::min(collective->timeout, timeout);
+}
+
+bool ShmWork::has_started() const {
+  for (const auto& collective : parts_.collectives) {
+    if (!collective->has_started()) return false;
+  }
+  return true;
+}
+
+bool ShmWork::try_start(Channel& channel) {
+  for (auto& collective : parts_.collectives) {
+    if (collective->has_started()) continue;
+    if (!collective->starts_at_once(channel) || !channel.can_start_without_waiting()) return false;
+    collective->start(channel);
+  }
+  return true;
+}
+
+void ShmWork::run(Channel& channel) {
+  std::exception_ptr exception;
+  const auto begun = Clock::now();
+  try {
+    for (size_t i = 0; i < parts_.collectives.size(); ++i) {
+      auto& collective = *parts_.collectives[i];
+      channel.check_usable(name_of(collective.descriptor().kind));
+      update(records_[i], collective.descriptor().sequence, FlightEntry::Running);
+      collective.finish(channel);
+      update(records_[i], collective.descriptor().sequence, FlightEntry::Done);
+    }
+    if (parts_.afterwards) parts_.afterwards();
+  } catch (...) {
+    exception = std::current_exception();
+    for (size_t i = 0; i < records_.size(); ++i) {
+      if (records_[i]->state.load() != FlightEntry::Done) {
+        update(records_[i], parts_.collectives[i]->descriptor().sequence, FlightEntry::Failed);
+      }
+    }
+  }
+  duration_ = Clock::now() - begun;
+  end(exception);
+}
+
+void ShmWork::end(std::exception_ptr exception) {
+  parts_.afterwards = nullptr;
+  parts_.kept.clear();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<c10::ivalue::Future> future_result;
+  {
+    const std::lock_guard lock(future_mutex_);
+    finish(exception);
+    done_.store(true, std::memory_order_release);
+    future = future_;
+    future_result = future_result_;
+  }
+  if (future) exception ? future->setError(exception) : future->markCompleted(c10::IValue(parts_.outputs));
+  if (future_result) {
+    future_result->markCompleted(c10::IValue(
+        static_cast<int64_t>(exception ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
+  bool complete_now = false;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      complete_now = is_done();
+    }
+  }
+  if (complete_now) exception_ ? future_->setError(exception_) : future_->markCompleted(c10::IValue(parts_.outputs));
+  if (!is_done()) executor_->nudge();
+  return future_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFutureResult() {
+  bool complete_now = false;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (!future_result_) {
+      future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+      complete_now = is_done();
+    }
+  }
+  if (complete_now) {
+    future_result_->markCompleted(c10::IValue(
+        static_cast<int64_t>(exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  }
+  if (!is_done()) executor_->nudge();
+  return future_result_;
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "comm/shm/collective.h"
+
+namespace tessera::comm::shm {
+
+class Executor;
+
+/// A collective, or several that belong together, with the tensors it keeps alive. wait() runs it on the calling thread
+/// if nobody has begun it yet.
+class ShmWork final : public c10d::Work {
+ public:
+  struct Parts {
+    c10d::OpType type;
+    const char* title;                    // as the profiler shows it
+    std::vector<at::Tensor> inputs;       // for the profiler
+    std::vector<at::Tensor> outputs;      // what the future holds
+    std::vector<CollectivePtr> collectives;
+    std::vector<at::Tensor> kept;         // memory the collectives use
+    std::function<void()> afterwards;     // copies results to where the caller wants them
+  };
+  ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor);
+
+  bool isCompleted() override;
+  bool wait(std::chrono::milliseconds timeout) override;
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override;
+  std::vector<at::Tensor> result() override { return parts_.outputs; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
+  uint64_t getSequencenumber() const override;
+  float getDuration() const override;
+
+  // --- for the executor
+  std::vector<CollectivePtr>& collectives() { return parts_.collectives; }
+  /// Starts what can start without waiting; true if all of it has.
+  bool try_start(Channel& channel);
+  bool has_started() const;
+  void run(Channel& channel);
+  bool is_done() const;
+  void set_timeout(std::chrono::milliseconds timeout);
+
+ private:
+  void end(std::exception_ptr exception);
+
+  Parts parts_;
+  std::shared_ptr<Executor> executor_;
+  std::vector<FlightEntry*> records_;
+  mutable std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_result_;
+  std::atomic<bool> done_{false};
+  Clock::duration duration_{};
+};
+
+}  // namespace tessera::comm::shm

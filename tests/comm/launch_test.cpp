@@ -1,0 +1,293 @@
+#include "comm/launch.h"
+
+#include "comm/slurm_hosts.h"
+#include "comm/store_address.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+namespace tessera::comm {
+namespace {
+
+using testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+Launch launch_of(const Variables& variables, const InitOptions& options = {}) {
+  return find_launch(options, Environment(variables));
+}
+
+/// The text of the ValueError that `variables` and `options` give; empty if there is none.
+std::string error_of(const Variables& variables, const InitOptions& options = {}) {
+  try {
+    launch_of(variables, options);
+  } catch (const c10::ValueError& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+Variables with(Variables variables, const Variables& more) {
+  for (const auto& [name, value] : more) variables[name] = value;
+  return variables;
+}
+
+const Variables kTesseraRun = {{"TESSERA_RANK", "0"},
+                               {"TESSERA_WORLD_SIZE", "4"},
+                               {"TESSERA_LOCAL_RANK", "0"},
+                               {"TESSERA_LOCAL_WORLD_SIZE", "4"},
+                               {"TESSERA_STORE", "tcp://127.0.0.1:4711"},
+                               {"TESSERA_STORE_LISTEN_FD", "7"},
+                               {"TESSERA_RESTART_COUNT", "2"}};
+const Variables kTorchrun = {{"RANK", "3"},           {"WORLD_SIZE", "8"},
+                             {"LOCAL_RANK", "1"},     {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "head"}, {"MASTER_PORT", "29400"}};
+const Variables kSlurm = {{"SLURM_JOB_ID", "1234"}, {"SLURM_STEP_ID", "0"},
+                          {"SLURM_PROCID", "5"},    {"SLURM_NTASKS", "6"},
+                          {"SLURM_LOCALID", "1"},   {"SLURM_NODELIST", "node[07-09]"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
+                            {"OMPI_COMM_WORLD_SIZE", "3"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}};
+const Variables kMpich = {
+    {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+
+TEST(Launch, IsAWorldOfOneWithoutLauncher) {
+  const Launch launch = launch_of({});
+  EXPECT_EQ(launch.rank, 0);
+  EXPECT_EQ(launch.world_size, 1);
+  EXPECT_TRUE(launch.is_alone);
+  EXPECT_EQ(launch.init_method, "");
+  EXPECT_EQ(launch.launcher, "none");
+}
+
+TEST(Launch, ReadsTesseraRun) {
+  const Launch launch = launch_of(kTesseraRun);
+  EXPECT_EQ(launch.launcher, "tessera run");
+  EXPECT_EQ(launch.rank, 0);
+  EXPECT_EQ(launch.world_size, 4);
+  EXPECT_EQ(launch.local_rank, 0);
+  EXPECT_EQ(launch.local_world_size, 4);
+  EXPECT_EQ(launch.init_method, "tcp://127.0.0.1:4711");
+  EXPECT_EQ(launch.listen_fd, 7);
+  EXPECT_EQ(launch.store_prefix, "attempt_2");
+  EXPECT_FALSE(launch.store_is_served_by_agent);
+  EXPECT_EQ(launch_of(with(kTesseraRun, {{"TESSERA_RANK", "1"}})).listen_fd, std::nullopt);
+}
+
+TEST(Launch, ReadsTorchrun) {
+  const Launch launch = launch_of(kTorchrun);
+  EXPECT_EQ(launch.launcher, "torchrun");
+  EXPECT_EQ(launch.rank, 3);
+  EXPECT_EQ(launch.world_size, 8);
+  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(launch.local_world_size, 2);
+  EXPECT_EQ(launch.init_method, "tcp://head:29400");
+  EXPECT_FALSE(launch.store_is_served_by_agent);
+  EXPECT_EQ(launch.store_prefix, "");
+}
+
+TEST(Launch, LeavesServingToTorchrunsAgent) {
+  const Launch launch = launch_of(with(
+      kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "3"}}));
+  EXPECT_TRUE(launch.store_is_served_by_agent);
+  EXPECT_EQ(launch.store_prefix, "/worker/attempt_3");
+  EXPECT_FALSE(launch_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}))
+                   .store_is_served_by_agent);
+}
+
+TEST(Launch, ReadsSlurm) {
+  const Launch launch = launch_of(kSlurm);
+  EXPECT_EQ(launch.launcher, "Slurm");
+  EXPECT_EQ(launch.rank, 5);
+  EXPECT_EQ(launch.world_size, 6);
+  EXPECT_EQ(launch.local_rank, 1);
+  const StoreAddress address = parse_store_address(launch.init_method);
+  EXPECT_EQ(address.host, "node07");
+  EXPECT_GE(address.port, 20000);
+  EXPECT_LT(address.port, 30000);
+  EXPECT_NE(launch.init_method, launch_of(with(kSlurm, {{"SLURM_STEP_ID", "1"}})).init_method);
+  EXPECT_EQ(launch_of(with(kSlurm, {{"MASTER_ADDR", "ib0"}, {"MASTER_PORT", "5"}})).init_method,
+            "tcp://ib0:5");
+  EXPECT_EQ(launch_of(with(kSlurm, {{"SLURM_STEP_NUM_TASKS", "7"}})).world_size, 7);
+  EXPECT_EQ(parse_store_address(launch_of(with(kSlurm, {{"SLURM_NNODES", "1"}})).init_method).host,
+            "127.0.0.1");
+}
+
+TEST(Launch, IgnoresSlurmOutsideAStep) {
+  Variables batch = kSlurm;
+  batch.erase("SLURM_STEP_ID");
+  EXPECT_TRUE(launch_of(batch).is_alone);
+  EXPECT_TRUE(launch_of(with(kSlurm, {{"SLURM_STEP_ID", "4294967291"}})).is_alone);
+}
+
+TEST(Launch, FindsTheFirstHostOfASlurmList) {
+  EXPECT_EQ(first_slurm_host("node[01-04,07],x"), "node01");
+  EXPECT_EQ(first_slurm_host("x,node[01-04]"), "x");
+  EXPECT_EQ(first_slurm_host("gpu-a[3,5]-[1-2]-ib,y"), "gpu-a3-1-ib");
+  EXPECT_EQ(first_slurm_host("login-1"), "login-1");
+  EXPECT_EQ(first_slurm_host(""), "");
+}
+
+TEST(Launch, ReadsOpenMpi) {
+  const Launch launch = launch_of(kOpenMpi);
+  EXPECT_EQ(launch.launcher, "Open MPI");
+  EXPECT_EQ(launch.rank, 1);
+  EXPECT_EQ(launch.world_size, 3);
+  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(launch.local_world_size, 3);
+  EXPECT_EQ(launch.init_method, "tcp://127.0.0.1:29500");
+  EXPECT_NE(launch_of(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-1"}})).init_method,
+            launch.init_method);
+  EXPECT_EQ(launch_of(with(kOpenMpi, {{"MASTER_ADDR", "a"}})).init_method, "tcp://a:29500");
+}
+
+TEST(Launch, ReadsMpich) {
+  const Launch launch = launch_of(kMpich);
+  EXPECT_EQ(launch.launcher, "MPICH");
+  EXPECT_EQ(launch.rank, 1);
+  EXPECT_EQ(launch.world_size, 2);
+  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(launch.local_world_size, 2);
+  EXPECT_EQ(launch.init_method, "tcp://127.0.0.1:29500");
+}
+
+TEST(Launch, AsksForTheAddressWhenMpiSpansHosts) {
+  const auto text = error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
+  EXPECT_THAT(text, HasSubstr("launcher: Open MPI"));
+  EXPECT_THAT(text, HasSubstr("set MASTER_ADDR to the host of rank 0"));
+  EXPECT_THAT(error_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+}
+
+TEST(Launch, AsksLaunchersInOrder) {
+  Variables all = with(with(kTesseraRun, kTorchrun), with(kSlurm, kMpich));
+  EXPECT_EQ(launch_of(all).launcher, "tessera run");
+  all.erase("TESSERA_RANK"), all.erase("TESSERA_WORLD_SIZE");
+  EXPECT_EQ(launch_of(all).launcher, "torchrun");
+  all.erase("RANK"), all.erase("WORLD_SIZE"), all.erase("PMI_RANK");
+  EXPECT_EQ(launch_of(all).launcher, "Slurm");
+}
+
+TEST(Launch, BelievesMpirunInsideSlurm) {
+  EXPECT_EQ(launch_of(with(kSlurm, kOpenMpi)).launcher, "Open MPI");
+  EXPECT_EQ(launch_of(with(kSlurm, kMpich)).launcher, "MPICH");
+  EXPECT_EQ(launch_of(with(kSlurm, {{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}})).launcher, "Slurm");
+}
+
+TEST(Launch, PrefersExplicitOptions) {
+  const Launch all =
+      launch_of(kTorchrun, {.init_method = "tcp://other:1", .rank = 0, .world_size = 2});
+  EXPECT_EQ(all.launcher, "options");
+  EXPECT_EQ(all.rank, 0);
+  EXPECT_EQ(all.world_size, 2);
+  EXPECT_EQ(all.init_method, "tcp://other:1");
+  EXPECT_EQ(all.local_rank, std::nullopt);
+
+  const Launch place = launch_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+                                 {.init_method = "file:///tmp/store"});
+  EXPECT_EQ(place.rank, 3);
+  EXPECT_EQ(place.init_method, "file:///tmp/store");
+  EXPECT_FALSE(place.store_is_served_by_agent);
+
+  const Launch rank = launch_of(kTorchrun, {.rank = 4});
+  EXPECT_EQ(rank.rank, 4);
+  EXPECT_EQ(rank.world_size, 8);
+  EXPECT_EQ(rank.local_rank, std::nullopt) << "the launcher's local rank is rank 3's";
+
+  EXPECT_EQ(launch_of(kTorchrun, {.local_rank = 5}).local_rank, 5);
+}
+
+TEST(Launch, MeetsAtMasterAddrWithExplicitRanks) {
+  const Launch launch =
+      launch_of({{"MASTER_ADDR", "head"}, {"MASTER_PORT", "77"}}, {.rank = 1, .world_size = 2});
+  EXPECT_EQ(launch.init_method, "tcp://head:77");
+  EXPECT_EQ(launch_of(kTorchrun, {.init_method = "env://"}).init_method, "tcp://head:29400");
+}
+
+TEST(Launch, NeedsNoPlaceForFakeRanks) {
+  const Launch launch = launch_of({}, {.backend = "fake", .rank = 17, .world_size = 1024});
+  EXPECT_TRUE(launch.is_alone);
+  EXPECT_EQ(launch.rank, 17);
+  EXPECT_EQ(launch.world_size, 1024);
+  EXPECT_TRUE(launch_of(kTorchrun, {.backend = "fake"}).is_alone);
+}
+
+TEST(Launch, TakesAStoreWithItsRanks) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  const Launch launch = launch_of(kTorchrun, {.rank = 1, .world_size = 2, .store = store});
+  EXPECT_EQ(launch.rank, 1);
+  EXPECT_EQ(launch.init_method, "");
+  EXPECT_FALSE(launch.is_alone);
+  EXPECT_THAT(error_of(kTorchrun, {.rank = 1, .store = store}),
+              HasSubstr("InitOptions::world_size is not set"));
+  EXPECT_THAT(error_of({}, {.world_size = 1, .store = store}),
+              HasSubstr("InitOptions::rank is not set"));
+  EXPECT_THAT(
+      error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 1, .store = store}),
+      HasSubstr("either a store or an init_method"));
+}
+
+TEST(LaunchError, NamesTheMissingHalf) {
+  EXPECT_THAT(error_of({{"RANK", "0"}}),
+              HasSubstr("got RANK but no WORLD_SIZE (launcher: torchrun)"));
+  EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("got WORLD_SIZE but no RANK"));
+  EXPECT_THAT(error_of({{"TESSERA_RANK", "0"}}),
+              HasSubstr("got TESSERA_RANK but no TESSERA_WORLD_SIZE"));
+  EXPECT_THAT(error_of({{"OMPI_COMM_WORLD_RANK", "0"}}), HasSubstr("no OMPI_COMM_WORLD_SIZE"));
+  EXPECT_THAT(error_of({}, {.rank = 0}),
+              HasSubstr("got InitOptions::rank but no InitOptions::world_size"));
+  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1"}), HasSubstr("needs rank and world_size"));
+  EXPECT_EQ(
+      launch_of({{"RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, {.world_size = 2})
+          .world_size,
+      2);
+}
+
+TEST(LaunchError, NamesTheVariableThatIsNoNumber) {
+  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "one"}})),
+              HasSubstr("environment variable RANK: expected an integer, got 'one'"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "29400x"}})), HasSubstr("MASTER_PORT"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"WORLD_SIZE", "99999999999"}})), HasSubstr("WORLD_SIZE"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "-1"}})),
+              HasSubstr("RANK: expected a count or an index, got -1"));
+}
+
+TEST(LaunchError, RefusesRanksOutsideTheWorld) {
+  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})),
+              HasSubstr("rank 8 is outside the world: with world size 8"));
+  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = 2, .world_size = 2}),
+              HasSubstr("ranks go from 0 to 1"));
+  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = -1, .world_size = 2}),
+              HasSubstr("rank -1 is outside"));
+  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 0}),
+              HasSubstr("at least 1, got 0"));
+  EXPECT_THAT(
+      error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 2, .local_rank = 2}),
+      HasSubstr("local rank 2 is outside"));
+}
+
+TEST(LaunchError, AsksWhereTheRanksMeet) {
+  EXPECT_THAT(error_of({}, {.rank = 0, .world_size = 2}),
+              HasSubstr("rank 0 of 2 does not know where the ranks meet"));
+  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+  EXPECT_EQ(error_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "");
+}
+
+TEST(LaunchError, RefusesBadInitMethods) {
+  auto of = [](const char* text) {
+    return error_of({}, {.init_method = text, .rank = 0, .world_size = 2});
+  };
+  EXPECT_THAT(of("udp://a:1"), HasSubstr("unknown scheme in init_method \"udp://a:1\""));
+  EXPECT_THAT(of("a:1"), HasSubstr("unknown scheme"));
+  EXPECT_THAT(of("tcp://a"), HasSubstr("expected init_method \"tcp://host:port\""));
+  EXPECT_THAT(of("tcp://:1"), HasSubstr("expected init_method \"tcp://host:port\""));
+  EXPECT_THAT(of("tcp://a:0"), HasSubstr("a port from 1 to 65535"));
+  EXPECT_THAT(of("tcp://a:70000"), HasSubstr("a port from 1 to 65535"));
+  EXPECT_THAT(of("file://store"), HasSubstr("absolute path"));
+  EXPECT_THAT(of("file://"), HasSubstr("absolute path"));
+  EXPECT_EQ(parse_store_address("tcp://[::1]:5").host, "::1");
+  EXPECT_EQ(tcp_address("::1", 5), "tcp://[::1]:5");
+}
+
+}  // namespace
+}  // namespace tessera::comm

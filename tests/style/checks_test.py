@@ -1,0 +1,85 @@
+"""The checks find what they look for."""
+
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+import check_includes
+import check_sources
+
+sys.path.insert(0, str(check_includes.ROOT / "scripts"))
+import junit_skip_reasons
+
+TABLE = "base - -\ncomm comm.h base\nmesh mesh.h comm\ntools - public\n"
+FILES = {
+    "include/tessera/comm.h": "",
+    "include/tessera/mesh.h": "#include <tessera/comm.h>\n",
+    "src/base/environment.h": "",
+    "src/comm/shm/ring.h": '#include "base/environment.h"\n#include <vector>\n',
+    "src/mesh/mesh.cpp": '#include <tessera/mesh.h>\n#include "base/environment.h"\n',
+    "tools/tessera/main.cpp": "#include <tessera/comm.h>\n",
+}
+
+
+class Checks(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name).resolve()
+        for module in (check_includes, check_sources):
+            patch = mock.patch.object(module, "ROOT", self.root)
+            patch.start()
+            self.addCleanup(patch.stop)
+        for name, text in FILES.items():
+            self.write(name, text)
+
+    def write(self, name, text):
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+        return pathlib.Path(name)
+
+    def wrong_includes(self, path):
+        return list(check_includes.check(path, *check_includes.read_table(TABLE)))
+
+    def test_includes_down_the_table_are_right(self):
+        for name in FILES:
+            self.assertEqual(self.wrong_includes(pathlib.Path(name)), [])
+
+    def test_wrong_includes_are_found(self):
+        for name, text in {
+            "src/comm/up.cpp": "#include <tessera/mesh.h>",
+            "src/base/up.cpp": '#include "../comm/shm/ring.h"',
+            "src/unknown/a.cpp": "",
+            "include/tessera/comm.h": '#include "base/environment.h"',
+            "include/tessera/unknown.h": "",
+            "tools/tessera/private.cpp": '#include "comm/shm/ring.h"',
+        }.items():
+            self.assertEqual(len(self.wrong_includes(self.write(name, text))), 1, name)
+
+    def test_long_files_odd_names_and_marks_are_found(self):
+        for name, text in {
+            "src/a.h": "\n" * 151,
+            "src/a.cpp": "\n" * 601,
+            "src/CamelCase.cpp": "",
+            "src/b.cpp": "// TO" "DO: later",
+        }.items():
+            self.assertEqual([bad for bad, _ in check_sources.check(self.write(name, text))], [True], name)
+        self.assertEqual([bad for bad, _ in check_sources.check(self.write("src/c.cpp", "\n" * 401))], [False])
+
+    def test_skip_reasons_move_into_the_message(self):
+        path = self.root / self.write(
+            "results.xml",
+            "<testsuite><testcase name='a'><skipped message='x'/><system-out>f.cpp:3: Skipped\nno GPU\n\n"
+            "[  SKIPPED ] A.B (0 ms)</system-out></testcase></testsuite>",
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            junit_skip_reasons.main(path)
+        self.assertIn('message="no GPU"', path.read_text())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,12 @@
+"""The project's C++ sources, for the checks in this folder."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("include", "src", "tools", "examples", "tests", "benchmarks")
+
+
+def cpp_sources(folders=FOLDERS):
+    """Every .h, .cpp and .cu below these folders, as sorted paths relative to ROOT."""
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return sorted(path.relative_to(ROOT) for path in found if path.suffix in (".h", ".cpp", ".cu"))

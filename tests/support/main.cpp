@@ -1,0 +1,45 @@
+#include "support/random.h"
+#include "support/rank_run.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+namespace {
+
+class RunCounter : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo&) override { tessera::testing::reset_run_count(); }
+};
+
+/// A rank normally exits inside its test; getting here means that the test never came to the run it
+/// belongs to.
+int end_of_rank(const tessera::testing::ChildIdentity& identity) {
+  std::cout << "rank " << identity.rank << ": the test ended before its run " << identity.call
+            << " of processes began; it must come to the same runs in ranks as in the parent"
+            << std::endl;
+  return tessera::testing::kExitNotReached;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  ::testing::UnitTest::GetInstance()->listeners().Append(new RunCounter);  // gtest owns it
+  at::set_num_threads(1);  // as the ranks, so that bits agree
+  const auto& identity = tessera::testing::child_identity();
+  if (!identity) {
+    if (!GTEST_FLAG_GET(list_tests)) {
+      std::cout << "Seed of random tests: " << tessera::testing::test_seed()
+                << " (TESSERA_TEST_SEED)\n";
+    }
+    return RUN_ALL_TESTS();
+  }
+  if (GTEST_FLAG_GET(filter) == "*") {
+    std::cout << "TESSERA_TEST_RANK is set: a rank needs a --gtest_filter that names its test"
+              << std::endl;
+    return tessera::testing::kExitNotReached;
+  }
+  [[maybe_unused]] const int unreachable = RUN_ALL_TESTS();
+  return end_of_rank(*identity);
+}

@@ -1,0 +1,1 @@
+// Gives the library that carries the precompiled header something to compile.

@@ -1,0 +1,206 @@
+#include "support/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <stdexcept>
+
+namespace tessera::testing {
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+bool in_rank() { return std::getenv("TESSERA_TEST_RANK") != nullptr; }
+
+/// What `run` reports to the test, kept from it. For the parent: ranks must report to their
+/// process.
+void intercept(const std::function<void()>& run, ::testing::TestPartResultArray& results) {
+  const ::testing::ScopedFakeTestPartResultReporter reporter(
+      ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ALL_THREADS, &results);
+  run();
+}
+
+/// The text of the one failure that such a run reports.
+std::string failure_of_run(int n, const RankBody& body, RankOptions options = {}) {
+  if (in_rank()) {
+    run_processes(n, body, std::move(options));
+    return {};
+  }
+  ::testing::TestPartResultArray results;
+  intercept([&] { run_processes(n, body, options); }, results);
+  std::string text;
+  for (int index = 0; index < results.size(); ++index) {
+    text += results.GetTestPartResult(index).message();
+  }
+  EXPECT_EQ(results.size(), 1) << text;
+  return text;
+}
+
+TEST(RankProcesses, EveryRankKnowsItsPlace) {
+  run_processes(3, [] {
+    EXPECT_EQ(world_size(), 3);
+    EXPECT_EQ(rank(), run_rank());
+    const std::vector<std::string> ranks = gather_bytes(std::to_string(rank()));
+    EXPECT_EQ(ranks, (std::vector<std::string>{"0", "1", "2"}));
+  });
+}
+
+TEST(RankProcesses, SeedsAreEqualOnAllRanks) {
+  run_processes(2, [] {
+    std::ostringstream drawn;
+    drawn << at::randn({4});
+    const std::vector<std::string> all = gather_bytes(drawn.str());
+    EXPECT_EQ(all[0], all[1]);
+    at::manual_seed(1234);
+    std::ostringstream again;
+    again << at::randn({4});
+    EXPECT_EQ(drawn.str(), again.str());
+  });
+}
+
+TEST(RankProcesses, ReportsTheFailingRankWithItsText) {
+  const std::string text = failure_of_run(2, [] { EXPECT_NE(run_rank(), 1) << "only rank 1"; });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1 of 2 (process)"), HasSubstr("exit code 1"),
+                          HasSubstr("only rank 1"), HasSubstr("rank_processes_test.cpp")));
+}
+
+TEST(RankProcesses, ReportsAnException) {
+  const std::string text = failure_of_run(2, [] {
+    if (run_rank() == 0) throw std::runtime_error("no tea left");
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("no tea left")));
+}
+
+TEST(RankProcesses, ReportsADyingRankWithItsSignal) {
+  const std::string text = failure_of_run(2, [] {
+    if (run_rank() == 1) std::raise(SIGKILL);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1 of 2"), HasSubstr("signal 9 (Killed)")));
+}
+
+TEST(RankProcesses, RanksThatMayDieMayEndBySignalOnly) {
+  const auto die = [] {
+    if (run_rank() == 1) std::raise(SIGKILL);
+  };
+  run_processes(2, die, {.may_die = {1}});
+  const auto fail = [] { EXPECT_EQ(run_rank(), 0); };
+  EXPECT_THAT(failure_of_run(2, fail, {.may_die = {1}}), HasSubstr("rank 1 of 2"));
+}
+
+TEST(RankProcesses, KillsAndReportsWhatRunsAtTheDeadline) {
+  const auto hang = [] { static_cast<void>(Beacon("never").wait(std::chrono::minutes(5))); };
+  const std::string text = failure_of_run(1, hang, {.deadline = std::chrono::seconds(1)});
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 0 of 1"), HasSubstr("still running")));
+}
+
+TEST(RankProcesses, SeveralRunsInATestAreIndependent) {
+  run_processes(2, [] { EXPECT_EQ(world_size(), 2); });
+  run_processes(3, [] { EXPECT_EQ(world_size(), 3); });
+  run_processes(1, [] { EXPECT_EQ(world_size(), 1); });
+}
+
+TEST(RankProcesses, ARunInsideABodyIsAnError) {
+  const std::string text = failure_of_run(1, [] { run_processes(1, [] {}); });
+  EXPECT_THAT(text, HasSubstr("can't start ranks of its own"));
+}
+
+TEST(RankProcesses, ATestThatEndsEarlierInRanksIsAnError) {
+  if (in_rank()) return;
+  EXPECT_THAT(failure_of_run(1, [] {}), HasSubstr("ended before its run 0"));
+}
+
+TEST(RankProcesses, ASkippingRankSkipsTheTest) {
+  const auto body = [] {
+    if (run_rank() == 1) GTEST_SKIP() << "for lack of tea";
+  };
+  if (in_rank()) return run_processes(2, body);
+  ::testing::TestPartResultArray results;
+  intercept([&] { run_processes(2, body); }, results);
+  ASSERT_EQ(results.size(), 1);
+  EXPECT_TRUE(results.GetTestPartResult(0).skipped());
+  EXPECT_THAT(results.GetTestPartResult(0).message(), HasSubstr("for lack of tea"));
+}
+
+TEST(RankProcesses, TheEnvironmentReachesTheRanksAlone) {
+  run_processes(1, [] { EXPECT_STREQ(std::getenv("TEAPOT"), "blue"); },
+                {.init = false, .environment = {{"TEAPOT", "blue"}}});
+  EXPECT_EQ(std::getenv("TEAPOT"), nullptr);
+}
+
+TEST(RankProcesses, TheParentKillsStopsAndReleasesRanks) {
+  RankProcesses processes(3,
+                          [] {
+                            Beacon("reached." + std::to_string(run_rank())).signal();
+                            EXPECT_TRUE(Beacon("go").wait());
+                          },
+                          {.may_die = {1, 2}});
+  for (const char* name : {"reached.0", "reached.1", "reached.2"}) {
+    ASSERT_TRUE(processes.beacon(name).wait());
+  }
+  processes.kill(1);
+  processes.stop(2);
+  processes.beacon("go").signal();
+  processes.join();
+  EXPECT_EQ(processes.wait(1)->signal, SIGKILL);
+  EXPECT_EQ(processes.wait(2)->signal, SIGKILL);  // stopped for good, killed by join
+  EXPECT_TRUE(processes.wait(0)->ok());
+}
+
+TEST(RankProcesses, AResumedRankEndsWell) {
+  RankProcesses processes(1, [] {
+    Beacon("reached").signal();
+    EXPECT_TRUE(Beacon("go").wait());
+  });
+  ASSERT_TRUE(processes.beacon("reached").wait());
+  processes.stop(0);
+  processes.beacon("go").signal();
+  EXPECT_FALSE(processes.wait(0, std::chrono::milliseconds(50)));
+  processes.resume(0);
+  processes.join();
+}
+
+TEST(RankProcesses, RanksOfALaterRunPassByTheParentsControl) {
+  {
+    RankProcesses first(2, [] { EXPECT_TRUE(Beacon("go").wait()); },
+                        {.may_die = {1}, .init = false});
+    first.kill(1);
+    first.beacon("go").signal();
+    EXPECT_TRUE(first.beacon("go").wait());
+    first.join();
+  }
+  run_processes(1, [] { EXPECT_EQ(world_size(), 1); });
+}
+
+class RankProcessesByCount : public ::testing::TestWithParam<int> {};
+
+TEST_P(RankProcessesByCount, RunAlsoInParametrisedTests) {
+  run_processes(GetParam(), [] { EXPECT_EQ(world_size(), GetParam()); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Counts, RankProcessesByCount, ::testing::Values(1, 2),
+                         [](const auto& info) { return "Of" + std::to_string(info.param); });
+
+class RanksByKind : public ::testing::TestWithParam<RankKind> {};
+
+TEST_P(RanksByKind, RunTheSameBody) {
+  run_ranks(GetParam(), 2, [] {
+    EXPECT_EQ(world_size(), 2);
+    barrier();
+    if (run_rank() == 0) Beacon("zero").signal();
+    EXPECT_TRUE(Beacon("zero").wait());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, RanksByKind,
+                         ::testing::Values(RankKind::Threads, RankKind::Processes),
+                         [](const auto& info) { return to_string(info.param); });
+
+}  // namespace
+
+}  // namespace tessera::testing

@@ -1,0 +1,67 @@
+#include "bench.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+
+namespace tessera::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "tessera-bench-";
+
+struct BenchOptions {
+  std::string question;
+  int ranks = 2;
+};
+
+fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
+
+std::string known_questions() {
+  std::string names;
+  for (const auto& entry : fs::directory_iterator(own_program().parent_path())) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with(kPrefix)) names += (names.empty() ? "" : ", ") + name.substr(std::string(kPrefix).size());
+  }
+  return names.empty() ? "none; build them with make build" : names;
+}
+
+/// The benchmarks link libtorch, which takes a while to load; this program does not. So they are programs of their own,
+/// started as ranks like any other.
+[[noreturn]] void run_benchmark(const BenchOptions& options, const std::vector<std::string>& arguments) {
+  const auto program = own_program().parent_path() / (kPrefix + options.question);
+  if (!fs::exists(program)) {
+    throw CLI::ValidationError("question", "expected one of: " + known_questions() + "; got '" + options.question + "'");
+  }
+  std::vector<std::string> words = {own_program().string(), "run", "-n", std::to_string(options.ranks), "--no-prefix",
+                                    "--env",  "OMP_NUM_THREADS=1", "--", program.string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<char*> raw;
+  for (auto& word : words) raw.push_back(word.data());
+  raw.push_back(nullptr);
+  execv(words[0].c_str(), raw.data());
+  throw std::system_error(errno, std::generic_category(), words[0]);
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
+  auto* bench = app.add_subcommand("bench", "Measure: comm, …");
+  auto options = std::make_shared<BenchOptions>();
+  bench->footer("tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
+  bench->set_help_flag();  // --help belongs to the question
+  bench->add_option("question", options->question, "What to measure")->required();
+  bench->add_option("--ranks", options->ranks, "Number of ranks, one thread each")->check(CLI::Range(1, 4096));
+  bench->allow_extras();
+  bench->callback([options, bench] {
+    auto arguments = bench->remaining();
+    if (options->question == "--help" || options->question == "-h") throw CLI::CallForHelp();
+    const bool asks = std::find(arguments.begin(), arguments.end(), "--help") != arguments.end();
+    if (asks) options->ranks = 1;
+    run_benchmark(*options, arguments);
+  });
+}
+
+}  // namespace tessera::tool

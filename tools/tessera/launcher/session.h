@@ -1,0 +1,24 @@
+#pragma once
+
+#include "launcher/orphans.h"
+#include "launcher/output.h"
+#include "launcher/signal_inbox.h"
+#include "launcher/watcher.h"
+
+namespace tessera::launcher {
+
+/// What outlives one start of the job, and is made in this order before the first.
+struct Session {
+  Session() { orphans.exclude(watcher.pid()); }
+
+  SignalInbox signals;
+  Output output;
+  Orphans orphans;
+  Watcher watcher;
+
+  /// Waits until all that was said has been written. A signal that ends the job ends the wait and
+  /// is returned; otherwise 0.
+  int flush();
+};
+
+}  // namespace tessera::launcher

@@ -1,0 +1,170 @@
+#include "run.h"
+
+#include "launcher/job.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <charconv>
+#include <iomanip>
+#include <memory>
+#include <sstream>
+
+namespace tessera::tool {
+namespace {
+
+using launcher::Job;
+using launcher::JobOptions;
+using launcher::JobOutcome;
+using launcher::RankFailure;
+using launcher::Session;
+
+// As env and timeout have it; 126 and 127 speak of the program.
+constexpr int kLauncherFailed = 125;
+constexpr int kMostRanks = 4096;
+constexpr int kMostRestarts = 1'000'000;
+constexpr double kLongestGrace = 1e6;
+
+struct RunOptions {
+  JobOptions job;
+  std::vector<std::string> settings;  // "NAME=VALUE", as given
+  double grace_seconds = 5;
+  int max_restarts = 0;
+};
+
+std::string describe(const RankFailure& failure, int ranks) {
+  std::ostringstream text;
+  text << "rank " << failure.rank << " of " << ranks << " failed with ";
+  if (failure.end.signal != 0) {
+    text << launcher::signal_name(failure.end.signal) << " (exit code " << failure.end.code << ")";
+  } else {
+    text << "exit code " << failure.end.code;
+  }
+  text << " after " << std::fixed << std::setprecision(1) << failure.seconds << " s";
+  return text.str();
+}
+
+void report(const RankFailure& failure, int ranks, launcher::Output& output) {
+  const bool is_silent = failure.last_lines.empty();
+  output.say(describe(failure, ranks) + (is_silent ? "; it wrote nothing" : "; its last lines:"));
+  const std::string prefix = launcher::rank_prefix(failure.rank, output.err().is_coloured());
+  for (const auto& line : failure.last_lines) output.err().append(prefix + line + "\n");
+}
+
+int run_job(const RunOptions& options, Session& session) {
+  for (int restart = 0;; ++restart) {
+    Job job(options.job, restart, session);
+    const JobOutcome outcome = job.run();
+    if (!outcome.failure) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
+    if (outcome.signal != 0 || restart == options.max_restarts) {
+      report(*outcome.failure, options.job.ranks, session.output);
+      return outcome.failure->end.code;
+    }
+    session.output.say(describe(*outcome.failure, options.job.ranks) + "; restart " +
+                       std::to_string(restart + 1) + " of " + std::to_string(options.max_restarts));
+  }
+}
+
+/// A pipe that took the number of a closed stdin, stdout or stderr would be mistaken for it.
+void open_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
+
+int run(const RunOptions& options) {
+  open_standard_descriptors();
+  Session session;
+  int exit_code = kLauncherFailed;
+  try {
+    exit_code = run_job(options, session);
+  } catch (const launcher::StartError& error) {
+    session.output.say(error.what());
+    exit_code = error.exit_code();
+  } catch (const std::system_error& error) {
+    const bool needs_more_files = error.code() == std::errc::too_many_files_open;
+    session.output.say(std::string(error.what()) +
+                       (needs_more_files ? "; raise the limit with ulimit -n" : ""));
+  }
+  const int signal = session.flush();
+  return exit_code == 0 && signal != 0 ? 128 + signal : exit_code;
+}
+
+/// Accepts what from_chars reads whole as a T between `least` and `most`.
+template <class T>
+CLI::Validator number_between(T least, T most, std::string type) {
+  const auto check = [=](std::string& text) -> std::string {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool is_number = error == std::errc() && end == text.data() + text.size();
+    if (is_number && value >= least && value <= most) return {};
+    std::ostringstream message;
+    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
+    return message.str();
+  };
+  return CLI::Validator(check, std::move(type));
+}
+
+CLI::Validator setting() {
+  const auto check = [](std::string& text) -> std::string {
+    try {
+      launcher::parse_setting(text);
+      return {};
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+  };
+  return CLI::Validator(check, "NAME=VALUE");
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, CommandLine& line) {
+  auto* run_app = app.add_subcommand("run", "Start N local ranks of a program");
+  auto options = std::make_shared<RunOptions>();
+  run_app->footer(
+      "tessera run -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
+      "Ends with the exit code of the rank that failed first, 128 + signal when interrupted.");
+  run_app->add_option("-n,--ranks", options->job.ranks, "Number of ranks")
+      ->required()
+      ->check(number_between(1, kMostRanks, "N"));
+  run_app->add_option("--max-restarts", options->max_restarts, "Start again after so many failures")
+      ->check(number_between(0, kMostRestarts, "K"));
+  run_app->add_option("--env", options->settings, "Set a variable for all ranks; may be repeated")
+      ->allow_extra_args(false)
+      ->check(setting());
+  run_app->add_flag("!--no-prefix", options->job.has_prefix, "Leave out the rank before each line");
+  run_app->add_option("--grace", options->grace_seconds, "From the request to end until SIGKILL")
+      ->check(number_between(0.0, kLongestGrace, "SECONDS"));
+  run_app->callback([options, &line] {
+    if (line.program.empty()) {
+      throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");
+    }
+    options->job.command = line.program;
+    options->job.grace = std::chrono::duration<double>(options->grace_seconds);
+    for (const auto& text : options->settings) {
+      options->job.settings.push_back(launcher::parse_setting(text));
+    }
+    line.exit_code = run(*options);
+  });
+}
+
+void take_program(const CLI::App& app, std::vector<std::string>& arguments, CommandLine& line) {
+  const CLI::App* run_app = app.get_subcommand("run");
+  const bool is_run = !arguments.empty() && arguments[0] == "run";
+  std::size_t at = is_run ? 1 : 0;
+  for (; at < arguments.size() && arguments[at] != "--"; ++at) {
+    if (!is_run) continue;
+    const std::string& word = arguments[at];
+    if (!word.starts_with('-') || word == "-") break;
+    const auto* option = run_app->get_option_no_throw(word);  // finds neither "-n4" nor "--env=A=1"
+    const bool takes_value = option != nullptr && option->get_items_expected_min() > 0;
+    if (takes_value && at + 1 < arguments.size()) ++at;
+  }
+  if (at >= arguments.size()) return;
+  const std::size_t first = arguments[at] == "--" ? at + 1 : at;
+  line.program.assign(arguments.begin() + static_cast<std::ptrdiff_t>(first), arguments.end());
+  arguments.resize(at);
+}
+
+}  // namespace tessera::tool

@@ -13,12 +13,13 @@ struct Slot {
 };
 thread_local Slot thread_slot;
 
+// Neither is ever destroyed: shutdown() empties the slot at exit, and a forked child must leave its parent's groups be.
 std::mutex& process_mutex() {
-  static std::mutex mutex;
+  static auto& mutex = *new std::mutex();
   return mutex;
 }
 std::shared_ptr<Context>& process_slot() {
-  static std::shared_ptr<Context> context;
+  static auto& context = *new std::shared_ptr<Context>();
   return context;
 }
 

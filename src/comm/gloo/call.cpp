@@ -66,14 +66,13 @@ at::Tensor GlooBackend::Call::update(const at::Tensor& tensor) {
 
 void GlooBackend::Call::add_broadcast(const at::Tensor& tensor, int64_t root) {
   Tensors memory{bytes_of(update(tensor))};
-  parts_.push_back(
-      backend_.ProcessGroupGloo::broadcast(memory, {.rootRank = root, .timeout = timeout_}));
+  parts_.push_back(backend_.engine_->broadcast(memory, {.rootRank = root, .timeout = timeout_}));
 }
 
 void GlooBackend::Call::add_allgather_bytes(const at::Tensor& output, const at::Tensor& input) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  parts_.push_back(backend_.ProcessGroupGloo::_allgather_base(to, from, {.timeout = timeout_}));
+  parts_.push_back(backend_.engine_->_allgather_base(to, from, {.timeout = timeout_}));
 }
 
 void GlooBackend::Call::add_all_gather(const at::Tensor& output, const at::Tensor& input) {
@@ -84,12 +83,10 @@ void GlooBackend::Call::add_all_gather(const Tensors& parts, const at::Tensor& i
   const bool is_even = std::all_of(parts.begin(), parts.end(),
                                    [&](const auto& part) { return part.numel() == input.numel(); });
   if (!is_even) return add_exchange(parts, Tensors(parts.size(), input));
-  const auto whole = at::empty({backend_.getSize(), input.numel()}, input.options());
-  add_allgather_bytes(whole, read(input));
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    outputs.push_back(parts[rank]);
-    copies_.emplace_back(parts[rank], whole[static_cast<int64_t>(rank)].view(parts[rank].sizes()));
-  }
+  TensorLists to(1);
+  for (const auto& part : parts) to[0].push_back(bytes_of(write(part)));
+  Tensors from{bytes_of(read(input))};
+  parts_.push_back(backend_.engine_->allgather(to, from, {.timeout = timeout_}));
 }
 
 void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
@@ -98,8 +95,8 @@ void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
                                            std::vector<int64_t> input_counts) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  parts_.push_back(backend_.ProcessGroupGloo::alltoall_base(to, from, output_counts, input_counts,
-                                                            {.timeout = timeout_}));
+  parts_.push_back(backend_.engine_->alltoall_base(to, from, output_counts, input_counts,
+                                                   {.timeout = timeout_}));
 }
 
 void GlooBackend::Call::add_exchange(const Tensors& parts, const Tensors& inputs) {
@@ -143,7 +140,7 @@ void GlooBackend::Call::add_exchange(const at::Tensor& output,
 }
 
 void GlooBackend::Call::add_barrier(const c10d::BarrierOptions& opts) {
-  parts_.push_back(backend_.ProcessGroupGloo::barrier(opts));
+  parts_.push_back(backend_.engine_->barrier(opts));
 }
 
 std::function<void()> GlooBackend::Call::take_afterwards() {

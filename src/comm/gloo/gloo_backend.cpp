@@ -38,7 +38,9 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   exchange(*request.store, "gloo/arrived", request.rank, request.size, "here", request.timeout,
            group);
   try {
-    return c10::make_intrusive<GlooBackend>(request, make_options(request.timeout));
+    auto engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
+                                              make_options(request.timeout));
+    return c10::make_intrusive<GlooBackend>(request, std::move(engine));
   } catch (const std::exception&) {
     C10_THROW_ERROR(DistBackendError,
                     c10::str(group, ": rank ", request.rank, " of ", request.size,
@@ -56,9 +58,10 @@ bool supports(c10::DeviceType device, c10::ScalarType dtype) {
   return device == c10::DeviceType::CPU && !c10::isQIntType(dtype);
 }
 
-GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options)
-    : ProcessGroupGloo(request.store, request.rank, request.size, std::move(options)),
-      plain_store_(request.store),
+GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine)
+    : Backend(request.rank, request.size),
+      engine_(std::move(engine)),
+      store_(request.store),
       log_(std::make_shared<GroupLog>(request)) {}
 
 GlooBackend::~GlooBackend() { shutdown(); }
@@ -72,7 +75,7 @@ void GlooBackend::shutdown() {
 
 void GlooBackend::abort() {
   log_->close();
-  for (const auto& context : contexts_) context->closeConnections();
+  engine_->close_connections();
 }
 
 c10d::ErrorType GlooBackend::getError() {
@@ -111,9 +114,9 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
   call.describe(tensor, c10::str(is_send ? "to " : "from ",
                                  is_any ? "any rank" : c10::str("rank ", peer), ", tag ", tag));
   Tensors memory{is_send ? call.read(tensor) : call.write(tensor)};
-  WorkPtr inner = is_send  ? ProcessGroupGloo::send(memory, peer, tag)
-                  : is_any ? ProcessGroupGloo::recvAnysource(memory, tag)
-                           : ProcessGroupGloo::recv(memory, peer, tag);
+  WorkPtr inner = is_send  ? engine_->send(memory, peer, tag)
+                  : is_any ? engine_->recvAnysource(memory, tag)
+                           : engine_->recv(memory, peer, tag);
   const auto sequence = ++point_sequence_;
   auto watch = [watchers = watchers_, inner](std::function<void()> wait) {
     watchers->add(std::move(wait), inner);
@@ -139,10 +142,11 @@ WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
   log_->check_usable("monitored_barrier");
-  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? options_->timeout : opts.timeout;
+  const auto timeout =
+      opts.timeout == c10d::kUnsetTimeout ? engine_->getOptions()->timeout : opts.timeout;
   const auto number = ++monitored_barriers_;
-  exchange(*plain_store_, c10::str("gloo/monitored_barrier/", number), rank_, size_, "here",
-           timeout, c10::str("gloo: monitored_barrier #", number, log_->place()));
+  exchange(*store_, c10::str("gloo/monitored_barrier/", number), rank_, size_, "here", timeout,
+           c10::str("gloo: monitored_barrier #", number, log_->place()));
 }
 
 }  // namespace tessera::comm::gloo

@@ -16,13 +16,25 @@ namespace tessera::comm::gloo {
 // reductions, of what was gathered, with shm's kernels in the order of ranks. Results do not depend
 // on the rank; half types are accumulated in float32 and rounded once.
 
-/// c10d's gloo with the collectives, dtypes, operations and errors of the other backends.
-class GlooBackend final : public c10d::ProcessGroupGloo {
+/// c10d's gloo as it is. Its collectives call each other by name, so they are kept apart from ours,
+/// which bear the same.
+class Engine final : public c10d::ProcessGroupGloo {
  public:
-  GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Options> options);
+  using ProcessGroupGloo::ProcessGroupGloo;
+  void close_connections() {
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+};
+
+/// The collectives, dtypes, operations and errors of the other backends on top of gloo.
+class GlooBackend final : public c10d::Backend {
+ public:
+  GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;
 
-  bool supportsSplitting() const override { return false; }
+  const std::string getBackendName() const override { return "gloo"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return engine_->getBackendOptions(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { engine_->setTimeout(timeout); }
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -70,7 +82,8 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   friend class Call;
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
 
-  const c10::intrusive_ptr<c10d::Store> plain_store_;
+  const c10::intrusive_ptr<Engine> engine_;
+  const c10::intrusive_ptr<c10d::Store> store_;
   const LogPtr log_;
   const std::shared_ptr<Watchers> watchers_ = std::make_shared<Watchers>();
   uint64_t sequence_ = 0;  // of collectives: equal on all ranks

@@ -86,7 +86,7 @@ std::shared_ptr<Arena> Arena::own() {
   return arena;
 }
 
-Arena::Arena() : capacity_(pick_capacity()) {
+Arena::Arena() : owner_(getpid()), capacity_(pick_capacity()) {
   descriptor_ = memfd_create("tessera", MFD_CLOEXEC);
   TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected memfd_create to work, got ",
                    std::strerror(errno), "; use the gloo backend on this machine");
@@ -153,6 +153,7 @@ size_t Arena::allocate(size_t bytes, const std::string& purpose) {
 }
 
 void Arena::release(size_t offset) {
+  if (owner_ != getpid()) return;
   const std::lock_guard lock(mutex_);
   const auto used = used_.find(offset);
   TORCH_INTERNAL_ASSERT(used != used_.end(), "shm: release of an unknown offset ", offset);

@@ -28,6 +28,7 @@ class Arena {
 
   /// Offset of `bytes` (rounded up to pages) of zeroed or reused memory. `purpose` appears in the error.
   size_t allocate(size_t bytes, const std::string& purpose);
+  /// In a process forked from the owner nothing happens: the memory is the owner's.
   void release(size_t offset);
 
   /// Where `pointer` lies in the arena, if its `bytes` do.
@@ -43,6 +44,7 @@ class Arena {
   size_t place(size_t bytes);
   void reserve_pages(size_t offset, size_t bytes, const std::string& purpose);
 
+  const int owner_;  // process
   int descriptor_ = -1;
   uint8_t* base_ = nullptr;
   size_t capacity_ = 0;

@@ -24,6 +24,8 @@ enum class Kind : uint32_t {
   Send, Receive,
 };
 const char* name_of(Kind kind);
+/// Messages between two ranks: each rank numbers its own, apart from the collectives.
+inline bool is_mail(Kind kind) { return kind == Kind::Send || kind == Kind::Receive; }
 
 /// What a rank is about to do. Peers compare it with their own before they read a byte of data.
 struct alignas(64) Descriptor {

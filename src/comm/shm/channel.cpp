@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -54,16 +55,21 @@ Channel::Channel(const BackendRequest& request)
   }
 }
 
-Channel::~Channel() {
-  auto& block = *self().block;
+bool Channel::is_own_process() const { return members_[rank_].block->pid == getpid(); }
+
+void Channel::leave() {
   auto alive = Health::Alive;
-  block.health.compare_exchange_strong(alive, Health::Left);
-  block.bell.ring();
+  self().block->health.compare_exchange_strong(alive, Health::Left);
+  ring();
+  for (const auto& member : members_) member.block->mail_bell.ring();
+}
+
+Channel::~Channel() {
+  if (!is_own_process()) return;
+  leave();
   // Once its bit is set a peer may free its block: this rank never looks at it again.
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    members_[peer].block->mail_bell.ring();
-    members_[peer].block->departed.fetch_or(uint64_t{1} << rank_);
+    if (peer != rank_) members_[peer].block->departed.fetch_or(uint64_t{1} << rank_);
   }
   bury(arena_, block_offset_, rank_, std::move(members_));
 }
@@ -193,7 +199,9 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
   const auto& block = *members_[peer].block;
   const auto health = block.health.load(std::memory_order_acquire);
   // A peer that is through with this collective may leave; only the one waited for still owes something.
-  if (!owes && block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence) return std::nullopt;
+  const bool is_through =
+      is_mail(pending.descriptor.kind) || block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence;
+  if (!owes && is_through) return std::nullopt;
   if (health == Health::Failed) return label(peer) + " has failed: " + std::string(block.reason.data());
   if (health == Health::Left) {
     if (!owes) return std::nullopt;
@@ -204,7 +212,7 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
          ") died; look at that rank's own output for the cause";
 }
 
-std::string Channel::describe_timeout(const Pending& pending) const {
+std::string Channel::describe_timeout(const Pending& pending, int watched) const {
   std::vector<int> arrived;
   std::vector<int> missing;
   std::string last;
@@ -217,8 +225,9 @@ std::string Channel::describe_timeout(const Pending& pending) const {
             (started == 0 ? std::string("none") : describe(descriptor_of(peer, started)));
   }
   const double waited = std::chrono::duration<double>(Clock::now() - pending.since).count();
-  auto text = "timed out after " + format_seconds(waited);
-  if (pending.descriptor.sequence != 0) {  // messages between two ranks have none
+  auto text = "timed out after " + format_seconds(waited) + " of waiting for " +
+              (watched == kAnyPeer ? "any rank" : label(watched));
+  if (!is_mail(pending.descriptor.kind)) {
     text += "; arrived: " + format_list(arrived) +
             "; missing: " + (missing.empty() ? "none, but a rank stopped in the middle" : format_list(missing)) + last;
   }

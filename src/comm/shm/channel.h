@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -84,6 +85,8 @@ class Channel {
   void conclude();
 
   // --- waiting and failing
+  /// No wait lasts beyond this point in time, whatever its own deadline; from any thread.
+  void set_limit(Clock::time_point limit) { limit_.store(limit, std::memory_order_relaxed); }
   /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer make it so because it
   /// failed, left or died, or when the time is up.
   template <class Ready>
@@ -91,6 +94,10 @@ class Channel {
   /// Marks the group as failed for everybody and throws DistBackendError.
   [[noreturn]] void fail(const Pending& pending, const std::string& what);
   [[noreturn]] void fail(const std::string& what) { fail(entered_, what); }
+  /// Tells the peers that this rank takes part in nothing any more.
+  void leave();
+  /// False in a process forked from the rank: it must not act in the rank's name.
+  bool is_own_process() const;
   /// Throws if the group has failed.
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
@@ -108,7 +115,7 @@ class Channel {
   bool spin(const std::atomic<uint64_t>& counter, uint64_t target) const;
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;
   std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
-  std::string describe_timeout(const Pending& pending) const;
+  std::string describe_timeout(const Pending& pending, int watched) const;
   void ring() { self().block->bell.ring(); }
 
   const int rank_;
@@ -126,6 +133,7 @@ class Channel {
   uint64_t round_ = 0;     // next free one
   Pending entered_;
   std::atomic<bool> failed_{false};
+  std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
 };
 
 /// How often a sleeping rank looks whether its peers still live.
@@ -141,7 +149,7 @@ void Channel::wait(const Pending& pending, Bell& bell, int watched, Ready&& read
     const auto problem = find_problem(pending, watched);
     if (ready()) return;
     if (problem) fail(pending, *problem);
-    if (Clock::now() >= pending.deadline) fail(pending, describe_timeout(pending));
+    if (Clock::now() >= std::min(pending.deadline, limit_.load(std::memory_order_relaxed))) fail(pending, describe_timeout(pending, watched));
   }
 }
 

@@ -88,20 +88,19 @@ void Executor::work_loop() {
 }
 
 void Executor::close() {
+  if (!channel_.is_own_process()) {  // forked: the worker is not here, the locks may be held for ever
+    if (worker_.joinable()) worker_.detach();
+    return;
+  }
   Lock lock(mutex_);
   if (closed_) return;
-  while (running_ || !queue_.empty()) {
-    if (running_) {
-      changed_.wait(lock);
-      continue;
-    }
-    queue_.front()->set_timeout(kCloseTimeout);
-    run_front(lock);
-  }
+  channel_.set_limit(Clock::now() + kCloseTimeout);
+  while (running_ || !queue_.empty()) running_ ? changed_.wait(lock) : run_front(lock);
   closed_ = true;
   changed_.notify_all();
   lock.unlock();
   if (worker_.joinable()) worker_.join();
+  channel_.leave();
 }
 
 }  // namespace tessera::comm::shm

@@ -4,12 +4,12 @@ include(GoogleTest)
 #
 #   tessera_test(NAME comm_collectives SOURCES collectives_test.cpp LABELS fast dist
 #                [LIBRARIES tessera::json ...]         # besides tessera and tessera_test_support
-#                [FILTER_LABELS "*Peer*=peer" ...]     # a further label for tests that match; the first match counts
+#                [FILTER_LABELS "*Peer*=peer" ...]     # further labels (a,b) for tests that match; the first match counts
 #                [SERIAL])                             # nothing runs beside these: for tests that measure time
 function(tessera_test)
   cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
-  if(NOT test_NAME OR NOT test_SOURCES OR NOT test_LABELS OR test_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "tessera_test: expected NAME, SOURCES and LABELS, got '${ARGN}'")
+  if(NOT test_NAME OR NOT test_SOURCES OR NOT (test_LABELS OR test_FILTER_LABELS) OR test_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "tessera_test: expected NAME, SOURCES and LABELS or FILTER_LABELS, got '${ARGN}'")
   endif()
 
   add_executable(${test_NAME} ${test_SOURCES})
@@ -23,11 +23,12 @@ function(tessera_test)
 
   set(taken "")
   foreach(pair IN LISTS test_FILTER_LABELS)
-    if(NOT pair MATCHES "^([^=]+)=([a-z_]+)$")
+    if(NOT pair MATCHES "^([^=]+)=([a-z_,]+)$")
       message(FATAL_ERROR "tessera_test(${test_NAME}): expected <gtest pattern>=<label>, got '${pair}'")
     endif()
     set(pattern "${CMAKE_MATCH_1}")
-    _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${CMAKE_MATCH_2})
+    string(REPLACE "," ";" labels "${CMAKE_MATCH_2}")
+    _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")
   endforeach()
   _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})

@@ -19,6 +19,7 @@ struct Context {
   std::string backend;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   Group default_group;
+  int process = 0;  // that joined
 
   std::mutex mutex;                                // guards what follows
   std::vector<Group> groups;                       // every group made here, for shutdown

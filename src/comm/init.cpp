@@ -21,16 +21,10 @@ namespace {
 // How long rank 0 keeps the store for ranks that are still leaving.
 constexpr std::chrono::milliseconds kLeaveGrace{2000};
 
-/// A rank that forgets shutdown() still leaves its groups, so peers hear "left" and not "died". A forked child runs
-/// this handler too and must not leave in its parent's name.
+/// A rank that forgets shutdown() still leaves its groups, so peers hear "left" and not "died".
 void shut_down_at_exit() {
   static bool is_registered = false;
-  static pid_t owner = 0;
-  owner = getpid();
-  if (std::exchange(is_registered, true)) return;
-  std::atexit([] {
-    if (getpid() == owner) shutdown();
-  });
+  if (!std::exchange(is_registered, true)) std::atexit(shutdown);
 }
 
 void check_options(const InitOptions& options) {
@@ -52,9 +46,15 @@ void init(InitOptions options) {
   context->world = comm::join_world(store, launch, options.timeout);
   context->backend = options.backend;
   context->timeout = options.timeout;
+  context->process = getpid();
   std::vector<int> everybody(context->world.world_size);
   std::iota(everybody.begin(), everybody.end(), 0);
-  context->default_group = comm::make_group(*context, everybody, "world", {});
+  try {
+    context->default_group = comm::make_group(*context, everybody, "world", {});
+  } catch (...) {
+    comm::leave_world(context->world, kLeaveGrace);  // so that another init in the same store meets no leftovers
+    throw;
+  }
   comm::set_current_context(context);
   shut_down_at_exit();
   comm::dump_on_signal(options.dump_signal);
@@ -66,6 +66,10 @@ void shutdown() {
   const auto context = comm::current_context();
   if (!context) return;
   comm::set_current_context(nullptr);
+  if (context->process != getpid()) {  // forked from a rank: its groups are not this process's to end
+    static_cast<void>(new std::shared_ptr<comm::Context>(context));
+    return;
+  }
   std::vector<Group> groups;
   {
     const std::lock_guard lock(context->mutex);

@@ -59,16 +59,17 @@ void barrier(const Group& group) {
 void monitored_barrier(const Group& group, std::optional<std::chrono::milliseconds> timeout) {
   const auto used = comm::resolve(group, "monitored_barrier");
   const auto context = comm::require_context("monitored_barrier");
-  const auto limit = timeout.value_or(context->timeout);
-  TORCH_CHECK_VALUE(limit.count() > 0, "monitored_barrier: expected a timeout above 0, got ", limit.count(), " ms");
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0, "monitored_barrier: expected a timeout above 0, got ",
+                    timeout ? timeout->count() : 0, " ms");
   const auto backend = used->getBackend(device_of(used).type());
+  if (backend->getBackendName() == "fake") return;
+  const auto limit = timeout ? *timeout : backend->getBackendOptions()->timeout;
   if (backend->getBackendName() == "shm") {
     c10d::BarrierOptions options;
     options.timeout = limit;
     backend->monitoredBarrier(options, true);
     return;
   }
-  if (backend->getBackendName() == "fake") return;
   // Through the store: it also works when the backend itself is stuck.
   int count = 0;
   {

@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 
 #include <ATen/core/Tensor.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
@@ -64,18 +65,11 @@ void expect_same_bits_on_all_ranks(const at::Tensor& tensor, const std::string& 
 /// The default group's backend for CPU tensors: some members have other names in other versions of
 /// c10d::ProcessGroup.
 c10::intrusive_ptr<c10d::Backend> backend();
-/// The message of the exception of type E that `action` throws; anything else fails the test.
-template <class E>
-std::string message_of(const std::function<void()>& action);
-
 std::string bytes_of(const at::Tensor& tensor);
 
-}  // namespace tessera::collective_bodies
-
-#include <gtest/gtest.h>
-
+/// The message of the exception of type E that `action` throws; anything else fails the test.
 template <class E>
-std::string tessera::collective_bodies::message_of(const std::function<void()>& action) {
+std::string message_of(const std::function<void()>& action) {
   try {
     action();
   } catch (const E& error) {
@@ -87,3 +81,5 @@ std::string tessera::collective_bodies::message_of(const std::function<void()>& 
   ADD_FAILURE() << "expected an exception";
   return "";
 }
+
+}  // namespace tessera::collective_bodies

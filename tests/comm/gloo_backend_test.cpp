@@ -1,52 +1,21 @@
 // What the gloo backend adds to c10d's: dtypes, operations, layouts, futures and errors.
-#include <ATen/ATen.h>
+#include "comm/backends.h"
+#include "comm/gloo_ranks.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
-#include "comm/backends.h"
 
 namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using c10d::ReduceOp;
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-using Tensors = std::vector<at::Tensor>;
-using TensorLists = std::vector<Tensors>;
-using GroupBackend = c10d::Backend;
-
-/// Runs `body` on `size` threads, each a rank of one gloo group.
-void run_gloo(int size, const std::function<void(GroupBackend&, int)>& body, std::chrono::milliseconds timeout = 20s) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        auto backend = gloo::make(
-            {.store = store, .rank = rank, .size = size, .group_name = "g", .world_ranks = {}, .timeout = timeout});
-        body(*backend, rank);
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "rank " << rank << ": " << error.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-}
 
 bool same(const at::Tensor& left, const at::Tensor& right) {
   return left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
          (left.numel() == 0 || left.to(at::kComplexDouble).equal(right.to(at::kComplexDouble)));
-}
-
-c10d::BarrierOptions within(std::chrono::milliseconds timeout) {
-  c10d::BarrierOptions options;
-  options.timeout = timeout;
-  return options;
 }
 
 /// Small whole numbers that differ by rank, exact in every dtype.
@@ -57,35 +26,54 @@ at::Tensor sample(int rank, at::IntArrayRef sizes, c10::ScalarType dtype) {
 }
 
 /// `op` over the samples of all ranks, in numbers wide enough for each dtype here.
-at::Tensor expected(int size, at::IntArrayRef sizes, c10::ScalarType dtype, ReduceOp::RedOpType op) {
+at::Tensor expected(int size, at::IntArrayRef sizes, c10::ScalarType dtype,
+                    ReduceOp::RedOpType op) {
   const bool is_complex = c10::isComplexType(dtype);
-  const auto wide = is_complex ? at::kComplexDouble : c10::isFloatingType(dtype) ? at::kDouble : at::kLong;
+  const auto wide = is_complex                   ? at::kComplexDouble
+                    : c10::isFloatingType(dtype) ? at::kDouble
+                                                 : at::kLong;
   auto result = sample(0, sizes, dtype).to(wide);
   for (int rank = 1; rank < size; ++rank) {
     const auto next = sample(rank, sizes, dtype).to(wide);
     switch (op) {
-      case ReduceOp::PRODUCT: result = result * next; break;
-      case ReduceOp::MIN: result = at::minimum(result, next); break;
-      case ReduceOp::MAX: result = at::maximum(result, next); break;
-      case ReduceOp::BAND: result = at::bitwise_and(result, next); break;
-      case ReduceOp::BOR: result = at::bitwise_or(result, next); break;
-      case ReduceOp::BXOR: result = at::bitwise_xor(result, next); break;
-      default: result = result + next;
+      case ReduceOp::PRODUCT:
+        result = result * next;
+        break;
+      case ReduceOp::MIN:
+        result = at::minimum(result, next);
+        break;
+      case ReduceOp::MAX:
+        result = at::maximum(result, next);
+        break;
+      case ReduceOp::BAND:
+        result = at::bitwise_and(result, next);
+        break;
+      case ReduceOp::BOR:
+        result = at::bitwise_or(result, next);
+        break;
+      case ReduceOp::BXOR:
+        result = at::bitwise_xor(result, next);
+        break;
+      default:
+        result = result + next;
     }
   }
   if (op == ReduceOp::AVG) {
-    if (dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat) result = result.to(at::kFloat);
+    if (dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat)
+      result = result.to(at::kFloat);
     if (dtype == at::kComplexFloat) result = result.to(at::kComplexFloat);
     result = result / size;
   }
   return result.to(dtype);
 }
 
-constexpr c10::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf,   at::kBFloat16, at::kChar,
-                                       at::kShort,  at::kInt,   at::kLong,   at::kByte,     at::kUInt16,
-                                       at::kUInt32, at::kUInt64, at::kBool,  at::kComplexFloat, at::kComplexDouble};
-constexpr ReduceOp::RedOpType kOps[] = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT, ReduceOp::MIN,
-                                        ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BOR,     ReduceOp::BXOR};
+constexpr c10::ScalarType kDtypes[] = {
+    at::kDouble, at::kFloat,  at::kHalf, at::kBFloat16,     at::kChar,
+    at::kShort,  at::kInt,    at::kLong, at::kByte,         at::kUInt16,
+    at::kUInt32, at::kUInt64, at::kBool, at::kComplexFloat, at::kComplexDouble};
+constexpr ReduceOp::RedOpType kOps[] = {ReduceOp::SUM, ReduceOp::AVG, ReduceOp::PRODUCT,
+                                        ReduceOp::MIN, ReduceOp::MAX, ReduceOp::BAND,
+                                        ReduceOp::BOR, ReduceOp::BXOR};
 
 bool has_meaning(c10::ScalarType dtype, ReduceOp::RedOpType op) {
   const bool is_bitwise = op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
@@ -116,7 +104,8 @@ TEST(GlooBackend, ReducesEveryDtypeByEveryOperation) {
         auto input = sample(rank, {6, 2}, dtype);
         auto part = at::zeros({2, 2}, input.options());
         group._reduce_scatter_base(part, input, {.reduceOp = op})->wait();
-        EXPECT_TRUE(same(part, expected(3, {6, 2}, dtype, op).slice(0, 2 * rank, 2 * rank + 2))) << part;
+        EXPECT_TRUE(same(part, expected(3, {6, 2}, dtype, op).slice(0, 2 * rank, 2 * rank + 2)))
+            << part;
       }
     }
   });
@@ -137,21 +126,27 @@ TEST(GlooBackend, MovesEveryDtype) {
         EXPECT_TRUE(same(whole.slice(0, 2 * peer, 2 * peer + 2), sample(peer, {2, 2}, dtype)));
       }
 
-      TensorLists lists{{at::zeros({1}, input.options()), at::zeros({2}, input.options()), at::zeros({3}, input.options())}};
+      TensorLists lists{{at::zeros({1}, input.options()), at::zeros({2}, input.options()),
+                         at::zeros({3}, input.options())}};
       Tensors uneven{sample(rank, {rank + 1}, dtype)};
       group.allgather(lists, uneven)->wait();
-      for (int peer = 0; peer < 3; ++peer) EXPECT_TRUE(same(lists[0][peer], sample(peer, {peer + 1}, dtype)));
+      for (int peer = 0; peer < 3; ++peer)
+        EXPECT_TRUE(same(lists[0][peer], sample(peer, {peer + 1}, dtype)));
 
-      Tensors outputs{at::zeros({2}, input.options()), at::zeros({2}, input.options()), at::zeros({2}, input.options())};
-      Tensors inputs{sample(rank, {2}, dtype), sample(rank + 1, {2}, dtype), sample(rank + 2, {2}, dtype)};
+      Tensors outputs{at::zeros({2}, input.options()), at::zeros({2}, input.options()),
+                      at::zeros({2}, input.options())};
+      Tensors inputs{sample(rank, {2}, dtype), sample(rank + 1, {2}, dtype),
+                     sample(rank + 2, {2}, dtype)};
       group.alltoall(outputs, inputs)->wait();
-      for (int peer = 0; peer < 3; ++peer) EXPECT_TRUE(same(outputs[peer], sample(peer + rank, {2}, dtype)));
+      for (int peer = 0; peer < 3; ++peer)
+        EXPECT_TRUE(same(outputs[peer], sample(peer + rank, {2}, dtype)));
 
       TensorLists gathered;
       if (rank == 1) gathered.push_back(outputs);
       Tensors one{sample(rank, {2}, dtype)};
       group.gather(gathered, one, {.rootRank = 1})->wait();
-      for (int peer = 0; rank == 1 && peer < 3; ++peer) EXPECT_TRUE(same(outputs[peer], sample(peer, {2}, dtype)));
+      for (int peer = 0; rank == 1 && peer < 3; ++peer)
+        EXPECT_TRUE(same(outputs[peer], sample(peer, {2}, dtype)));
       TensorLists scattered;
       if (rank == 1) scattered.push_back(outputs);
       Tensors mine{at::zeros({2}, input.options())};
@@ -164,10 +159,12 @@ TEST(GlooBackend, MovesEveryDtype) {
 TEST(GlooBackend, ExchangesUnevenRows) {
   run_gloo(3, [](GroupBackend& group, int rank) {
     std::vector<int64_t> sent{0, rank, 2};  // to each peer
-    std::vector<int64_t> received = rank == 0 ? std::vector<int64_t>{0, 0, 0}
+    std::vector<int64_t> received = rank == 0   ? std::vector<int64_t>{0, 0, 0}
                                     : rank == 1 ? std::vector<int64_t>{0, 1, 2}
                                                 : std::vector<int64_t>{2, 2, 2};
-    const auto rows = [](const std::vector<int64_t>& splits) { return splits[0] + splits[1] + splits[2]; };
+    const auto rows = [](const std::vector<int64_t>& splits) {
+      return splits[0] + splits[1] + splits[2];
+    };
     auto input = at::full({rows(sent), 3}, rank, at::kShort);
     auto output = at::full({rows(received), 3}, -1, at::kShort);
     group.alltoall_base(output, input, received, sent)->wait();
@@ -185,7 +182,8 @@ TEST(GlooBackend, TakesTensorsOfAnyLayout) {
     Tensors strided{base.t().slice(0, 0, 6, 2)};
     group.allreduce(strided)->wait();
     EXPECT_TRUE(strided[0].eq(3).all().item<bool>());
-    EXPECT_TRUE(base.t().slice(0, 1, 6, 2).eq(rank + 1).all().item<bool>()) << "what lies between stays";
+    EXPECT_TRUE(base.t().slice(0, 1, 6, 2).eq(rank + 1).all().item<bool>())
+        << "what lies between stays";
 
     auto whole = at::zeros({3, 4}).t();
     auto input = at::arange(6).to(at::kFloat).view({3, 2}).t();
@@ -198,9 +196,11 @@ TEST(GlooBackend, TakesTensorsOfAnyLayout) {
     EXPECT_TRUE(at::imag(conjugate).eq(-2).all().item<bool>());
 
     Tensors expanded{at::ones({1}).expand({3})};
-    EXPECT_THAT([&] { group.allreduce(expanded); }, ThrowsMessage<c10::ValueError>(HasSubstr("share memory")));
+    EXPECT_THAT([&] { group.allreduce(expanded); },
+                ThrowsMessage<c10::ValueError>(HasSubstr("share memory")));
     Tensors sparse{at::ones({2}).to_sparse()};
-    EXPECT_THAT([&] { group.allreduce(sparse); }, ThrowsMessage<c10::ValueError>(HasSubstr("dense")));
+    EXPECT_THAT([&] { group.allreduce(sparse); },
+                ThrowsMessage<c10::ValueError>(HasSubstr("dense")));
   });
 }
 
@@ -228,7 +228,8 @@ TEST(GlooBackend, AccumulatesHalfTypesInFloat) {
     // 2048 + 1 is 2048 in half precision, 2048 + 3 is not.
     Tensors tensors{at::full({3}, rank == 0 ? 2048 : 1, at::kHalf)};
     group.allreduce(tensors)->wait();
-    EXPECT_TRUE(tensors[0].to(at::kFloat).eq(2052).all().item<bool>()) << tensors[0];  // 2051, rounded once
+    EXPECT_TRUE(tensors[0].to(at::kFloat).eq(2052).all().item<bool>())
+        << tensors[0];  // 2051, rounded once
     Tensors nans{at::full({3}, rank == 2 ? NAN : rank, at::kFloat)};
     group.allreduce(nans, {.reduceOp = ReduceOp::MAX})->wait();
     EXPECT_TRUE(nans[0].isnan().all().item<bool>());
@@ -320,53 +321,6 @@ TEST(GlooBackend, WorksAlone) {
     group.barrier()->wait();
     group.monitoredBarrier({}, true);
     EXPECT_EQ(whole.sum().item<float>(), 2);
-  });
-}
-
-TEST(GlooBackendError, NamesTheRankThatNeverCame) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto join = [&] {
-    gloo::make({.store = store, .rank = 0, .size = 2, .group_name = "dp", .world_ranks = {}, .timeout = 200ms});
-  };
-  EXPECT_THAT(join, ThrowsMessage<c10::DistBackendError>(AllOf(HasSubstr("gloo: group 'dp'"), HasSubstr("misses rank 1"))));
-}
-
-TEST(GlooBackendError, TellsWhatTimedOutAndRefusesWhatFollows) {
-  run_gloo(
-      2,
-      [](GroupBackend& group, int rank) {
-        Tensors tensors{at::ones({4})};
-        if (rank == 1) {  // stays away until the other gave up
-          EXPECT_THAT([&] { group.broadcast(tensors)->wait(); }, testing::Throws<c10::DistBackendError>());
-          return;
-        }
-        group.allreduce(tensors)->wait();
-      },
-      300ms);
-}
-
-TEST(GlooBackendError, NoticesAPeerThatLeft) {
-  run_gloo(2, [](GroupBackend& group, int rank) {
-    group.barrier()->wait();
-    if (rank == 1) return group.abort();
-    Tensors tensors{at::ones({4})};
-    const auto reduce = [&] { group.allreduce(tensors)->wait(); };
-    EXPECT_THAT(reduce, ThrowsMessage<c10::DistBackendError>(
-                            AllOf(HasSubstr("gloo: all_reduce #2 (Float, 16 B, sum) in group 'g' on rank 0: "),
-                                  HasSubstr("a peer has ended or its connection broke, "))));
-    EXPECT_THAT(reduce, ThrowsMessage<c10::DistBackendError>(HasSubstr("can't be used after an earlier error (gloo: all_reduce #2")));
-    EXPECT_EQ(group.getError(), c10d::ErrorType::COMM_ERROR);
-  });
-}
-
-TEST(GlooBackendError, NamesWhoMissesAMonitoredBarrier) {
-  run_gloo(3, [](GroupBackend& group, int rank) {
-    group.monitoredBarrier(within(10s), true);
-    if (rank == 2) return group.barrier()->wait(), void();
-    EXPECT_THAT([&] { group.monitoredBarrier(within(200ms), true); },
-                ThrowsMessage<c10::DistBackendError>(AllOf(HasSubstr("gloo: monitored_barrier #2 in group 'g' on rank "),
-                                                           HasSubstr("misses rank 2"))));
-    group.barrier()->wait();
   });
 }
 

@@ -16,6 +16,12 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
+/// Most of these tests are about processes; joining a world would only add to their time.
+RankOptions apart(RankOptions options = {}) {
+  options.init = false;
+  return options;
+}
+
 bool in_rank() { return std::getenv("TESSERA_TEST_RANK") != nullptr; }
 
 /// What `run` reports to the test, kept from it. For the parent: ranks must report to their
@@ -29,11 +35,11 @@ void intercept(const std::function<void()>& run, ::testing::TestPartResultArray&
 /// The text of the one failure that such a run reports.
 std::string failure_of_run(int n, const RankBody& body, RankOptions options = {}) {
   if (in_rank()) {
-    run_processes(n, body, std::move(options));
+    run_processes(n, body, apart(options));
     return {};
   }
   ::testing::TestPartResultArray results;
-  intercept([&] { run_processes(n, body, options); }, results);
+  intercept([&] { run_processes(n, body, apart(options)); }, results);
   std::string text;
   for (int index = 0; index < results.size(); ++index) {
     text += results.GetTestPartResult(index).message();
@@ -88,7 +94,7 @@ TEST(RankProcesses, RanksThatMayDieMayEndBySignalOnly) {
   const auto die = [] {
     if (run_rank() == 1) std::raise(SIGKILL);
   };
-  run_processes(2, die, {.may_die = {1}});
+  run_processes(2, die, apart({.may_die = {1}}));
   const auto fail = [] { EXPECT_EQ(run_rank(), 0); };
   EXPECT_THAT(failure_of_run(2, fail, {.may_die = {1}}), HasSubstr("rank 1 of 2"));
 }
@@ -100,9 +106,9 @@ TEST(RankProcesses, KillsAndReportsWhatRunsAtTheDeadline) {
 }
 
 TEST(RankProcesses, SeveralRunsInATestAreIndependent) {
-  run_processes(2, [] { EXPECT_EQ(world_size(), 2); });
-  run_processes(3, [] { EXPECT_EQ(world_size(), 3); });
-  run_processes(1, [] { EXPECT_EQ(world_size(), 1); });
+  for (const int n : {2, 3, 1}) {
+    run_processes(n, [n] { EXPECT_EQ(run_world_size(), n); }, apart());
+  }
 }
 
 TEST(RankProcesses, ARunInsideABodyIsAnError) {
@@ -119,27 +125,29 @@ TEST(RankProcesses, ASkippingRankSkipsTheTest) {
   const auto body = [] {
     if (run_rank() == 1) GTEST_SKIP() << "for lack of tea";
   };
-  if (in_rank()) return run_processes(2, body);
+  if (in_rank()) return run_processes(2, body, apart());
   ::testing::TestPartResultArray results;
-  intercept([&] { run_processes(2, body); }, results);
+  intercept([&] { run_processes(2, body, apart()); }, results);
   ASSERT_EQ(results.size(), 1);
   EXPECT_TRUE(results.GetTestPartResult(0).skipped());
   EXPECT_THAT(results.GetTestPartResult(0).message(), HasSubstr("for lack of tea"));
 }
 
 TEST(RankProcesses, TheEnvironmentReachesTheRanksAlone) {
-  run_processes(1, [] { EXPECT_STREQ(std::getenv("TEAPOT"), "blue"); },
-                {.init = false, .environment = {{"TEAPOT", "blue"}}});
+  run_processes(
+      1, [] { EXPECT_STREQ(std::getenv("TEAPOT"), "blue"); },
+      apart({.environment = {{"TEAPOT", "blue"}}}));
   EXPECT_EQ(std::getenv("TEAPOT"), nullptr);
 }
 
 TEST(RankProcesses, TheParentKillsStopsAndReleasesRanks) {
-  RankProcesses processes(3,
-                          [] {
-                            Beacon("reached." + std::to_string(run_rank())).signal();
-                            EXPECT_TRUE(Beacon("go").wait());
-                          },
-                          {.may_die = {1, 2}});
+  RankProcesses processes(
+      3,
+      [] {
+        Beacon("reached." + std::to_string(run_rank())).signal();
+        EXPECT_TRUE(Beacon("go").wait());
+      },
+      apart({.may_die = {1, 2}}));
   for (const char* name : {"reached.0", "reached.1", "reached.2"}) {
     ASSERT_TRUE(processes.beacon(name).wait());
   }
@@ -153,10 +161,13 @@ TEST(RankProcesses, TheParentKillsStopsAndReleasesRanks) {
 }
 
 TEST(RankProcesses, AResumedRankEndsWell) {
-  RankProcesses processes(1, [] {
-    Beacon("reached").signal();
-    EXPECT_TRUE(Beacon("go").wait());
-  });
+  RankProcesses processes(
+      1,
+      [] {
+        Beacon("reached").signal();
+        EXPECT_TRUE(Beacon("go").wait());
+      },
+      apart());
   ASSERT_TRUE(processes.beacon("reached").wait());
   processes.stop(0);
   processes.beacon("go").signal();
@@ -167,20 +178,19 @@ TEST(RankProcesses, AResumedRankEndsWell) {
 
 TEST(RankProcesses, RanksOfALaterRunPassByTheParentsControl) {
   {
-    RankProcesses first(2, [] { EXPECT_TRUE(Beacon("go").wait()); },
-                        {.may_die = {1}, .init = false});
+    RankProcesses first(2, [] { EXPECT_TRUE(Beacon("go").wait()); }, apart({.may_die = {1}}));
     first.kill(1);
     first.beacon("go").signal();
     EXPECT_TRUE(first.beacon("go").wait());
     first.join();
   }
-  run_processes(1, [] { EXPECT_EQ(world_size(), 1); });
+  run_processes(1, [] { EXPECT_EQ(run_world_size(), 1); }, apart());
 }
 
 class RankProcessesByCount : public ::testing::TestWithParam<int> {};
 
 TEST_P(RankProcessesByCount, RunAlsoInParametrisedTests) {
-  run_processes(GetParam(), [] { EXPECT_EQ(world_size(), GetParam()); });
+  run_processes(GetParam(), [] { EXPECT_EQ(run_world_size(), GetParam()); }, apart());
 }
 
 INSTANTIATE_TEST_SUITE_P(Counts, RankProcessesByCount, ::testing::Values(1, 2),

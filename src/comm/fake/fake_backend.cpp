@@ -127,7 +127,7 @@ class FakeBackend final : public c10d::Backend {
     const auto check = checks("reduce_scatter_tensor_coalesced");
     check.check_pairs(outputs, inputs);
     for (size_t i = 0; i < inputs.size(); ++i) keep_part(check, outputs[i], inputs[i]);
-    return done(OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs);
+    return done(OpType::COALESCED, outputs);
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,

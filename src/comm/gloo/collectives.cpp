@@ -194,8 +194,7 @@ WorkPtr GlooBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
   const Unseen unseen;
-  Call call(*this, "reduce_scatter_tensor_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-            opts.timeout);
+  Call call(*this, "reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout);
   call.check().check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     call.check().check_whole(inputs[i], outputs[i]);

@@ -17,6 +17,8 @@ namespace {
 
 constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
 
+constexpr std::chrono::seconds kGrace(5);  // for collectives that are under way at the end
+
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(
     std::chrono::milliseconds timeout) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
@@ -64,18 +66,26 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
       store_(request.store),
       log_(std::make_shared<GroupLog>(request)) {}
 
-GlooBackend::~GlooBackend() { shutdown(); }
+GlooBackend::~GlooBackend() {
+  shutdown();
+  // gloo ends only with its last collective, which may have to time out first: nobody shall wait
+  // for that.
+  if (!log_->await_idle(std::chrono::milliseconds(0))) {
+    std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
+  }
+}
 
 void GlooBackend::shutdown() {
   log_->close();
   watchers_->close();
-  // What still waits for a peer that will never come must not hold up the end of this rank.
-  if (log_->has_failed()) abort();
+  // What waits for a peer that will never come must not hold up the end of this rank.
+  if (log_->has_failed() || !log_->await_idle(kGrace)) abort();
 }
 
 void GlooBackend::abort() {
   log_->close();
   engine_->close_connections();
+  log_->cancel_all();
 }
 
 c10d::ErrorType GlooBackend::getError() {

@@ -82,7 +82,7 @@ class GlooBackend final : public c10d::Backend {
   friend class Call;
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
 
-  const c10::intrusive_ptr<Engine> engine_;
+  c10::intrusive_ptr<Engine> engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const LogPtr log_;
   const std::shared_ptr<Watchers> watchers_ = std::make_shared<Watchers>();

@@ -16,11 +16,12 @@ double seconds_since(Clock::time_point time) {
   return std::chrono::duration<double>(Clock::now() - time).count();
 }
 
-/// gloo starts its texts with "[/path/file.cc:12] ".
-std::string without_source(const std::string& text) {
-  const auto end = text.find(".cc:");
-  const auto bracket = end == std::string::npos ? end : text.find("] ", end);
-  return text.starts_with("[/") && bracket != std::string::npos ? text.substr(bracket + 2) : text;
+/// gloo starts its texts with "[/path/file.cc:12] " and ends some with advice.
+std::string without_ornaments(std::string text) {
+  const auto source = text.find(".cc:");
+  const auto bracket = source == std::string::npos ? source : text.find("] ", source);
+  if (text.starts_with("[/") && bracket != std::string::npos) text = text.substr(bracket + 2);
+  return text.substr(0, text.find(". This is typically"));
 }
 
 const char* explain(const std::string& text) {
@@ -28,6 +29,7 @@ const char* explain(const std::string& text) {
   if (text.find("losed") != std::string::npos || text.find("reset") != std::string::npos) {
     return "a peer has ended or its connection broke";
   }
+  if (text == kLeft) return "given up";
   return "gloo failed";
 }
 
@@ -76,6 +78,36 @@ void GroupLog::close() {
   closed_ = true;
 }
 
+void GroupLog::enter(const IssuePtr& issue, std::function<void()> cancel) {
+  const std::lock_guard lock(mutex_);
+  under_way_.emplace(issue, std::move(cancel));
+}
+
+void GroupLog::leave(const IssuePtr& issue) {
+  std::function<void()>
+      cancel;  // may own the last reference to a work: not to be freed under the lock
+  const std::lock_guard lock(mutex_);
+  cancel = std::exchange(under_way_[issue], nullptr);
+  under_way_.erase(issue);
+  left_.notify_all();
+}
+
+void GroupLog::cancel_all() {
+  std::vector<std::function<void()>> cancels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [issue, cancel] : under_way_) {
+      if (cancel) cancels.push_back(std::exchange(cancel, nullptr));
+    }
+  }
+  for (const auto& cancel : cancels) cancel();
+}
+
+bool GroupLog::await_idle(std::chrono::milliseconds grace) {
+  std::unique_lock lock(mutex_);
+  return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
+}
+
 IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
   auto issue = std::make_shared<Issue>();
   issue->what = std::move(what);
@@ -87,7 +119,7 @@ IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
 }
 
 std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
-  const std::string text = without_source(text_of(cause));
+  const std::string text = without_ornaments(text_of(cause));
   const auto message =
       describe(issue, c10::str(explain(text), ", ", format_seconds(seconds_since(issue.since)),
                                " after the call: ", text));

@@ -4,8 +4,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,6 +16,9 @@
 namespace tessera::comm::gloo {
 
 using Clock = std::chrono::steady_clock;
+
+/// The cause of the error of what was under way when this rank left the group.
+inline constexpr const char* kLeft = "this rank has shut the group down";
 
 /// One call of a collective on this rank.
 struct Issue {
@@ -35,6 +41,14 @@ class GroupLog {
   bool has_failed() const;
   void close();
 
+  /// gloo is at work on `issue` until leave(); cancel_all() calls `cancel` of those it is still at
+  /// work on, once.
+  void enter(const IssuePtr& issue, std::function<void()> cancel);
+  void leave(const IssuePtr& issue);
+  void cancel_all();
+  /// Whether gloo has nothing left to do, now or within `grace`.
+  bool await_idle(std::chrono::milliseconds grace);
+
   IssuePtr add(std::string what, uint64_t sequence);
   /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
   /// rank and time. The first one makes the group unusable and is written to standard error with
@@ -54,6 +68,8 @@ class GroupLog {
   mutable std::mutex mutex_;
   std::string failure_;
   bool closed_ = false;
+  std::map<IssuePtr, std::function<void()>> under_way_;
+  std::condition_variable left_;
   std::deque<IssuePtr> issues_;
 };
 

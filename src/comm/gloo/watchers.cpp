@@ -15,7 +15,7 @@ void Watchers::add(std::function<void()> wait, WorkPtr inner) {
       watcher.inner = std::move(inner);
       watcher.thread = std::thread([&watcher, wait = std::move(wait)]() mutable {
         wait();
-        wait = nullptr;  // the work may be the last owner of the group
+        wait = nullptr;  // the work goes before its thread counts as ended
         watcher.done = true;
       });
       return;

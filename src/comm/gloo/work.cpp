@@ -58,7 +58,10 @@ void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,
                             const std::vector<WorkPtr>& parts, std::function<void()> afterwards) {
   self->afterwards_ = std::move(afterwards);
   self->open_parts_ = parts.size();
-  if (parts.empty()) return self->complete(nullptr, std::exchange(self->afterwards_, nullptr));
+  if (parts.empty()) return self->complete_once(nullptr);
+  self->log_->enter(self->issue_, [self] {
+    self->complete_once(std::make_exception_ptr(std::runtime_error(kLeft)));
+  });
   for (const auto& part : parts) {
     part->getFuture()->addCallback([self](c10::ivalue::Future& future) {
       self->end_part(future.hasError() ? future.exception_ptr() : nullptr);
@@ -72,7 +75,14 @@ void CollectiveWork::end_part(const std::exception_ptr& error) {
     if (!error_) error_ = error;
   }
   if (open_parts_.fetch_sub(1) != 1) return;
-  complete(error_, std::exchange(afterwards_, nullptr));
+  complete_once(error_);
+  log_->leave(issue_);
+}
+
+void CollectiveWork::complete_once(const std::exception_ptr& error) {
+  if (is_ending_.exchange(true)) return;
+  complete(error, afterwards_);
+  afterwards_ = nullptr;
 }
 
 PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, WorkPtr inner,
@@ -85,7 +95,7 @@ PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outp
 void PointWork::run(std::chrono::milliseconds timeout) {
   std::exception_ptr error;
   try {
-    TORCH_CHECK(inner_->wait(timeout), "closed by this rank");
+    TORCH_CHECK(inner_->wait(timeout), kLeft);
   } catch (...) {
     error = std::current_exception();
   }

@@ -58,8 +58,10 @@ class CollectiveWork final : public GlooWork {
 
  private:
   void end_part(const std::exception_ptr& error);
+  void complete_once(const std::exception_ptr& error);
 
   std::atomic<size_t> open_parts_{0};
+  std::atomic<bool> is_ending_{false};
   std::function<void()> afterwards_;
   std::mutex error_mutex_;
   std::exception_ptr error_;

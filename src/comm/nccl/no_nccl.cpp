@@ -1,17 +1,19 @@
-// Stands in for nccl_backend.cpp where libtorch has no CUDA or the machine no nccl.h.
-#include <c10/util/Exception.h>
-
+// Stands in for nccl_backend.cpp in builds against a libtorch without CUDA.
 #include "comm/backends.h"
+
+#include <c10/util/Exception.h>
 
 namespace tessera::comm::nccl {
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "nccl: group '", request.group_name, "': this build of Tessera has no NCCL; use ",
-                              "\"shm\" or \"gloo\", or build against a CUDA libtorch (preset cuda)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "nccl: group '", request.group_name,
+      "': this build of Tessera is against a libtorch without CUDA; use the backend shm (ranks "
+      "of one host) or gloo with CPU tensors, or build with the preset `cuda`");
 }
 
 bool available() { return false; }
 
-bool supports(c10::DeviceType /*device*/, c10::ScalarType /*dtype*/) { return false; }
+bool supports(c10::DeviceType, c10::ScalarType) { return false; }
 
 }  // namespace tessera::comm::nccl

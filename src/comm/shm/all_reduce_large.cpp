@@ -122,6 +122,7 @@ void AllReduceLarge::work_in_place(Channel& channel) {
       std::memcpy(data_.data + begin, tensors[peer] + begin, theirs.bytes);
     }
   }
+  for (const int peer : peers_) channel.check_kept(peer);
   channel.consume_through(first + chunks_ + 1);
   channel.await_readers(first + chunks_ + 1);
 }

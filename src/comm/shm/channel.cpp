@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/text.h"
 #include "comm/shm/graveyard.h"
@@ -182,17 +183,19 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
 
 std::optional<std::string> Channel::find_problem(const Pending& pending, int watched) const {
   if (has_failed()) return failure();
-  std::optional<std::string> last;
+  std::optional<std::string> found;
   int gone = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     auto problem = problem_of(pending, peer, peer == watched || watched == kAnyPeer);
     if (!problem) continue;
-    if (watched != kAnyPeer) return problem;
-    last = std::move(problem);
     ++gone;
+    // A peer that failed did so because of another one: better to hear of that one at first hand.
+    const bool is_second_hand = members_[peer].block->health.load(std::memory_order_acquire) == Health::Failed;
+    if (!found || !is_second_hand) found = std::move(problem);
+    if (is_second_hand && watched == kAnyPeer) return found;  // the whole group has failed
   }
-  return gone == size_ - 1 ? last : std::nullopt;
+  return watched != kAnyPeer || gone == size_ - 1 ? found : std::nullopt;
 }
 
 std::optional<std::string> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
@@ -212,6 +215,19 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
          ") died; look at that rank's own output for the cause";
 }
 
+std::vector<int> Channel::stragglers() const {
+  std::vector<int> slowest;
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto& block = *members_[peer].block;
+    const auto progress = block.posted.load() + block.consumed.load() + block.finished.load();
+    if (progress < least) slowest.clear();
+    if (progress <= least) slowest.push_back(peer);
+    least = std::min(least, progress);
+  }
+  return slowest;
+}
+
 std::string Channel::describe_timeout(const Pending& pending, int watched) const {
   std::vector<int> arrived;
   std::vector<int> missing;
@@ -228,8 +244,8 @@ std::string Channel::describe_timeout(const Pending& pending, int watched) const
   auto text = "timed out after " + format_seconds(waited) + " of waiting for " +
               (watched == kAnyPeer ? "any rank" : label(watched));
   if (!is_mail(pending.descriptor.kind)) {
-    text += "; arrived: " + format_list(arrived) +
-            "; missing: " + (missing.empty() ? "none, but a rank stopped in the middle" : format_list(missing)) + last;
+    text += "; arrived: " + format_list(arrived) + "; missing: " + format_list(missing) + last;
+    if (missing.empty()) text += "; furthest behind in it: " + format_list(stragglers());
   }
   return text + "; raise the group's timeout if the ranks are only slow";
 }

@@ -73,6 +73,7 @@ class Channel {
   void post_through(uint64_t end);
   /// Waits until `peer` has announced the same collective; throws if it announced another one.
   void meet(int peer);
+  uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
   /// `peer`'s slot of `round`, once posted.
   const uint8_t* peer_slot(int peer, uint64_t round);
@@ -98,6 +99,9 @@ class Channel {
   void leave();
   /// False in a process forked from the rank: it must not act in the rank's name.
   bool is_own_process() const;
+  /// Throws if `peer`, whose memory was just read by address, has failed: it may have changed that memory since.
+  void check_kept(const Pending& pending, int peer);
+  void check_kept(int peer) { check_kept(entered_, peer); }
   /// Throws if the group has failed.
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
@@ -106,7 +110,12 @@ class Channel {
   std::string label(int rank) const;
 
   // --- the record of recent collectives
-  FlightEntry& record(const Descriptor& descriptor, FlightEntry::State state);
+  struct Record {
+    FlightEntry* entry = nullptr;
+    uint64_t count = 0;  // the entry is this one's until a later one takes it over
+  };
+  Record record(const Descriptor& descriptor, FlightEntry::State state);
+  void update(const Record& record, uint64_t sequence, FlightEntry::State state);
   std::string recent() const;
   const std::string& group_name() const { return group_name_; }
 
@@ -116,6 +125,8 @@ class Channel {
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;
   std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
+  /// Those that have done the least.
+  std::vector<int> stragglers() const;
   void ring() { self().block->bell.ring(); }
 
   const int rank_;

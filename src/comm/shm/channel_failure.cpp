@@ -63,15 +63,23 @@ void Channel::fail(const Pending& pending, const std::string& what) {
   TORCH_CHECK_WITH(DistBackendError, false, failure());
 }
 
+void Channel::check_kept(const Pending& pending, int peer) {
+  const auto& block = *members_[peer].block;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // the reading comes before the look at its owner's health
+  if (block.health.load(std::memory_order_seq_cst) == Health::Alive) return;
+  if (const auto problem = problem_of(pending, peer, /*owes=*/true)) fail(pending, *problem);
+}
+
 void Channel::check_usable(const char* operation) const {
   TORCH_CHECK_WITH(DistBackendError, !has_failed(), "shm: ", operation, " in group '", group_name_, "' on ",
                    label(rank_), ": the group can't be used after an earlier error (", failure(),
                    "); end this rank, or shut down and init again");
 }
 
-FlightEntry& Channel::record(const Descriptor& descriptor, FlightEntry::State state) {
+Channel::Record Channel::record(const Descriptor& descriptor, FlightEntry::State state) {
   auto& block = *self().block;
-  auto& entry = block.flight[block.flight_count.fetch_add(1) % kFlightEntries];
+  const uint64_t count = block.flight_count.fetch_add(1);
+  auto& entry = block.flight[count % kFlightEntries];
   entry.state.store(FlightEntry::Empty, std::memory_order_release);
   entry.kind = descriptor.kind;
   entry.dtype = descriptor.dtype;
@@ -83,7 +91,16 @@ FlightEntry& Channel::record(const Descriptor& descriptor, FlightEntry::State st
   entry.started_ns = 0;
   entry.ended_ns = 0;
   entry.state.store(state, std::memory_order_release);
-  return entry;
+  return {.entry = &entry, .count = count};
+}
+
+void Channel::update(const Record& record, uint64_t sequence, FlightEntry::State state) {
+  if (self().block->flight_count.load() > record.count + kFlightEntries) return;
+  auto& entry = *record.entry;
+  entry.sequence = sequence;
+  if (entry.started_ns == 0) entry.started_ns = state == FlightEntry::Running ? now_ns() : entry.queued_ns;
+  if (state != FlightEntry::Running) entry.ended_ns = now_ns();
+  entry.state.store(state, std::memory_order_release);
 }
 
 std::string Channel::recent() const {

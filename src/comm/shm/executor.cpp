@@ -6,12 +6,6 @@
 #include <algorithm>
 
 namespace tessera::comm::shm {
-namespace {
-
-// How long a group that is closed waits for collectives nobody waited for.
-constexpr std::chrono::milliseconds kCloseTimeout{10'000};
-
-}  // namespace
 
 Executor::~Executor() { close(); }
 
@@ -47,6 +41,9 @@ void Executor::run_front(Lock& lock) {
   lock.lock();
   running_ = false;
   changed_.notify_all();
+  lock.unlock();
+  work->tell_future();
+  lock.lock();
 }
 
 void Executor::run_until_done(ShmWork& work, std::chrono::milliseconds timeout) {
@@ -88,19 +85,14 @@ void Executor::work_loop() {
 }
 
 void Executor::close() {
-  if (!channel_.is_own_process()) {  // forked: the worker is not here, the locks may be held for ever
-    if (worker_.joinable()) worker_.detach();
-    return;
-  }
+  if (!channel_.is_own_process()) return;  // forked: the worker is not here, and the lock may be held for ever
   Lock lock(mutex_);
   if (closed_) return;
-  channel_.set_limit(Clock::now() + kCloseTimeout);
   while (running_ || !queue_.empty()) running_ ? changed_.wait(lock) : run_front(lock);
   closed_ = true;
   changed_.notify_all();
   lock.unlock();
   if (worker_.joinable()) worker_.join();
-  channel_.leave();
 }
 
 }  // namespace tessera::comm::shm

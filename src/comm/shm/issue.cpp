@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstring>
 #include <iterator>
 
 #include "comm/completed_work.h"
@@ -11,7 +12,7 @@ namespace tessera::comm::shm {
 ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
                          bool in_background)
     : backend_(backend), name_(name), timeout_(backend.timeout_of(timeout)), in_background_(in_background) {
-  backend.channel().check_usable(name);
+  backend.channel().check_usable(std::strchr(name, ':') + 1);
   parts_.type = type;
   parts_.title = name;
 }

@@ -13,6 +13,8 @@
 namespace tessera::comm::shm {
 namespace {
 
+constexpr const char* kMapped = "mapped";
+
 /// What a rank tells the others about its block.
 struct Address {
   std::string host;
@@ -81,9 +83,19 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
   const auto answers = exchange(*request.store, "shm", request.rank, request.size, ours.print(), request.timeout,
                                 "shm group '" + request.group_name + "'");
   std::vector<Member> members;
-  members.reserve(request.size);
+  std::string verdict = kMapped;
+  try {
+    for (int rank = 0; rank < request.size; ++rank) {
+      members.push_back(map_member(request, rank, Address::parse(answers[rank]), layout));
+    }
+  } catch (const c10::Error& error) {
+    verdict = error.what_without_backtrace();
+  }
+  // A second round: nobody may go on, and perhaps end, before everybody has mapped its memory.
+  const auto verdicts = exchange(*request.store, "mapped", request.rank, request.size, verdict, request.timeout,
+                                 "shm group '" + request.group_name + "'");
   for (int rank = 0; rank < request.size; ++rank) {
-    members.push_back(map_member(request, rank, Address::parse(answers[rank]), layout));
+    TORCH_CHECK_WITH(DistBackendError, verdicts[rank] == kMapped, "rank ", rank, " could not join: ", verdicts[rank]);
   }
   return members;
 }

@@ -24,20 +24,20 @@ class MailWork final : public c10d::Work {
   const Pending& pending() const { return pending_; }
   bool is_done() const { return done_.load(std::memory_order_acquire); }
   void end(const std::exception_ptr& exception);
+  void tell_future();
 
   int source_ = -1;             // who sent it
   MailEntry* entry_ = nullptr;  // of a send that is read in place
 
  private:
-  void complete(c10::ivalue::Future& future);
-
   Mailroom::Message message_;
   Pending pending_;
   std::shared_ptr<Mailroom> mailroom_;
-  FlightEntry* record_;
+  Channel::Record record_;
   std::atomic<bool> done_{false};
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  bool future_told_ = false;
 };
 
 }  // namespace tessera::comm::shm

@@ -15,7 +15,7 @@ MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom
       message_(std::move(message)),
       mailroom_(std::move(mailroom)) {
   const auto now = Clock::now();
-  pending_.descriptor = {.sequence = 0,
+  pending_.descriptor = {.sequence = ++mailroom_->issued_,
                          .kind = message_.is_send ? Kind::Send : Kind::Receive,
                          .dtype = message_.dtype,
                          .reduce = -1,
@@ -25,7 +25,7 @@ MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom
                          .shared_offset = -1};
   pending_.since = now;
   pending_.deadline = now + message_.timeout;
-  record_ = &mailroom_->channel_.record(pending_.descriptor, FlightEntry::Running);
+  record_ = mailroom_->channel_.record(pending_.descriptor, FlightEntry::Running);
 }
 
 bool MailWork::wait(std::chrono::milliseconds timeout) {
@@ -35,20 +35,20 @@ bool MailWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void MailWork::complete(c10::ivalue::Future& future) {
-  exception_ ? future.setError(exception_) : future.markCompleted(c10::IValue(result()));
+void MailWork::tell_future() {
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (!future_ || std::exchange(future_told_, true)) return;
+  }
+  exception_ ? future_->setError(exception_) : future_->markCompleted(c10::IValue(result()));
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
-  bool complete_now = false;
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      complete_now = is_done();
-    }
+    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   }
-  complete_now ? complete(*future_) : mailroom_->start_worker();
+  is_done() ? tell_future() : mailroom_->start_worker();
   return future_;
 }
 
@@ -56,38 +56,35 @@ void MailWork::end(const std::exception_ptr& exception) {
   if (!exception && !message_.is_send && !message_.contiguous.is_same(message_.original)) {
     message_.original.copy_(message_.contiguous);
   }
-  record_->ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-  record_->started_ns = record_->queued_ns;
-  record_->state.store(exception ? FlightEntry::Failed : FlightEntry::Done, std::memory_order_release);
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard lock(future_mutex_);
-    finish(exception);
-    done_.store(true, std::memory_order_release);
-    future = future_;
-  }
-  if (future) complete(*future);
+  mailroom_->channel_.update(record_, pending_.descriptor.sequence, exception ? FlightEntry::Failed : FlightEntry::Done);
+  const std::lock_guard lock(future_mutex_);
+  finish(exception);
+  done_.store(true, std::memory_order_release);
 }
 
-Mailroom::Mailroom(Channel& channel) : channel_(channel) {}
+Mailroom::Mailroom(std::shared_ptr<Channel> channel) : owned_(std::move(channel)), channel_(*owned_) {}
 
 Mailroom::~Mailroom() { close(); }
 
 c10::intrusive_ptr<c10d::Work> Mailroom::submit(Message message) {
   auto work = c10::make_intrusive<MailWork>(channel_.rank(), std::move(message), shared_from_this());
   bool needs_worker = false;
+  Works ended;
   {
     const std::lock_guard lock(mutex_);
+    TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(), "' has been shut down");
     pending_.push_back(work);
-    progress();
+    ended = progress();
     // A send that found its outbox full must go on without anybody waiting for it.
     needs_worker = work->message().is_send && !work->is_done();
   }
+  for (const auto& done : ended) done->tell_future();
   if (needs_worker) start_worker();
   return work;
 }
 
-void Mailroom::progress() {
+Mailroom::Works Mailroom::progress() {
+  Works ended;
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto work = *it;
     std::exception_ptr exception;
@@ -103,21 +100,28 @@ void Mailroom::progress() {
     }
     it = pending_.erase(it);
     work->end(exception);
+    ended.push_back(work);
   }
+  return ended;
 }
 
 bool Mailroom::try_finish(MailWork& work) { return work.message().is_send ? try_send(work) : try_receive(work); }
 
 void Mailroom::reclaim(Outbox& outbox) {
   for (auto& entry : outbox) {
-    if (entry.state.load(std::memory_order_acquire) != MailEntry::Taken) continue;
-    if (entry.is_buffered != 0) Arena::own()->release(entry.offset);
+    // What was read in place is freed by the work that waits for it.
+    if (entry.state.load(std::memory_order_acquire) != MailEntry::Taken || entry.is_buffered == 0) continue;
+    Arena::own()->release(entry.offset);
     entry.state.store(MailEntry::Free, std::memory_order_relaxed);
   }
 }
 
 bool Mailroom::try_send(MailWork& work) {
-  if (work.entry_ != nullptr) return work.entry_->state.load(std::memory_order_acquire) == MailEntry::Taken;
+  if (work.entry_ != nullptr) {
+    if (work.entry_->state.load(std::memory_order_acquire) != MailEntry::Taken) return false;
+    work.entry_->state.store(MailEntry::Free, std::memory_order_relaxed);
+    return true;
+  }
   const auto& message = work.message();
   auto& outbox = channel_.self().outboxes[message.peer];
   reclaim(outbox);
@@ -164,6 +168,7 @@ bool Mailroom::try_receive(MailWork& work) {
   if (entry->bytes != message.data.size || entry->dtype != message.dtype) {
     auto theirs = work.pending().descriptor;
     theirs.kind = Kind::Send;
+    theirs.sequence = entry->number;
     theirs.root = channel_.rank();
     theirs.bytes = entry->bytes;
     theirs.dtype = entry->dtype;
@@ -171,17 +176,26 @@ bool Mailroom::try_receive(MailWork& work) {
                                       ", " + channel_.label(channel_.rank()) + " calls " +
                                       describe(work.pending().descriptor));
   }
-  if (entry->bytes > 0) {
-    std::memcpy(message.data.data, channel_.member(work.source_).arena_base + entry->offset, entry->bytes);
-  }
-  entry->state.store(MailEntry::Taken, std::memory_order_seq_cst);
-  channel_.member(work.source_).block->mail_bell.ring();
+  take(work, *entry);
   return true;
 }
 
+void Mailroom::take(MailWork& work, MailEntry& entry) {
+  const auto& source = channel_.member(work.source_);
+  if (entry.bytes > 0) std::memcpy(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
+  // A sender that gave up waiting may have changed a tensor that is read in place.
+  if (entry.is_buffered == 0) channel_.check_kept(work.pending(), work.source_);
+  entry.state.store(MailEntry::Taken, std::memory_order_seq_cst);
+  source.block->mail_bell.ring();
+}
+
 bool Mailroom::poll(MailWork& work) {
-  const std::lock_guard lock(mutex_);
-  progress();
+  Works ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = progress();
+  }
+  for (const auto& done : ended) done->tell_future();
   return work.is_done();
 }
 
@@ -189,15 +203,31 @@ void Mailroom::wait_for(MailWork& work, std::chrono::milliseconds timeout) {
   auto pending = work.pending();
   if (timeout > kNoTimeout) pending.deadline = std::min(pending.deadline, Clock::now() + timeout);
   try {
-    channel_.wait(pending, channel_.self().block->mail_bell, work.message().peer, [&] { return poll(work); });
+    channel_.wait(pending, channel_.self().block->mail_bell, work.message().peer,
+                  [&] { return poll(work) || closed_.load(); });
+    TORCH_CHECK_WITH(DistBackendError, work.is_done(), "shm: ", describe(pending.descriptor), ": group '",
+                     channel_.group_name(), "' was shut down before the message came");
   } catch (...) {
     end_all(std::current_exception());
   }
 }
 
-void Mailroom::end_all(const std::exception_ptr& exception) {
+c10::intrusive_ptr<MailWork> Mailroom::oldest_send() {
   const std::lock_guard lock(mutex_);
-  for (const auto& work : std::exchange(pending_, {})) work->end(exception);
+  for (const auto& work : pending_) {
+    if (work->message().is_send) return work;
+  }
+  return {};
+}
+
+void Mailroom::end_all(const std::exception_ptr& exception) {
+  Works ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = std::exchange(pending_, {});
+    for (const auto& work : ended) work->end(exception);
+  }
+  for (const auto& done : ended) done->tell_future();
 }
 
 void Mailroom::start_worker() {
@@ -230,12 +260,17 @@ void Mailroom::work_loop() {
 }
 
 void Mailroom::close() {
+  if (!channel_.is_own_process()) return;
+  if (closed_) return;
+  while (const auto send = oldest_send()) wait_for(*send, kNoTimeout);
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
   }
   channel_.self().block->mail_bell.ring();
   if (worker_.joinable()) worker_.join();
+  end_all(std::make_exception_ptr(C10_BUILD_ERROR(
+      DistBackendError, c10::str("shm: group '", channel_.group_name(), "' was shut down before the message came"))));
   const std::lock_guard lock(mutex_);
   for (int peer = 0; peer < channel_.size(); ++peer) reclaim(channel_.self().outboxes[peer]);
 }

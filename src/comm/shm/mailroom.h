@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <mutex>
 #include <thread>
@@ -16,7 +17,7 @@ class MailWork;
 /// tensor lives in shared memory: then it is read in place and the send ends when it has been).
 class Mailroom : public std::enable_shared_from_this<Mailroom> {
  public:
-  explicit Mailroom(Channel& channel);
+  explicit Mailroom(std::shared_ptr<Channel> channel);
   ~Mailroom();
   Mailroom(const Mailroom&) = delete;
   Mailroom& operator=(const Mailroom&) = delete;
@@ -32,30 +33,36 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
     at::Tensor contiguous;  // whose memory `data` is; copied to `original` at the end if it is another
   };
   c10::intrusive_ptr<c10d::Work> submit(Message message);
-  /// Ends the worker thread; called before the channel goes.
+  /// Lets sends go out that nobody waited for and ends receives, with an error, and the worker thread.
   void close();
 
  private:
   friend class MailWork;
+  using Works = std::list<c10::intrusive_ptr<MailWork>>;
   void wait_for(MailWork& work, std::chrono::milliseconds timeout);
   bool poll(MailWork& work);
+  c10::intrusive_ptr<MailWork> oldest_send();
   void start_worker();
   void work_loop();
 
   // Under the mutex:
-  void progress();
+  /// Ends what can be ended and returns it; its futures are told without the mutex, for their callbacks may send.
+  Works progress();
   bool try_finish(MailWork& work);
   bool try_send(MailWork& work);
   bool try_receive(MailWork& work);
+  void take(MailWork& work, MailEntry& entry);
   MailEntry* find_mail(int source, int tag);
   void reclaim(Outbox& outbox);
   void end_all(const std::exception_ptr& exception);
 
+  const std::shared_ptr<Channel> owned_;  // works may outlive the group
   Channel& channel_;
   std::mutex mutex_;
-  std::list<c10::intrusive_ptr<MailWork>> pending_;
+  Works pending_;
   uint64_t sent_ = 0;
-  bool closed_ = false;
+  std::atomic<uint64_t> issued_{0};  // messages, for errors and the record
+  std::atomic<bool> closed_{false};
   std::thread worker_;
 };
 

@@ -9,6 +9,9 @@ namespace {
 // others are asleep anyway: then run ahead as far as the slots allow before giving up the core.
 constexpr uint64_t kChunksAhead = 2;
 
+// Below this a copy is cheaper than waiting until the peers have read the original.
+constexpr size_t kLeastOffered = size_t{64} << 10;
+
 }  // namespace
 
 void Collective::start(Channel& channel) {
@@ -33,7 +36,7 @@ std::vector<int> all_but(int rank, int size) {
 }
 
 void RoundsCollective::offer(const void* data, size_t bytes) {
-  const auto offset = bytes > 0 ? Arena::own()->offset_of(data, bytes) : std::nullopt;
+  const auto offset = bytes >= kLeastOffered ? Arena::own()->offset_of(data, bytes) : std::nullopt;
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 
@@ -72,6 +75,11 @@ void RoundsCollective::begin(Channel& channel) {
 void RoundsCollective::drain_next(Channel& channel) {
   drain(channel, drained_, first_ + drained_);
   ++drained_;
+  // Before the last word to the owners: until then they must not change what was read by address.
+  for (size_t i = 0; i < sources_.size() && drained_ == rounds_; ++i) {
+    const bool by_address = channel.descriptor_of(sources_[i], descriptor_.sequence).shared_offset >= 0;
+    if (by_address) channel.check_kept(sources_[i]);
+  }
   channel.consume_through(first_ + drained_);
 }
 

@@ -16,6 +16,9 @@ using c10d::OpType;
 
 namespace {
 
+// How long a group that is shut down waits for what nobody waited for.
+constexpr std::chrono::milliseconds kCloseTimeout{10'000};
+
 /// Equal parts, one per rank.
 std::vector<Bytes> cut(Bytes memory, int ranks) {
   std::vector<Bytes> parts;
@@ -52,14 +55,25 @@ bool supports(c10::DeviceType device, c10::ScalarType dtype) {
 ShmBackend::ShmBackend(const BackendRequest& request)
     : Backend(request.rank, request.size),
       executor_(std::make_shared<Executor>(request)),
-      mailroom_(std::make_shared<Mailroom>(executor_->channel())),
+      mailroom_(std::make_shared<Mailroom>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
       timeout_(request.timeout) {}
 
-ShmBackend::~ShmBackend() { shutdown(); }
+ShmBackend::~ShmBackend() {
+  if (channel().is_own_process()) {
+    shutdown();
+    return;
+  }
+  // In a process forked from the rank: destroying them would wait for threads that are not here.
+  static_cast<void>(new std::shared_ptr<Executor>(std::move(executor_)));
+  static_cast<void>(new std::shared_ptr<Mailroom>(std::move(mailroom_)));
+}
 
 void ShmBackend::shutdown() {
+  if (!channel().is_own_process()) return;
+  channel().set_limit(Clock::now() + kCloseTimeout);
   executor_->close();
   mailroom_->close();
+  channel().leave();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -258,7 +272,7 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
     check.check_whole(inputs[i], outputs[i]);
     check.check_written(outputs[i]);
   }
-  Issue issue(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::REDUCE_SCATTER_TENSOR_COALESCED, opts.timeout,
+  Issue issue(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
               opts.asyncOp);
   for (size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(issue, inputs[i], outputs[i], opts.reduceOp);
   return issue.submit();

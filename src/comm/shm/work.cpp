@@ -5,28 +5,12 @@
 #include "comm/shm/executor.h"
 
 namespace tessera::comm::shm {
-namespace {
-
-int64_t to_ns(Clock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-}
-
-/// The record is a ring: an entry taken over by a later collective is no longer this one's to change.
-void update(FlightEntry* entry, uint64_t sequence, FlightEntry::State state) {
-  if (entry == nullptr || (entry->sequence != 0 && entry->sequence != sequence)) return;
-  entry->sequence = sequence;
-  const int64_t now = to_ns(Clock::now());
-  (state == FlightEntry::Running ? entry->started_ns : entry->ended_ns) = now;
-  entry->state.store(state, std::memory_order_release);
-}
-
-}  // namespace
 
 ShmWork::ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor)
     : Work(rank, parts.type, parts.title, parts.inputs), parts_(std::move(parts)), executor_(std::move(executor)) {
   auto& channel = executor_->channel();
   for (const auto& collective : parts_.collectives) {
-    records_.push_back(&channel.record(collective->descriptor(), FlightEntry::Queued));
+    records_.push_back(channel.record(collective->descriptor(), FlightEntry::Queued));
   }
 }
 
@@ -79,21 +63,23 @@ bool ShmWork::try_start(Channel& channel) {
 void ShmWork::run(Channel& channel) {
   std::exception_ptr exception;
   const auto begun = Clock::now();
+  size_t completed = 0;
   try {
     for (size_t i = 0; i < parts_.collectives.size(); ++i) {
       auto& collective = *parts_.collectives[i];
       channel.check_usable(name_of(collective.descriptor().kind));
-      update(records_[i], collective.descriptor().sequence, FlightEntry::Running);
+      const auto sequence =
+          collective.has_started() ? collective.descriptor().sequence : channel.next_sequence();
+      channel.update(records_[i], sequence, FlightEntry::Running);
       collective.finish(channel);
-      update(records_[i], collective.descriptor().sequence, FlightEntry::Done);
+      channel.update(records_[i], sequence, FlightEntry::Done);
+      completed = i + 1;
     }
     if (parts_.afterwards) parts_.afterwards();
   } catch (...) {
     exception = std::current_exception();
-    for (size_t i = 0; i < records_.size(); ++i) {
-      if (records_[i]->state.load() != FlightEntry::Done) {
-        update(records_[i], parts_.collectives[i]->descriptor().sequence, FlightEntry::Failed);
-      }
+    for (size_t i = completed; i < records_.size(); ++i) {
+      channel.update(records_[i], parts_.collectives[i]->descriptor().sequence, FlightEntry::Failed);
     }
   }
   duration_ = Clock::now() - begun;
@@ -103,50 +89,43 @@ void ShmWork::run(Channel& channel) {
 void ShmWork::end(std::exception_ptr exception) {
   parts_.afterwards = nullptr;
   parts_.kept.clear();
+  const std::lock_guard lock(future_mutex_);
+  finish(exception);
+  done_.store(true, std::memory_order_release);
+}
+
+void ShmWork::tell_future() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  c10::intrusive_ptr<c10::ivalue::Future> future_result;
+  c10::intrusive_ptr<c10::ivalue::Future> result;
   {
     const std::lock_guard lock(future_mutex_);
-    finish(exception);
-    done_.store(true, std::memory_order_release);
-    future = future_;
-    future_result = future_result_;
+    if (!future_told_) future = future_;
+    if (!result_told_) result = future_result_;
+    future_told_ = future_told_ || future;
+    result_told_ = result_told_ || result;
   }
-  if (future) exception ? future->setError(exception) : future->markCompleted(c10::IValue(parts_.outputs));
-  if (future_result) {
-    future_result->markCompleted(c10::IValue(
-        static_cast<int64_t>(exception ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+  if (future) exception_ ? future->setError(exception_) : future->markCompleted(c10::IValue(parts_.outputs));
+  if (result) {
+    result->markCompleted(c10::IValue(
+        static_cast<int64_t>(exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
   }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
-  bool complete_now = false;
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      complete_now = is_done();
-    }
+    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   }
-  if (complete_now) exception_ ? future_->setError(exception_) : future_->markCompleted(c10::IValue(parts_.outputs));
-  if (!is_done()) executor_->nudge();
+  is_done() ? tell_future() : executor_->nudge();
   return future_;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFutureResult() {
-  bool complete_now = false;
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_result_) {
-      future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-      complete_now = is_done();
-    }
+    if (!future_result_) future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   }
-  if (complete_now) {
-    future_result_->markCompleted(c10::IValue(
-        static_cast<int64_t>(exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
-  }
-  if (!is_done()) executor_->nudge();
+  is_done() ? tell_future() : executor_->nudge();
   return future_result_;
 }
 

@@ -44,7 +44,10 @@ class ShmWork final : public c10d::Work {
   /// Starts what can start without waiting; true if all of it has.
   bool try_start(Channel& channel);
   bool has_started() const;
+  /// Does it and marks it done; tell_future() then completes the futures, with no lock or role held, because their
+  /// callbacks may issue collectives.
   void run(Channel& channel);
+  void tell_future();
   bool is_done() const;
   void set_timeout(std::chrono::milliseconds timeout);
 
@@ -53,10 +56,12 @@ class ShmWork final : public c10d::Work {
 
   Parts parts_;
   std::shared_ptr<Executor> executor_;
-  std::vector<FlightEntry*> records_;
+  std::vector<Channel::Record> records_;
   mutable std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::intrusive_ptr<c10::ivalue::Future> future_result_;
+  bool future_told_ = false;
+  bool result_told_ = false;
   std::atomic<bool> done_{false};
   Clock::duration duration_{};
 };

@@ -1,0 +1,124 @@
+// How the gloo backend fails: what it says, what it refuses afterwards, and that it ends.
+#include "comm/gloo_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <future>
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+c10d::BarrierOptions within(std::chrono::milliseconds timeout) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+TEST(GlooBackendError, NamesTheRankThatNeverCame) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto join = [&] {
+    gloo::make({.store = store,
+                .rank = 0,
+                .size = 2,
+                .group_name = "dp",
+                .world_ranks = {},
+                .timeout = 200ms});
+  };
+  EXPECT_THAT(join, ThrowsMessage<c10::DistBackendError>(
+                        AllOf(HasSubstr("gloo: group 'dp'"), HasSubstr("misses rank 1"))));
+}
+
+TEST(GlooBackendError, TellsWhatTimedOutAndRefusesWhatFollows) {
+  std::promise<void> gave_up;
+  run_gloo(
+      2,
+      [&, done = gave_up.get_future().share()](GroupBackend& group, int rank) {
+        if (rank == 1) return done.wait();
+        Tensors tensors{at::ones({4})};
+        EXPECT_THAT(
+            [&] { group.allreduce(tensors)->wait(); },
+            ThrowsMessage<c10::DistBackendError>(AllOf(
+                HasSubstr(
+                    "gloo: all_reduce #1 (Float, 16 B, sum) in group 'g' on rank 0: a peer did not "
+                    "take part in time, "),
+                HasSubstr("ms after the call: Timed out waiting 300ms"))));
+        EXPECT_THAT([&] { group.broadcast(tensors); },
+                    ThrowsMessage<c10::DistBackendError>(
+                        HasSubstr("gloo: broadcast in group 'g' on rank 0: the group "
+                                  "can't be used after an earlier error (gloo: all_re")));
+        gave_up.set_value();
+      },
+      300ms);
+}
+
+TEST(GlooBackendError, LetsAWaitEndBeforeItsCollective) {
+  std::promise<void> gave_up;
+  run_gloo(2, [&, done = gave_up.get_future().share()](GroupBackend& group, int rank) {
+    Tensors tensors{at::full({2}, 1, at::kHalf)};
+    if (rank == 1) done.wait();
+    auto work = group.allreduce(tensors);
+    if (rank == 0) {
+      EXPECT_THAT([&] { work->wait(30ms); },
+                  ThrowsMessage<c10::DistBackendError>(
+                      AllOf(HasSubstr("all_reduce #1"), HasSubstr("not complete"))));
+      gave_up.set_value();
+    }
+    EXPECT_TRUE(work->wait());
+    EXPECT_EQ(tensors[0][0].item<float>(), 2);
+  });
+}
+
+TEST(GlooBackendError, EndsWithCollectivesUnderWay) {
+  std::promise<void> ended;
+  run_gloo(2, [&, done = ended.get_future().share()](GroupBackend& group, int rank) {
+    Tensors tensors{at::ones({4})};
+    if (rank == 1) return done.wait();
+    auto collective = group.allreduce(tensors);
+    auto letter = group.recv(tensors, 1, 0);
+    EXPECT_FALSE(letter->isCompleted());
+    group.abort();
+    group.shutdown();
+    EXPECT_THROW(collective->wait(), c10::DistBackendError);
+    EXPECT_THROW(letter->wait(), c10::DistBackendError);
+    EXPECT_THAT([&] { group.barrier(); },
+                ThrowsMessage<c10::DistBackendError>(HasSubstr("barrier in group 'g'")));
+    ended.set_value();
+  });
+}
+
+TEST(GlooBackendError, NoticesAPeerThatLeft) {
+  run_gloo(2, [](GroupBackend& group, int rank) {
+    group.barrier()->wait();
+    if (rank == 1) return group.abort();
+    Tensors tensors{at::ones({4})};
+    const auto reduce = [&] { group.allreduce(tensors)->wait(); };
+    EXPECT_THAT(reduce,
+                ThrowsMessage<c10::DistBackendError>(AllOf(
+                    HasSubstr("gloo: all_reduce #2 (Float, 16 B, sum) in group 'g' on rank 0: "),
+                    HasSubstr("a peer has ended or its connection broke, "))));
+    EXPECT_THAT(reduce, ThrowsMessage<c10::DistBackendError>(HasSubstr(
+                            "can't be used after an earlier error (gloo: all_reduce #2")));
+    EXPECT_EQ(group.getError(), c10d::ErrorType::COMM_ERROR);
+  });
+}
+
+TEST(GlooBackendError, NamesWhoMissesAMonitoredBarrier) {
+  run_gloo(3, [](GroupBackend& group, int rank) {
+    group.monitoredBarrier(within(10s), true);
+    if (rank == 2) return group.barrier()->wait(), void();
+    EXPECT_THAT([&] { group.monitoredBarrier(within(200ms), true); },
+                ThrowsMessage<c10::DistBackendError>(
+                    AllOf(HasSubstr("gloo: monitored_barrier #2 in group 'g' on rank "),
+                          HasSubstr("misses rank 2"))));
+    group.barrier()->wait();
+  });
+}
+
+}  // namespace
+}  // namespace tessera::comm

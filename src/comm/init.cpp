@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <tessera/comm.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <cstdio>
 #include <cstdlib>
@@ -67,6 +68,7 @@ void shutdown() {
   if (!context) return;
   comm::set_current_context(nullptr);
   if (context->process != getpid()) {  // forked from a rank: its groups are not this process's to end
+    for (const auto& group : context->groups) c10d::unregister_process_group(group->getGroupName());
     static_cast<void>(new std::shared_ptr<comm::Context>(context));
     return;
   }

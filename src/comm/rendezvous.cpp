@@ -15,6 +15,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <mutex>
 
 namespace tessera::comm {
 namespace {
@@ -56,7 +58,7 @@ bool serves_store(const Launch& launch) {
          launch.init_method.starts_with("tcp://");
 }
 
-StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
+StorePtr connect_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.isServer = serves_store(launch);
@@ -77,6 +79,18 @@ StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milli
                  launch.init_method, " within ", format_seconds(timeout.count() / 1e3), "; ",
                  remedy, " (", error.what_without_backtrace(), ")"));
   }
+}
+
+/// What rank 0 serves it serves until the process ends: ranks that join again may connect before
+/// rank 0 has left the earlier world, and a socket that was handed in can be used only once.
+StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
+  if (!serves_store(launch)) return connect_tcp_store(launch, address, timeout);
+  static std::mutex mutex;
+  static auto& served = *new std::map<std::pair<pid_t, std::string>, StorePtr>();
+  const std::lock_guard lock(mutex);
+  StorePtr& store = served[{getpid(), launch.init_method}];
+  if (!store) store = connect_tcp_store(launch, address, timeout);
+  return store;
 }
 
 StorePtr open_file_store(const Launch& launch, const StoreAddress& address) {
@@ -269,7 +283,7 @@ World join_world(const StorePtr& store, const Launch& launch, milliseconds timeo
 }
 
 void leave_world(const World& world, milliseconds grace) noexcept {
-  if (!world.store || world.hosts.size() < 2) return;
+  if (!world.store) return;
   try {
     world.store->set(c10::str("left/", world.rank), "yes");
     if (!world.serves_store) return;

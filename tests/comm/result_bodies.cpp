@@ -51,6 +51,7 @@ void completes_by_wait_future_and_polling(const Setting& setting) {
       EXPECT_EQ(work->exception(), nullptr);
       EXPECT_TRUE(work->wait()) << "a second wait";
       EXPECT_GE(work->getDuration(), 0);
+      work->getFutureResult()->waitAndThrow();
       EXPECT_EQ(work->getFutureResult()->value().toInt(),
                 static_cast<int64_t>(c10d::WorkResult::SUCCESS));
     }
@@ -183,8 +184,8 @@ void coalesces_by_scope(const Setting& setting) {
   for (int turn = 0; turn < 3; ++turn) {
     Tensors sum{at::ones({turn == 1 ? 200'000 : 3})};
     Tensors strided{at::ones({4, 6}).t()};
-    Tensors root{at::full({3}, rank())};
-    auto own = at::full({3}, rank());
+    Tensors root{at::full({3}, rank(), at::kFloat)};
+    auto own = at::full({3}, rank(), at::kFloat);
     auto whole = at::zeros({n * 3});
     auto part = at::zeros({3});
     default_group()->startCoalescing(at::kCPU);
@@ -216,8 +217,7 @@ void several_threads_may_wait(const Setting& setting) {
 
 void runs_alone_in_a_world_of_one(const Setting& setting) {
   if (setting.ranks != 1) return;
-  Tensors self{at::full({3}, 2)};
-  Tensors in{at::zeros({3})};
+  Tensors self{at::full({3}, 2, at::kFloat)};
   default_group()->allreduce(self, {.reduceOp = ReduceOp::AVG})->wait();
   EXPECT_TRUE(self[0].eq(2).all().item<bool>());
   EXPECT_EQ(rank(), 0);

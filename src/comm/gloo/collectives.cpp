@@ -143,6 +143,8 @@ WorkPtr GlooBackend::gather(TensorLists& outputs, Tensors& inputs,
   const auto& input = call.check().only(inputs);
   call.check().check_root_list("output", outputs, opts.rootRank, input);
   call.describe(input, root_text(opts.rootRank));
+  for (size_t peer = 0; rank_ == opts.rootRank && peer < outputs[0].size(); ++peer)
+    call.check().check_written(outputs[0][peer]);
   Tensors to_root(size_);
   to_root[opts.rootRank] = input;
   call.add_exchange(rank_ == opts.rootRank ? outputs[0] : Tensors(size_), to_root);

@@ -49,9 +49,9 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
   duration_us_ =
       std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - issue_->since).count();
   const auto result = error ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS;
+  finish(error);  // before the callbacks of the futures, which may ask
   error ? future_->setError(error) : future_->markCompleted(c10::IValue(outputs_));
   future_result_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
-  finish(error);
 }
 
 void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,

@@ -139,9 +139,9 @@ void Arena::reserve_pages(size_t offset, size_t bytes, const std::string& purpos
 }
 
 size_t Arena::allocate(size_t bytes, const std::string& purpose) {
-  bytes = round_to_pages(bytes);
-  size_t offset = 0;
-  {
+  size_t offset = capacity_;
+  if (bytes <= capacity_) {
+    bytes = round_to_pages(bytes);
     const std::lock_guard lock(mutex_);
     offset = place(bytes);
   }

@@ -14,10 +14,11 @@ namespace tessera::comm::shm {
 inline constexpr int kMaxRanks = 64;
 inline constexpr uint64_t kSlots = 8;        // rounds a rank may be ahead of the slowest reader
 inline constexpr uint64_t kDescriptors = 8;  // collectives a rank may be ahead of the slowest peer
+inline constexpr uint64_t kDescriptorRing = 2 * kDescriptors;  // so that those of peers that are ahead stay readable
 inline constexpr size_t kFlightEntries = 32;
 inline constexpr size_t kMailEntries = 16;   // messages under way from one rank to another
 inline constexpr size_t kReasonBytes = 1024;
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 enum class Kind : uint32_t {
   AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, Gather, Scatter, Barrier, MonitoredBarrier,
@@ -63,6 +64,7 @@ struct alignas(64) RankBlock {
   // One line for what peers wait for at the start of a collective, one for its end: two transfers per small one.
   alignas(64) std::atomic<uint64_t> started;  // sequence number of the newest descriptor
   std::atomic<uint64_t> posted;               // rounds whose slot may be read
+  std::atomic<int32_t> core;                  // where the rank last wrote from: no use to spin for it on the same one
   alignas(64) std::atomic<uint64_t> consumed; // rounds in which this rank reads no slot of a peer any more
   std::atomic<uint64_t> finished;             // collectives this rank has completed
 
@@ -72,7 +74,7 @@ struct alignas(64) RankBlock {
   std::array<char, kReasonBytes> reason;  // why it failed; written before `health`
   std::atomic<uint64_t> departed;  // bit per peer that will never look at this block again; written by peers
 
-  std::array<Descriptor, kDescriptors> descriptors;
+  std::array<Descriptor, kDescriptorRing> descriptors;
   std::array<FlightEntry, kFlightEntries> flight;
   std::atomic<uint64_t> flight_count;
 };

@@ -95,10 +95,13 @@ void Channel::announce(Descriptor& descriptor) {
   descriptor.sequence = ++sequence_;
   entered_.descriptor.sequence = sequence_;
   for (int peer = 0; peer < size_ && sequence_ > kDescriptors; ++peer) {
-    if (peer != rank_) await(peer, members_[peer].block->finished, sequence_ - kDescriptors);
+    if (peer == rank_) continue;
+    await(peer, members_[peer].block->finished, sequence_ - kDescriptors);
+    compare(peer, sequence_ - kDescriptors);  // while the ring still has it
   }
   auto& block = *self().block;
-  block.descriptors[sequence_ % kDescriptors] = descriptor;
+  block.descriptors[sequence_ % kDescriptorRing] = descriptor;
+  block.core.store(sched_getcpu(), std::memory_order_relaxed);
   block.started.store(sequence_, std::memory_order_seq_cst);
   reach(Phase::Announced, descriptor);
   ring();
@@ -119,27 +122,34 @@ uint8_t* Channel::slot(uint64_t round) {
 
 void Channel::post_through(uint64_t end) {
   reach(Phase::Filled, entered_.descriptor);
+  self().block->core.store(sched_getcpu(), std::memory_order_relaxed);
   self().block->posted.store(end, std::memory_order_seq_cst);
   ring();
   reach(Phase::Posted, entered_.descriptor);
 }
 
 const Descriptor& Channel::descriptor_of(int peer, uint64_t sequence) const {
-  return members_[peer].block->descriptors[sequence % kDescriptors];
+  return members_[peer].block->descriptors[sequence % kDescriptorRing];
 }
 
 void Channel::meet(int peer) {
-  const auto& ours = entered_.descriptor;
-  await(peer, members_[peer].block->started, ours.sequence);
-  const auto& theirs = descriptor_of(peer, ours.sequence);
-  // all_gather and all_to_all may have parts of different sizes; they check those part by part.
-  const bool sizes_differ = ours.kind == Kind::AllGather || ours.kind == Kind::AllToAll;
-  if (theirs.kind == ours.kind && theirs.dtype == ours.dtype && theirs.reduce == ours.reduce &&
-      theirs.root == ours.root && (sizes_differ || theirs.bytes == ours.bytes)) {
-    return;
+  await(peer, members_[peer].block->started, entered_.descriptor.sequence);
+  compare(peer, entered_.descriptor.sequence);
+}
+
+void Channel::compare(int peer, uint64_t last) {
+  for (auto& compared = members_[peer].compared; compared < last; ++compared) {
+    const auto& ours = descriptor_of(rank_, compared + 1);
+    const auto& theirs = descriptor_of(peer, compared + 1);
+    // all_gather and all_to_all may have parts of different sizes; they check those part by part.
+    const bool sizes_differ = ours.kind == Kind::AllGather || ours.kind == Kind::AllToAll;
+    if (theirs.kind == ours.kind && theirs.dtype == ours.dtype && theirs.reduce == ours.reduce &&
+        theirs.root == ours.root && (sizes_differ || theirs.bytes == ours.bytes)) {
+      continue;
+    }
+    fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) + " calls " +
+         describe(theirs) + "; every rank must issue the same collectives in the same order");
   }
-  fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) + " calls " +
-       describe(theirs) + "; every rank must issue the same collectives in the same order");
 }
 
 void Channel::await_posted(int peer, uint64_t end) { await(peer, members_[peer].block->posted, end); }
@@ -167,16 +177,18 @@ void Channel::conclude() {
   reach(Phase::Concluded, entered_.descriptor);
 }
 
-bool Channel::spin(const std::atomic<uint64_t>& counter, uint64_t target) const {
+bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) const {
   for (int i = 0; i < spin_limit_; ++i) {
     if (counter.load(std::memory_order_acquire) >= target) return true;
+    // On a busy machine both may share a core; then the peer can only go on if this rank sleeps.
+    if (i % 64 == 8 && members_[peer].block->core.load(std::memory_order_relaxed) == sched_getcpu()) return false;
     relax();
   }
   return false;
 }
 
 void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t target) {
-  if (spin(counter, target)) return;
+  if (spin(peer, counter, target)) return;
   wait(entered_, members_[peer].block->bell, peer,
        [&] { return counter.load(std::memory_order_seq_cst) >= target; });
 }
@@ -219,6 +231,7 @@ std::vector<int> Channel::stragglers() const {
   std::vector<int> slowest;
   uint64_t least = std::numeric_limits<uint64_t>::max();
   for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
     const auto& block = *members_[peer].block;
     const auto progress = block.posted.load() + block.consumed.load() + block.finished.load();
     if (progress < least) slowest.clear();

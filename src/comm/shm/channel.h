@@ -26,6 +26,7 @@ struct Member {
   size_t arena_capacity = 0;
   std::shared_ptr<PeerArena> arena;
   std::shared_ptr<PeerProcess> process;
+  uint64_t compared = 0;  // up to this collective its descriptors are known to equal this rank's
 };
 
 /// What a thread waits for, since when and until when; every wait and every error tells it.
@@ -71,7 +72,8 @@ class Channel {
   uint8_t* slot(uint64_t round);
   /// All rounds before `end` may be read.
   void post_through(uint64_t end);
-  /// Waits until `peer` has announced the same collective; throws if it announced another one.
+  /// Waits until `peer` has announced the same collective; throws if it announced another one, or did so earlier in a
+  /// collective in which this rank read nothing.
   void meet(int peer);
   uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
@@ -121,11 +123,12 @@ class Channel {
 
  private:
   void await(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
-  bool spin(const std::atomic<uint64_t>& counter, uint64_t target) const;
+  void compare(int peer, uint64_t last);
+  bool spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) const;
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;
   std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
-  /// Those that have done the least.
+  /// The peers that have done the least.
   std::vector<int> stragglers() const;
   void ring() { self().block->bell.ring(); }
 

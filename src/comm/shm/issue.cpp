@@ -38,16 +38,16 @@ void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) 
   if (!to.is_same(from)) copies_.emplace_back(to, from);
 }
 
-Bytes ShmBackend::Issue::read(const at::Tensor& tensor) { return bytes_of(keep(tensor.detach().contiguous())); }
+Bytes ShmBackend::Issue::read(const at::Tensor& tensor) { return bytes_of(keep(make_plain(tensor))); }
 
 Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
-  const auto memory = keep(tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options()));
+  const auto memory = keep(is_plain(tensor) ? tensor : empty_plain(tensor));
   copy_back(tensor, memory);
   return bytes_of(memory);
 }
 
 Bytes ShmBackend::Issue::update(const at::Tensor& tensor) {
-  const auto memory = keep(tensor.is_contiguous() ? tensor : tensor.detach().contiguous());
+  const auto memory = keep(is_plain(tensor) ? tensor : make_plain(tensor));
   copy_back(tensor, memory);
   return bytes_of(memory);
 }
@@ -80,14 +80,17 @@ void ShmBackend::Issue::absorb(Issue& other) {
   move_all(copies_, other.copies_);
 }
 
+WorkPtr ShmBackend::Issue::join(WorkPtr message) { return messages_.emplace_back(std::move(message)); }
+
 WorkPtr ShmBackend::Issue::submit() {
   if (backend_.coalescing_ && backend_.coalescing_.get() != this) {
     backend_.coalescing_->absorb(*this);
     // The work of the whole is what the caller waits for; this one is a stand-in that is already complete.
     return completed_work(parts_.type, {});
   }
-  if (!copies_.empty()) {
-    parts_.afterwards = [copies = std::move(copies_)] {
+  if (!copies_.empty() || !messages_.empty()) {
+    parts_.afterwards = [copies = std::move(copies_), messages = std::move(messages_)] {
+      for (const auto& message : messages) message->wait();
       const at::NoGradGuard no_grad;
       for (const auto& [to, from] : copies) to.detach().copy_(from);
     };

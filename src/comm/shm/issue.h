@@ -22,6 +22,8 @@ class ShmBackend::Issue {
   std::vector<Bytes> read_all(const std::vector<at::Tensor>& tensors);
   std::vector<Bytes> write_all(const std::vector<at::Tensor>& tensors);
   void add(CollectivePtr collective);
+  /// A send or receive that the whole is not complete without; returns it.
+  WorkPtr join(WorkPtr message);
   /// Queues it; waits for it unless in the background. While the backend coalesces, joins the others instead.
   WorkPtr submit();
 
@@ -36,6 +38,7 @@ class ShmBackend::Issue {
   bool in_background_;
   ShmWork::Parts parts_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  std::vector<WorkPtr> messages_;
   friend class ShmBackend;
 };
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/shm/mail_work.h"
@@ -54,7 +55,8 @@ c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
 
 void MailWork::end(const std::exception_ptr& exception) {
   if (!exception && !message_.is_send && !message_.contiguous.is_same(message_.original)) {
-    message_.original.copy_(message_.contiguous);
+    const at::NoGradGuard no_grad;
+    message_.original.detach().copy_(message_.contiguous);
   }
   mailroom_->channel_.update(record_, pending_.descriptor.sequence, exception ? FlightEntry::Failed : FlightEntry::Done);
   const std::lock_guard lock(future_mutex_);
@@ -75,26 +77,35 @@ c10::intrusive_ptr<c10d::Work> Mailroom::submit(Message message) {
     TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(), "' has been shut down");
     pending_.push_back(work);
     ended = progress();
-    // A send that found its outbox full must go on without anybody waiting for it.
-    needs_worker = work->message().is_send && !work->is_done();
+    // It must go on without anybody waiting for it: its peer may wait for it before it comes to what we wait for.
+    needs_worker = !work->is_done();
   }
-  for (const auto& done : ended) done->tell_future();
+  tell(ended);
   if (needs_worker) start_worker();
   return work;
 }
 
+void Mailroom::tell(const Works& ended) {
+  for (const auto& work : ended) work->tell_future();
+  if (!ended.empty()) channel_.self().block->mail_bell.ring();  // others of this rank may wait for them
+}
+
 Mailroom::Works Mailroom::progress() {
   Works ended;
+  std::vector<const MailWork*> blocked;
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto work = *it;
     std::exception_ptr exception;
     bool is_finished = false;
     try {
-      is_finished = try_finish(*work);
+      // What an earlier one did not find may be there a moment later: it is still the earlier one's.
+      const bool is_next = std::none_of(blocked.begin(), blocked.end(), [&](auto* one) { return precedes(*one, *work); });
+      is_finished = is_next && try_finish(*work);
     } catch (...) {
       exception = std::current_exception();
     }
     if (!is_finished && !exception) {
+      blocked.push_back(work.get());
       ++it;
       continue;
     }
@@ -102,7 +113,18 @@ Mailroom::Works Mailroom::progress() {
     work->end(exception);
     ended.push_back(work);
   }
+  for (const auto* work : blocked) {
+    if (!work->message().is_send) make_room(work->message().peer);
+  }
   return ended;
+}
+
+bool Mailroom::precedes(const MailWork& earlier, const MailWork& later) {
+  const auto& one = earlier.message();
+  const auto& other = later.message();
+  if (one.is_send != other.is_send) return false;
+  if (one.is_send) return one.peer == other.peer && earlier.entry_ == nullptr && later.entry_ == nullptr;
+  return one.tag == other.tag && (one.peer == other.peer || one.peer == kAnyPeer || other.peer == kAnyPeer);
 }
 
 bool Mailroom::try_finish(MailWork& work) { return work.message().is_send ? try_send(work) : try_receive(work); }
@@ -156,7 +178,56 @@ MailEntry* Mailroom::find_mail(int source, int tag) {
   return oldest;
 }
 
+void Mailroom::make_room(int source) {
+  for (int peer = 0; peer < channel_.size(); ++peer) {
+    if (source != kAnyPeer && source != peer) continue;
+    auto& outbox = channel_.member(peer).outboxes[channel_.rank()];
+    const auto is_full = [](const MailEntry& entry) { return entry.state.load() == MailEntry::Full; };
+    if (!std::all_of(outbox.begin(), outbox.end(), is_full)) continue;
+    std::vector<MailEntry*> entries;
+    for (auto& entry : outbox) entries.push_back(&entry);
+    std::sort(entries.begin(), entries.end(), [](auto* one, auto* other) { return one->number < other->number; });
+    for (auto* entry : entries) {
+      const auto* content = channel_.member(peer).arena_base + entry->offset;
+      early_.push_back({.source = peer,
+                        .tag = entry->tag,
+                        .dtype = entry->dtype,
+                        .number = entry->number,
+                        .content = std::vector<uint8_t>(content, content + entry->bytes)});
+      entry->state.store(MailEntry::Taken, std::memory_order_seq_cst);
+    }
+    channel_.member(peer).block->mail_bell.ring();
+  }
+}
+
+bool Mailroom::try_receive_early(MailWork& work) {
+  const auto& message = work.message();
+  const auto letter = std::find_if(early_.begin(), early_.end(), [&](const EarlyMail& mail) {
+    return mail.tag == message.tag && (message.peer == kAnyPeer || message.peer == mail.source);
+  });
+  if (letter == early_.end()) return false;
+  work.source_ = letter->source;
+  check_fits(work, letter->number, letter->content.size(), letter->dtype);
+  if (!letter->content.empty()) std::memcpy(message.data.data, letter->content.data(), letter->content.size());
+  early_.erase(letter);
+  return true;
+}
+
+void Mailroom::check_fits(const MailWork& work, uint64_t number, size_t bytes, int dtype) {
+  const auto& ours = work.pending().descriptor;
+  if (bytes == ours.bytes && dtype == ours.dtype) return;
+  auto theirs = ours;
+  theirs.kind = Kind::Send;
+  theirs.sequence = number;
+  theirs.root = channel_.rank();
+  theirs.bytes = bytes;
+  theirs.dtype = dtype;
+  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " + describe(theirs) +
+                                    ", " + channel_.label(channel_.rank()) + " calls " + describe(ours));
+}
+
 bool Mailroom::try_receive(MailWork& work) {
+  if (try_receive_early(work)) return true;
   const auto& message = work.message();
   MailEntry* entry = nullptr;
   for (int source = 0; source < channel_.size() && entry == nullptr; ++source) {
@@ -165,17 +236,7 @@ bool Mailroom::try_receive(MailWork& work) {
     work.source_ = source;
   }
   if (entry == nullptr) return false;
-  if (entry->bytes != message.data.size || entry->dtype != message.dtype) {
-    auto theirs = work.pending().descriptor;
-    theirs.kind = Kind::Send;
-    theirs.sequence = entry->number;
-    theirs.root = channel_.rank();
-    theirs.bytes = entry->bytes;
-    theirs.dtype = entry->dtype;
-    channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " + describe(theirs) +
-                                      ", " + channel_.label(channel_.rank()) + " calls " +
-                                      describe(work.pending().descriptor));
-  }
+  check_fits(work, entry->number, entry->bytes, entry->dtype);
   take(work, *entry);
   return true;
 }
@@ -195,7 +256,7 @@ bool Mailroom::poll(MailWork& work) {
     const std::lock_guard lock(mutex_);
     ended = progress();
   }
-  for (const auto& done : ended) done->tell_future();
+  tell(ended);
   return work.is_done();
 }
 
@@ -227,7 +288,7 @@ void Mailroom::end_all(const std::exception_ptr& exception) {
     ended = std::exchange(pending_, {});
     for (const auto& work : ended) work->end(exception);
   }
-  for (const auto& done : ended) done->tell_future();
+  tell(ended);
 }
 
 void Mailroom::start_worker() {

@@ -42,6 +42,7 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
   void wait_for(MailWork& work, std::chrono::milliseconds timeout);
   bool poll(MailWork& work);
   c10::intrusive_ptr<MailWork> oldest_send();
+  void tell(const Works& ended);
   void start_worker();
   void work_loop();
 
@@ -51,15 +52,31 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
   bool try_finish(MailWork& work);
   bool try_send(MailWork& work);
   bool try_receive(MailWork& work);
+  bool try_receive_early(MailWork& work);
+  /// Throws unless what a peer sent is what the receive expects.
+  void check_fits(const MailWork& work, uint64_t number, size_t bytes, int dtype);
+  /// Whether `later` has to wait for `earlier`: messages between two ranks do not overtake each other.
+  static bool precedes(const MailWork& earlier, const MailWork& later);
+  /// Puts aside what fills the outbox of `source` (kAnyPeer: of all): none of it is what a receive waits for.
+  void make_room(int source);
   void take(MailWork& work, MailEntry& entry);
   MailEntry* find_mail(int source, int tag);
   void reclaim(Outbox& outbox);
   void end_all(const std::exception_ptr& exception);
 
   const std::shared_ptr<Channel> owned_;  // works may outlive the group
+  struct EarlyMail {
+    int source;
+    int tag;
+    int dtype;
+    uint64_t number;
+    std::vector<uint8_t> content;
+  };
+
   Channel& channel_;
   std::mutex mutex_;
   Works pending_;
+  std::list<EarlyMail> early_;  // in the order of sending
   uint64_t sent_ = 0;
   std::atomic<uint64_t> issued_{0};  // messages, for errors and the record
   std::atomic<bool> closed_{false};

@@ -23,7 +23,7 @@ class Broadcast final : public RoundsCollective {
       : RoundsCollective(descriptor), data_(data), chunk_bytes_(channel.slot_bytes()) {
     descriptor_.bytes = data.size;
     fills_ = channel.rank() == descriptor_.root;
-    if (fills_) offer(data.data, data.size);
+    if (fills_) offer(data.data, data.size, chunk_bytes_);
     else sources_ = {descriptor_.root};
   }
 
@@ -55,7 +55,7 @@ class Gather final : public RoundsCollective {
     descriptor_.largest_part = input.size;
     const bool receives = !outputs_.empty();
     fills_ = descriptor_.kind == Kind::AllGather || !receives;
-    if (fills_) offer(input.data, input.size);
+    if (fills_) offer(input.data, input.size, chunk_bytes_);
     if (receives) sources_ = all_but(rank_, channel.size());
     largest_ = input.size;
     for (const auto& output : outputs_) largest_ = std::max(largest_, output.size);

@@ -26,7 +26,7 @@ class DirectReduce final : public RoundsCollective {
     const bool receives = descriptor_.kind == Kind::AllReduce || descriptor_.root == rank_;
     fills_ = descriptor_.kind == Kind::AllReduce || !receives;
     if (receives) sources_ = all_but(rank_, channel.size());
-    if (!receives) offer(data.data, data.size);
+    if (!receives) offer(data.data, data.size, chunk_bytes_);
   }
 
  protected:
@@ -67,7 +67,7 @@ class ReduceScatter final : public RoundsCollective {
     descriptor_.bytes = output.size * inputs_.size();
     fills_ = channel.size() > 1;
     sources_ = all_but(rank_, channel.size());
-    if (inputs_adjoin) offer(inputs_[0].data, descriptor_.bytes);
+    if (inputs_adjoin) offer(inputs_[0].data, descriptor_.bytes, chunk_bytes_ * inputs_.size());
   }
 
  protected:

@@ -35,8 +35,9 @@ std::vector<int> all_but(int rank, int size) {
   return others;
 }
 
-void RoundsCollective::offer(const void* data, size_t bytes) {
-  const auto offset = bytes >= kLeastOffered ? Arena::own()->offset_of(data, bytes) : std::nullopt;
+void RoundsCollective::offer(const void* data, size_t bytes, size_t one_round) {
+  const bool is_large = bytes > one_round && bytes >= kLeastOffered;
+  const auto offset = is_large ? Arena::own()->offset_of(data, bytes) : std::nullopt;
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 

@@ -26,8 +26,9 @@ class RoundsCollective : public Collective {
   /// Bytes of `peer`'s contribution from `displacement` on, which stand at `in_slot` of its slot for `round`: there, or
   /// straight in its tensor if that lives in shared memory.
   const uint8_t* read(Channel& channel, int peer, uint64_t round, size_t displacement, size_t in_slot = 0);
-  /// Lets peers read `data` by address if it lies in this process's arena.
-  void offer(const void* data, size_t bytes);
+  /// Lets peers read `data` by address if it lies in this process's arena and one round can't carry it. A peer may
+  /// have started a collective of one round and be busy elsewhere, with us: we must not wait for it to read.
+  void offer(const void* data, size_t bytes, size_t one_round);
   bool is_offered() const { return descriptor_.shared_offset >= 0; }
 
   bool fills_ = false;             // whether this rank's slots carry anything

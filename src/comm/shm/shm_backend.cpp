@@ -113,7 +113,7 @@ WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
 }
 
 void ShmBackend::add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  const auto combine = find_combine("all_reduce", tensor, op);
+  const auto combine = find_combine("shm: all_reduce", tensor, op);
   issue.add(make_all_reduce(channel(), issue.describe(Kind::AllReduce, tensor, op.op_), issue.update(tensor), combine));
 }
 
@@ -140,7 +140,7 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   check.check_root(opts.rootRank);
   check.check_written(tensor);
   Issue issue(*this, "tessera:reduce", OpType::REDUCE, opts.timeout, opts.asyncOp);
-  const auto combine = find_combine("reduce", tensor, opts.reduceOp);
+  const auto combine = find_combine("shm: reduce", tensor, opts.reduceOp);
   const auto descriptor = issue.describe(Kind::Reduce, tensor, opts.reduceOp.op_, opts.rootRank);
   issue.add(make_reduce(channel(), descriptor, issue.update(tensor), combine));
   return issue.submit();
@@ -240,7 +240,7 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
   check.check_parts("inputs", list, output, /*uneven=*/false);
   check.check_written(output);
   Issue issue(*this, "tessera:reduce_scatter", OpType::REDUCE_SCATTER, opts.timeout, opts.asyncOp);
-  const auto combine = find_combine("reduce_scatter", output, opts.reduceOp);
+  const auto combine = find_combine("shm: reduce_scatter", output, opts.reduceOp);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
   auto parts = issue.read_all(list);
   issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), false, issue.write(output), combine));
@@ -249,7 +249,7 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
 
 void ShmBackend::add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
                                     const c10d::ReduceOp& op) {
-  const auto combine = find_combine("reduce_scatter_tensor", output, op);
+  const auto combine = find_combine("shm: reduce_scatter_tensor", output, op);
   auto parts = cut(issue.read(input), size_);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, op.op_);
   issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), true, issue.write(output), combine));
@@ -320,13 +320,18 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_
   issue.submit()->wait();
 }
 
+WorkPtr ShmBackend::post(Mailroom::Message message) {
+  auto work = mailroom_->submit(std::move(message));
+  return coalescing_ ? coalescing_->join(std::move(work)) : work;
+}
+
 WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
   channel().check_usable("send");
   const auto check = arguments("send");
   const auto& tensor = check.only(tensors);
   check.check_root(destination);
-  const auto contiguous = tensor.detach().contiguous();
-  return mailroom_->submit({.is_send = true,
+  const auto contiguous = make_plain(tensor);
+  return post({.is_send = true,
                             .peer = destination,
                             .tag = tag,
                             .dtype = static_cast<int>(tensor.scalar_type()),
@@ -342,8 +347,8 @@ WorkPtr ShmBackend::receive(const char* caller, Tensors& tensors, int source, in
   const auto& tensor = check.only(tensors);
   check.check_written(tensor);
   if (source != kAnyPeer) check.check_root(source);
-  const auto contiguous = tensor.is_contiguous() ? tensor : at::empty(tensor.sizes(), tensor.options());
-  return mailroom_->submit({.is_send = false,
+  const auto contiguous = is_plain(tensor) ? tensor : empty_plain(tensor);
+  return post({.is_send = false,
                             .peer = source,
                             .tag = tag,
                             .dtype = static_cast<int>(tensor.scalar_type()),

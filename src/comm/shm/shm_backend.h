@@ -65,6 +65,7 @@ class ShmBackend final : public c10d::Backend {
   void add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op);
   void add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op);
   Arguments arguments(const char* collective) const { return {"shm", collective, rank_, size_, /*only_cpu=*/true}; }
+  WorkPtr post(Mailroom::Message message);
   WorkPtr receive(const char* caller, Tensors& tensors, int source, int tag);
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;
 

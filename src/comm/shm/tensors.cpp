@@ -1,5 +1,6 @@
 #include "comm/shm/tensors.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include "comm/reduce_op.h"
@@ -57,6 +58,15 @@ std::string supported_ops(Element element) {
 
 }  // namespace
 
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor empty_plain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
+
+at::Tensor make_plain(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return is_plain(tensor) ? tensor.detach() : empty_plain(tensor).copy_(tensor);
+}
+
 Bytes bytes_of(const at::Tensor& contiguous) {
   return {.data = static_cast<uint8_t*>(contiguous.data_ptr()), .size = contiguous.nbytes()};
 }
@@ -64,7 +74,7 @@ Bytes bytes_of(const at::Tensor& contiguous) {
 Combine find_combine(const char* caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto element = element_of(tensor.scalar_type());
   const auto kernel = find_reduce(element, reduction_of(op.op_));
-  TORCH_CHECK_TYPE(kernel != nullptr, "shm: ", caller, ": ", name_of_reduce(op.op_), " of ", tensor.scalar_type(),
+  TORCH_CHECK_TYPE(kernel != nullptr, caller, ": ", name_of_reduce(op.op_), " of ", tensor.scalar_type(),
                    " tensors has no meaning here; this dtype has: ", supported_ops(element));
   return {.kernel = kernel, .element_size = static_cast<size_t>(tensor.element_size())};
 }

@@ -1,0 +1,240 @@
+// Thousands of collectives of every kind under way at once, in several groups, waited for in any order.
+#include "comm/collective_bodies.h"
+#include "support/random.h"
+#include "support/ranks.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <numeric>
+#include <random>
+#include <thread>
+
+namespace tessera::collective_bodies {
+namespace {
+
+/// A collective under way: what to wait for and how to see that it did the right thing.
+struct Flight {
+  WorkPtr work;
+  std::function<bool()> is_right;
+  std::string what;
+};
+
+/// Element i of what `member` of a group contributes to collective `number`.
+at::Tensor contribution(int member, int number, int64_t count) {
+  return at::arange(count, at::kLong).remainder(7) + (member + 1) * (number % 13 + 1);
+}
+
+class Traffic {
+ public:
+  Traffic(std::vector<Group> groups, uint64_t seed)
+      : groups_(std::move(groups)), shared_(seed), own_(seed + 1 + rank()) {}
+
+  /// Issues `total` collectives, the same on every rank, and waits for them in an order of its own.
+  void run(int total) {
+    for (int number = 0; number < total && !::testing::Test::HasFailure(); ++number) {
+      const auto which = shared_() % groups_.size();
+      const auto kind = shared_() % kKinds;
+      const int64_t count = shared_() % 50 == 0 ? shared_() % 90'000 : shared_() % 200;
+      const auto root = shared_();
+      if (!groups_[which]) continue;  // of others
+      issue(groups_[which], static_cast<int>(kind), number, count, root);
+      while (flights_.size() > kMost) wait_for_any();
+      if (own_() % 4 == 0 && !flights_.empty()) wait_for_any();
+    }
+    while (!flights_.empty()) wait_for_any();
+  }
+
+ private:
+  static constexpr uint64_t kKinds = 11;
+  static constexpr size_t kMost = 100;
+
+  /// In shared memory every third time, as this rank draws it.
+  at::Tensor fill(const at::Tensor& values) {
+    if (own_() % 3 != 0) return values.clone();
+    return empty_shared(values.sizes(), values.options()).copy_(values);
+  }
+
+  void wait_for_any() {
+    const auto index = own_() % flights_.size();
+    std::swap(flights_[index], flights_.back());
+    const auto flight = std::move(flights_.back());
+    flights_.pop_back();
+    switch (own_() % 8) {
+      case 0:
+        flight.work->getFuture()->waitAndThrow();
+        break;
+      case 1:
+        while (!flight.work->isCompleted()) std::this_thread::yield();
+        break;
+      default:
+        flight.work->wait();
+    }
+    EXPECT_TRUE(flight.is_right()) << flight.what;
+  }
+
+  void add(WorkPtr work, std::function<bool()> is_right) {
+    flights_.push_back({.work = std::move(work), .is_right = std::move(is_right), .what = what_});
+  }
+
+  void issue(const Group& group, int kind, int number, int64_t count, uint64_t draw) {
+    const int n = group->getSize();
+    const int me = group->getRank();
+    const int root = static_cast<int>(draw % n);
+    what_ = c10::str("#", number, " of kind ", kind, ", ", count, " elements, root ", root,
+                     ", group ", group->getGroupName());
+    const auto own = contribution(me, number, count);
+    switch (kind) {
+      case 0:
+      case 1:
+      case 2:
+        return all_reduce(group, number, own, kind == 2);
+      case 3:
+        return broadcast(group, number, own, root);
+      case 4:
+        return reduce(group, number, own, root);
+      case 5:
+        return all_gather(group, number, own);
+      case 6:
+        return reduce_scatter(group, number, own);
+      case 7:
+        return exchange(group, number, own);
+      case 8:
+        return gather(group, number, own, root);
+      case 9:
+        return add(group->barrier(), [] { return true; });
+      default:
+        return message(group, number, own);
+    }
+  }
+
+  static at::Tensor sum(const Group& group, int number, int64_t count) {
+    const int64_t n = group->getSize();
+    return contribution(0, number, count) * n + n * (n - 1) / 2 * (number % 13 + 1);
+  }
+
+  void all_reduce(const Group& group, int number, const at::Tensor& own, bool coalesced) {
+    Tensors tensors{fill(own)};
+    if (coalesced) tensors.push_back(fill(own));
+    auto work = coalesced ? group->allreduce_coalesced(tensors) : group->allreduce(tensors);
+    add(work, [=] {
+      const auto expected = sum(group, number, own.numel());
+      return tensors[0].equal(expected) && tensors.back().equal(expected);
+    });
+  }
+  void broadcast(const Group& group, int number, const at::Tensor& own, int root) {
+    Tensors tensors{fill(own)};
+    add(group->broadcast(tensors, {.rootRank = root}),
+        [=] { return tensors[0].equal(contribution(root, number, own.numel())); });
+  }
+  void reduce(const Group& group, int number, const at::Tensor& own, int root) {
+    Tensors tensors{fill(own)};
+    add(group->reduce(tensors, {.rootRank = root}), [=] {
+      return tensors[0].equal(group->getRank() == root ? sum(group, number, own.numel()) : own);
+    });
+  }
+  void all_gather(const Group& group, int number, const at::Tensor& own) {
+    auto input = fill(own);
+    auto whole = at::zeros({group->getSize(), own.numel()}, at::kLong);
+    add(group->getBackend(at::kCPU)->_allgather_base(whole, input, {}), [=] {
+      bool right = true;
+      for (int member = 0; member < group->getSize(); ++member)
+        right = right && whole[member].equal(contribution(member, number, own.numel()));
+      return right;
+    });
+  }
+  void reduce_scatter(const Group& group, int number, const at::Tensor& own) {
+    auto input = fill(own.expand({group->getSize(), own.numel()}));
+    auto output = at::zeros_like(own);
+    add(group->getBackend(at::kCPU)->_reduce_scatter_base(output, input, {}),
+        [=] { return output.equal(sum(group, number, own.numel())); });
+  }
+  void exchange(const Group& group, int number, const at::Tensor& own) {
+    auto input = fill(own.expand({group->getSize(), own.numel()}));
+    auto output = at::zeros_like(input);
+    std::vector<int64_t> none;
+    add(group->getBackend(at::kCPU)->alltoall_base(output, input, none, none, {}), [=] {
+      bool right = true;
+      for (int member = 0; member < group->getSize(); ++member)
+        right = right && output[member].equal(contribution(member, number, own.numel()));
+      return right;
+    });
+  }
+  void gather(const Group& group, int number, const at::Tensor& own, int root) {
+    Tensors input{fill(own)};
+    TensorLists lists;
+    if (group->getRank() == root)
+      lists.push_back(at::zeros({group->getSize(), own.numel()}, at::kLong).unbind());
+    add(group->gather(lists, input, {.rootRank = root}), [=] {
+      bool right = true;
+      for (size_t member = 0; !lists.empty() && member < lists[0].size(); ++member) {
+        const auto theirs = contribution(static_cast<int>(member), number, own.numel());
+        right = right && lists[0][member].equal(theirs);
+      }
+      return right;
+    });
+  }
+  /// To the next member and from the previous one.
+  void message(const Group& group, int number, const at::Tensor& own) {
+    const int n = group->getSize();
+    if (n == 1) return;
+    const int previous = (group->getRank() + n - 1) % n;
+    Tensors in{at::zeros_like(own)};
+    Tensors out{fill(own)};
+    add(group->recv(in, previous, number % 5),
+        [=] { return in[0].equal(contribution(previous, number, own.numel())); });
+    add(group->send(out, (group->getRank() + 1) % n, number % 5), [=] { return !out.empty(); });
+  }
+
+  const std::vector<Group> groups_;
+  std::mt19937_64 shared_;  // drawn alike on every rank
+  std::mt19937_64 own_;
+  std::vector<Flight> flights_;
+  std::string what_;
+};
+
+/// The world, the world backwards, the even ranks and neighbours that overlap.
+std::vector<Group> overlapping_groups() {
+  const int n = world_size();
+  std::vector<std::vector<int>> lists(4);
+  for (int rank = 0; rank < n; ++rank) {
+    lists[0].push_back(n - 1 - rank);
+    lists[rank % 2 == 0 ? 1 : 2].push_back(rank);
+    if (rank < 2) lists[3].push_back(rank);
+  }
+  for (int rank = 1; rank + 1 < n; ++rank) lists.push_back({rank, rank + 1});
+  std::vector<Group> groups{default_group()};
+  for (const auto& list : lists) {
+    const bool is_member = std::find(list.begin(), list.end(), rank()) != list.end();
+    groups.push_back(is_member ? new_group(list) : Group());
+  }
+  return groups;
+}
+
+void run_traffic(int total) {
+  Traffic(overlapping_groups(), testing::test_seed()).run(total);
+  barrier();
+}
+
+constexpr std::chrono::seconds kTimeout{30};
+
+class MixedCollectivesOnThreads : public ::testing::TestWithParam<int> {};
+TEST_P(MixedCollectivesOnThreads, KeepTheirResultsApart) {
+  testing::run_threads(GetParam(), [] { run_traffic(10'000); },
+                       {.backend = "shm", .timeout = kTimeout});
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnThreads, ::testing::Values(2, 4, 8));
+
+class MixedCollectivesOnProcesses : public ::testing::TestWithParam<int> {};
+TEST_P(MixedCollectivesOnProcesses, KeepTheirResultsApart) {
+  testing::run_processes(GetParam(), [] { run_traffic(10'000); },
+                         {.backend = "shm", .timeout = kTimeout});
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnProcesses, ::testing::Values(2, 3, 4));
+
+TEST(MixedGlooCollectivesOnThreads, KeepTheirResultsApart) {
+  testing::run_threads(3, [] { run_traffic(1'000); }, {.backend = "gloo", .timeout = kTimeout});
+}
+
+}  // namespace
+}  // namespace tessera::collective_bodies

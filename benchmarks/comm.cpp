@@ -197,6 +197,9 @@ int main(int argc, char** argv) {
     init();
     run(settings);
     shutdown();
+  } catch (const c10::Error& error) {
+    std::cerr << "tessera bench comm: " << error.what_without_backtrace() << std::endl;
+    return 1;
   } catch (const std::exception& error) {
     std::cerr << "tessera bench comm: " << error.what() << std::endl;
     return 1;

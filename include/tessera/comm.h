@@ -23,15 +23,15 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minute
 struct InitOptions {
   /// "auto": shm if all ranks share a host, else gloo; CUDA tensors to nccl. Or "shm", "gloo", "nccl", "fake".
   std::string backend = "auto";
-  /// "tcp://host:port" (rank 0 serves) or "file:///path" (a path all ranks see). Empty: from the launcher.
-  std::string init_method = {};
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
-  std::optional<int> local_rank = std::nullopt;
   /// A store of your own instead of `init_method`; needs `rank` and `world_size`.
   c10::intrusive_ptr<c10d::Store> store = {};
+  /// "tcp://host:port" (rank 0 serves) or "file:///path" (a path all ranks see). Empty: from the launcher.
+  std::string init_method = {};
   /// How long a collective waits for its peers before it names those that are missing.
   std::chrono::milliseconds timeout = kDefaultTimeout;
+  std::optional<int> local_rank = std::nullopt;
   /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if the program
   /// already handles the signal.
   int dump_signal = 12;  // SIGUSR2
@@ -55,9 +55,9 @@ int local_rank();
 Group default_group();
 
 struct GroupOptions {
-  std::string backend = {};                                           // empty: the default group's choice
-  std::optional<std::chrono::milliseconds> timeout = std::nullopt;    // none: the default group's
-  std::string description = {};                                       // shown in errors, e.g. "dp"
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
+  std::string backend = {};                                         // empty: the default group's choice
+  std::string description = {};                                     // shown in errors, e.g. "dp"
 };
 
 /// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the same list, in

@@ -6,17 +6,17 @@
 #include <algorithm>
 
 #include "comm/context.h"
+#include "comm/recorded.h"
 #include "comm/shm/shared_tensor.h"
-#include "comm/shm/shm_backend.h"
 
 namespace tessera {
 namespace {
 
-/// The group's shm backend; null if it has none.
-c10::intrusive_ptr<comm::shm::ShmBackend> shm_backend_of(const Group& group) {
+/// The group's backend for CPU tensors; null if it has none.
+c10::intrusive_ptr<c10d::Backend> cpu_backend_of(const Group& group) {
   const auto types = group->getDeviceTypes();
   if (std::find(types.begin(), types.end(), c10::DeviceType::CPU) == types.end()) return {};
-  return c10::dynamic_intrusive_pointer_cast<comm::shm::ShmBackend>(group->getBackend(c10::DeviceType::CPU));
+  return group->getBackend(c10::DeviceType::CPU);
 }
 
 }  // namespace
@@ -32,7 +32,8 @@ std::vector<int> ranks(const Group& group) {
 }
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options, const Group& group) {
-  if (shm_backend_of(comm::resolve(group, "empty_shared"))) return comm::shm::make_shared_tensor(sizes, options);
+  const auto backend = cpu_backend_of(comm::resolve(group, "empty_shared"));
+  if (backend && backend->getBackendName() == "shm") return comm::shm::make_shared_tensor(sizes, options);
   return at::empty(sizes, options);
 }
 
@@ -46,9 +47,10 @@ std::string recent_collectives() {
   }
   std::string text;
   for (const auto& group : groups) {
-    const auto backend = shm_backend_of(group);
-    text += backend ? backend->channel().recent()
-                    : "tessera: group '" + group->getGroupName() + "' (" + group->getBackendName() + ") keeps no record\n";
+    const auto backend = cpu_backend_of(group);
+    const auto* recorded = dynamic_cast<const comm::Recorded*>(backend.get());
+    text += recorded ? recorded->recent()
+                     : "tessera: group '" + group->getGroupName() + "' (" + group->getBackendName() + ") keeps no record\n";
   }
   return text;
 }

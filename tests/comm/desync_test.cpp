@@ -104,36 +104,83 @@ struct Disagreement {
 
 std::vector<Disagreement> disagreements() {
   return {
-      {"another collective", {all_reduce_of(4), broadcast_from(0, 4)}, {0, 1},
-       {"rank 0 calls all_reduce #2 (Float, 16 B, sum)", "rank 1 calls broadcast #2 (Float, 16 B, root 0)"}},
-      {"a barrier against data", {barrier_call(), all_reduce_of(4)}, {0, 1},
+      {"another collective",
+       {all_reduce_of(4), broadcast_from(0, 4)},
+       {0, 1},
+       {"rank 0 calls all_reduce #2 (Float, 16 B, sum)",
+        "rank 1 calls broadcast #2 (Float, 16 B, root 0)"}},
+      {"a barrier against data",
+       {barrier_call(), all_reduce_of(4)},
+       {0, 1},
        {"rank 0 calls barrier #2", "rank 1 calls all_reduce #2 (Float, 16 B, sum)"}},
-      {"another dtype of the same size", {all_reduce_of(4), all_reduce_of(4, at::kInt)}, {0, 1},
-       {"rank 0 calls all_reduce #2 (Float, 16 B, sum)", "rank 1 calls all_reduce #2 (Int, 16 B, sum)"}},
-      {"another size", {all_reduce_of(4), all_reduce_of(5)}, {0, 1}, {"(Float, 16 B, sum)", "(Float, 20 B, sum)"}},
-      {"large against small", {all_reduce_of(4), all_reduce_of(kLarge)}, {0, 1},
+      {"another dtype of the same size",
+       {all_reduce_of(4), all_reduce_of(4, at::kInt)},
+       {0, 1},
+       {"rank 0 calls all_reduce #2 (Float, 16 B, sum)",
+        "rank 1 calls all_reduce #2 (Int, 16 B, sum)"}},
+      {"another size",
+       {all_reduce_of(4), all_reduce_of(5)},
+       {0, 1},
+       {"(Float, 16 B, sum)", "(Float, 20 B, sum)"}},
+      {"large against small",
+       {all_reduce_of(4), all_reduce_of(kLarge)},
+       {0, 1},
        {"(Float, 16 B, sum)", "(Float, 1 MiB, sum)"}},
-      {"empty against something", {all_reduce_of(0), all_reduce_of(4)}, {0, 1}, {"(Float, 0 B, sum)", "(Float, 16 B, sum)"}},
-      {"another operation", {all_reduce_of(4), all_reduce_of(4, at::kFloat, ReduceOp::MAX)}, {0, 1},
+      {"empty against something",
+       {all_reduce_of(0), all_reduce_of(4)},
+       {0, 1},
+       {"(Float, 0 B, sum)", "(Float, 16 B, sum)"}},
+      {"another operation",
+       {all_reduce_of(4), all_reduce_of(4, at::kFloat, ReduceOp::MAX)},
+       {0, 1},
        {"(Float, 16 B, sum)", "(Float, 16 B, max)"}},
-      {"another root of a broadcast", {broadcast_from(0), broadcast_from(1)}, {},
+      {"another root of a broadcast",
+       {broadcast_from(0), broadcast_from(1)},
+       {},
        {"calls broadcast #2 (Float, 400 B, root 0)", "calls broadcast #2 (Float, 400 B, root 1)"}},
-      {"collectives in which neither reads", {broadcast_from(0), reduce_to(0)}, {},
-       {"rank 0 calls broadcast #2 (Float, 400 B, root 0)", "rank 1 calls reduce #2 (Float, 400 B, sum, root 0)"}},
-      {"another size of a broadcast", {broadcast_from(0, 4), broadcast_from(0, 3)}, {1},
-       {"rank 0 calls broadcast #2 (Float, 16 B, root 0)", "rank 1 calls broadcast #2 (Float, 12 B, root 0)"}},
+      {"collectives in which neither reads",
+       {broadcast_from(0), reduce_to(0)},
+       {},
+       {"rank 0 calls broadcast #2 (Float, 400 B, root 0)",
+        "rank 1 calls reduce #2 (Float, 400 B, sum, root 0)"}},
+      {"another size of a broadcast",
+       {broadcast_from(0, 4), broadcast_from(0, 3)},
+       {1},
+       {"rank 0 calls broadcast #2 (Float, 16 B, root 0)",
+        "rank 1 calls broadcast #2 (Float, 12 B, root 0)"}},
       {"another root of a reduce", {reduce_to(0), reduce_to(1)}, {0, 1}, {"root 0)", "root 1)"}},
-      {"other sizes of an all_gather", {all_gather_of(3, {3, 4}), all_gather_of(5, {3, 5})}, {0},
+      {"other sizes of an all_gather",
+       {all_gather_of(3, {3, 4}), all_gather_of(5, {3, 5})},
+       {0},
        {"rank 1 sends all_gather #2 (Float, 20 B)", "rank 0 has room for 16 bytes of it"}},
-      {"another size of a gather", {gather_to_0(3), gather_to_0(4)}, {0}, {"(Float, 12 B, root 0)", "(Float, 16 B, root 0)"}},
-      {"another size of a scatter", {scatter_from_0(3), scatter_from_0(4)}, {1}, {"(Float, 12 B, root 0)", "(Float, 16 B, root 0)"}},
-      {"another size of a reduce_scatter", {reduce_scatter_of(3), reduce_scatter_of(4)}, {0, 1}, {"(Float, 24 B, sum)", "(Float, 32 B, sum)"}},
-      {"splits that do not mirror", {all_to_all_of({2, 3}, {2, 1}), all_to_all_of({1, 1}, {2, 1})}, {1},
+      {"another size of a gather",
+       {gather_to_0(3), gather_to_0(4)},
+       {0},
+       {"(Float, 12 B, root 0)", "(Float, 16 B, root 0)"}},
+      {"another size of a scatter",
+       {scatter_from_0(3), scatter_from_0(4)},
+       {1},
+       {"(Float, 12 B, root 0)", "(Float, 16 B, root 0)"}},
+      {"another size of a reduce_scatter",
+       {reduce_scatter_of(3), reduce_scatter_of(4)},
+       {0, 1},
+       {"(Float, 24 B, sum)", "(Float, 32 B, sum)"}},
+      {"splits that do not mirror",
+       {all_to_all_of({2, 3}, {2, 1}), all_to_all_of({1, 1}, {2, 1})},
+       {1},
        {"rank 0 sends 12 bytes to rank 1, which expects 8"}},
-      {"splits of other sizes", {all_to_all_of({1, 40000}, {1, 1}), all_to_all_of({2, 1}, {1, 1})}, {0, 1}, {" bytes to rank "}},
-      {"another size of a message", {send_of(4), receive_of(3)}, {1},
+      {"splits of other sizes",
+       {all_to_all_of({1, 40000}, {1, 1}), all_to_all_of({2, 1}, {1, 1})},
+       {0, 1},
+       {" bytes to rank "}},
+      {"another size of a message",
+       {send_of(4), receive_of(3)},
+       {1},
        {"rank 0 calls send #1 (Float, 16 B, to 1)", "rank 1 calls recv #1 (Float, 12 B, from 0)"}},
-      {"another dtype of a message", {send_of(4, at::kInt), receive_of(4)}, {1}, {"(Int, 16 B, to 1)", "(Float, 16 B, from 0)"}},
+      {"another dtype of a message",
+       {send_of(4, at::kInt), receive_of(4)},
+       {1},
+       {"(Int, 16 B, to 1)", "(Float, 16 B, from 0)"}},
   };
 }
 
@@ -143,14 +190,20 @@ void expect_disagreement(const Disagreement& disagreement, const Group& group) {
   const int me = rank(group);
   const auto error = error_of([&] { disagreement.calls[me](*group)->wait(); });
   if (std::ranges::count(disagreement.readers, me) > 0) {
-    EXPECT_THAT(error, AllOf(HasSubstr("the ranks disagree: "), HasSubstr("in group '" + group->getGroupName() + "'")));
+    EXPECT_THAT(error, AllOf(HasSubstr("the ranks disagree: "),
+                             HasSubstr("in group '" + group->getGroupName() + "'")));
   }
   // Whoever had no part in the mistake hears of it as soon as the group does something again.
-  const auto first = error.empty() ? error_of([&] { barrier(group); barrier(group); }) : error;
+  const auto first = error.empty() ? error_of([&] {
+    barrier(group);
+    barrier(group);
+  })
+                                   : error;
   EXPECT_THAT(first, HasSubstr("the ranks disagree: "));
   for (const auto& text : disagreement.texts) EXPECT_THAT(first, HasSubstr(text));
   const auto next = error_of([&] { all_reduce_of(4)(*group)->wait(); });
-  EXPECT_THAT(next, AllOf(HasSubstr("shm: all_reduce in group '"), HasSubstr("can't be used after an earlier error ("),
+  EXPECT_THAT(next, AllOf(HasSubstr("shm: all_reduce in group '"),
+                          HasSubstr("can't be used after an earlier error ("),
                           HasSubstr(first.substr(0, 80))));
   EXPECT_EQ(group->getBackend(at::kCPU)->getError(), c10d::ErrorType::COMM_ERROR);
 }
@@ -161,7 +214,8 @@ TEST(DisagreeLate, IsFoundWhenNobodyEverReads) {
     const auto error = error_of([&] {
       for (int i = 0; i < 100; ++i) broadcast_from(i == 3 ? rank() : 0)(*group)->wait();
     });
-    EXPECT_THAT(error, AllOf(HasSubstr("broadcast #4 (Float, 400 B, root 0)"), HasSubstr("broadcast #4 (Float, 400 B, root 1)")));
+    EXPECT_THAT(error, AllOf(HasSubstr("broadcast #4 (Float, 400 B, root 0)"),
+                             HasSubstr("broadcast #4 (Float, 400 B, root 1)")));
   });
 }
 

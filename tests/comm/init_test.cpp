@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -18,8 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::Beacon;
+using ::testing::HasSubstr;
 using testing::rank_init_options;
 using testing::run_forked_worlds;
 using testing::run_processes;
@@ -61,34 +62,36 @@ TEST(Init, IsNeededByEverythingAndEveryErrorSaysSo) {
       {"empty_shared", [] { empty_shared({2}); }},
   };
   for (const auto& [name, call] : calls) {
-    EXPECT_THAT(any_error_of(call), AllOf(::testing::StartsWith(name + ": expected tessera::init() to have been called"),
-                                          HasSubstr("call tessera::init() first")));
+    EXPECT_THAT(
+        any_error_of(call),
+        AllOf(::testing::StartsWith(name + ": expected tessera::init() to have been called"),
+              HasSubstr("call tessera::init() first")));
   }
 }
 
 TEST(Init, TwiceIsAnErrorThatNamesTheWorld) {
   run_threads(2, [] {
     EXPECT_THAT(any_error_of([] { init(rank_init_options()); }),
-                AllOf(HasSubstr("init: expected no world yet, but this rank is already rank " + std::to_string(rank()) + " of 2"),
+                AllOf(HasSubstr("init: expected no world yet, but this rank is already rank " +
+                                std::to_string(rank()) + " of 2"),
                       HasSubstr("call tessera::shutdown() first")));
     barrier();  // the world is as it was
   });
 }
 
 TEST(Shutdown, MayBeCalledTwiceOrWithoutInitAndAllowsAnotherInit) {
-  run_threads(
-      2,
-      [] {
-        shutdown();
-        for (int time = 0; time < 3; ++time) {
-          init(rank_init_options());
-          call_all_reduce(sample(rank(), kSmall));
-          shutdown();
-          shutdown();
-          EXPECT_FALSE(is_initialized());
-        }
-      },
-      {.init = false});
+  run_threads(2,
+              [] {
+                shutdown();
+                for (int time = 0; time < 3; ++time) {
+                  init(rank_init_options());
+                  call_all_reduce(sample(rank(), kSmall));
+                  shutdown();
+                  shutdown();
+                  EXPECT_FALSE(is_initialized());
+                }
+              },
+              {.init = false});
 }
 
 TEST(Shutdown, MakesAGroupThatIsKeptRefuseAndItsWorkEnd) {
@@ -100,12 +103,15 @@ TEST(Shutdown, MakesAGroupThatIsKeptRefuseAndItsWorkEnd) {
     const auto receive = kept->recv(letter, peer, 0);
     const auto future = receive->getFuture();
     shutdown();
-    EXPECT_THAT(error_of([&] { receive->wait(); }), HasSubstr("group 'world' was shut down before the message came"));
+    EXPECT_THAT(error_of([&] { receive->wait(); }),
+                HasSubstr("group 'world' was shut down before the message came"));
     future->wait();
     EXPECT_TRUE(future->hasError());
-    EXPECT_THAT(error_of([&] { kept->barrier()->wait(); }), HasSubstr("group 'world' has been shut down"));
+    EXPECT_THAT(error_of([&] { kept->barrier()->wait(); }),
+                HasSubstr("group 'world' has been shut down"));
     Tensors answer{at::zeros({1})};
-    EXPECT_THAT(error_of([&] { kept->send(answer, peer, 0); }), HasSubstr("group 'world' has been shut down"));
+    EXPECT_THAT(error_of([&] { kept->send(answer, peer, 0); }),
+                HasSubstr("group 'world' has been shut down"));
   });
 }
 
@@ -127,7 +133,8 @@ TEST(Shutdown, CompletesWhatNobodyWaitedFor) {
       default_group()->recv(letters[i], 0, 0)->wait();
       expect_same(letters[i][0], sample(i, kSmall));
     }
-    const auto sums = std::vector{sample(0, kLarge) + sample(1, kLarge), sample(0, kSmall) + sample(1, kSmall)};
+    const auto sums =
+        std::vector{sample(0, kLarge) + sample(1, kLarge), sample(0, kSmall) + sample(1, kSmall)};
     shutdown();
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(tensors[i][0].equal(sums[i % 3 == 0 ? 0 : 1]));
   });
@@ -136,7 +143,8 @@ TEST(Shutdown, CompletesWhatNobodyWaitedFor) {
 TEST(Shutdown, IsSafeAfterErrorsAndTheNextWorldWorks) {
   run_threads(2, [] {
     Tensors tensors{at::ones({rank() + 1})};
-    EXPECT_THAT(error_of([&] { default_group()->allreduce(tensors)->wait(); }), HasSubstr("the ranks disagree"));
+    EXPECT_THAT(error_of([&] { default_group()->allreduce(tensors)->wait(); }),
+                HasSubstr("the ranks disagree"));
     shutdown();
     init(rank_init_options());
     call_all_reduce(sample(rank(), kSmall));
@@ -144,19 +152,18 @@ TEST(Shutdown, IsSafeAfterErrorsAndTheNextWorldWorks) {
 }
 
 TEST(InitError, LeavesTheStoreFitForAnotherTry) {
-  run_threads(
-      2,
-      [] {
-        auto options = rank_init_options();
-        options.backend = "nccl";
-        if (!tessera::supports("nccl", at::kCUDA, at::kFloat)) {
-          EXPECT_THAT(any_error_of([&] { init(options); }), HasSubstr("nccl"));
-        }
-        EXPECT_FALSE(is_initialized());
-        init(rank_init_options());
-        barrier();
-      },
-      {.init = false});
+  run_threads(2,
+              [] {
+                auto options = rank_init_options();
+                options.backend = "nccl";
+                if (!tessera::supports("nccl", at::kCUDA, at::kFloat)) {
+                  EXPECT_THAT(any_error_of([&] { init(options); }), HasSubstr("nccl"));
+                }
+                EXPECT_FALSE(is_initialized());
+                init(rank_init_options());
+                barrier();
+              },
+              {.init = false});
 }
 
 TEST(InitError, NamesRanksOutsideTheWorldAndBadOptions) {
@@ -170,38 +177,40 @@ TEST(InitError, NamesRanksOutsideTheWorldAndBadOptions) {
     options.timeout = timeout;
     return any_error_of([&] { init(options); });
   };
-  EXPECT_THAT(with(2, 2), HasSubstr("init: rank 2 is outside the world: with world size 2 ranks go from 0 to 1"));
+  EXPECT_THAT(
+      with(2, 2),
+      HasSubstr("init: rank 2 is outside the world: with world size 2 ranks go from 0 to 1"));
   EXPECT_THAT(with(-1, 2), HasSubstr("init: rank -1 is outside the world"));
   EXPECT_THAT(with(0, 0), HasSubstr("init: expected a world size of at least 1, got 0"));
   EXPECT_THAT(with(0, 1, 0ms), HasSubstr("init: expected a timeout above 0, got 0 ms"));
   InitOptions incomplete;
   incomplete.store = store;
-  EXPECT_THAT(any_error_of([&] { init(incomplete); }), HasSubstr("init: a store needs rank and world_size next to it"));
+  EXPECT_THAT(any_error_of([&] { init(incomplete); }),
+              HasSubstr("init: a store needs rank and world_size next to it"));
 }
 
 TEST(InitError, SaysBothWorldSizesAndWhoIsMissing) {
-  run_threads(
-      3,
-      [] {
-        auto options = rank_init_options();
-        options.timeout = 20s;
-        if (run_rank() == 2) options.world_size = 4;
-        EXPECT_THAT(any_error_of([&] { init(options); }),
-                    AllOf(HasSubstr("init: the ranks disagree on the world size"), HasSubstr("says 3"), HasSubstr("says 4")));
-      },
-      {.init = false});
-  run_threads(
-      2,
-      [] {
-        auto options = rank_init_options();
-        options.world_size = 3;
-        options.timeout = 400ms;
-        const auto begun = Clock::now();
-        EXPECT_THAT(any_error_of([&] { init(options); }), HasSubstr("missing: rank 2"));
-        EXPECT_LT(Clock::now() - begun, 10s);
-        EXPECT_FALSE(is_initialized());
-      },
-      {.init = false});
+  run_threads(3,
+              [] {
+                auto options = rank_init_options();
+                options.timeout = 20s;
+                if (run_rank() == 2) options.world_size = 4;
+                EXPECT_THAT(any_error_of([&] { init(options); }),
+                            AllOf(HasSubstr("init: the ranks disagree on the world size"),
+                                  HasSubstr("says 3"), HasSubstr("says 4")));
+              },
+              {.init = false});
+  run_threads(2,
+              [] {
+                auto options = rank_init_options();
+                options.world_size = 3;
+                options.timeout = 400ms;
+                const auto begun = Clock::now();
+                EXPECT_THAT(any_error_of([&] { init(options); }), HasSubstr("missing: rank 2"));
+                EXPECT_LT(Clock::now() - begun, 10s);
+                EXPECT_FALSE(is_initialized());
+              },
+              {.init = false});
 }
 
 TEST(Init, NamesWhoIsMissingFromANewGroup) {
@@ -216,23 +225,23 @@ TEST(Init, NamesWhoIsMissingFromANewGroup) {
 }
 
 TEST(Init, MakesTwoWorldsOfTheThreadsOfOneProcess) {
-  const std::vector stores = {c10::make_intrusive<c10d::HashStore>(), c10::make_intrusive<c10d::HashStore>()};
-  run_threads(
-      4,
-      [&] {
-        const int world = run_rank() / 2;
-        auto options = rank_init_options();
-        options.rank = run_rank() % 2;
-        options.world_size = 2;
-        options.local_rank = options.rank;
-        options.store = stores[world];
-        init(options);
-        Tensors tensors{at::full({3}, 1 + 10 * world)};
-        default_group()->allreduce(tensors)->wait();
-        EXPECT_TRUE(tensors[0].equal(at::full({3}, 2 + 20 * world)));
-        call_all_reduce(sample(rank(), kLarge));
-      },
-      {.init = false});
+  const std::vector stores = {c10::make_intrusive<c10d::HashStore>(),
+                              c10::make_intrusive<c10d::HashStore>()};
+  run_threads(4,
+              [&] {
+                const int world = run_rank() / 2;
+                auto options = rank_init_options();
+                options.rank = run_rank() % 2;
+                options.world_size = 2;
+                options.local_rank = options.rank;
+                options.store = stores[world];
+                init(options);
+                Tensors tensors{at::full({3}, 1 + 10 * world)};
+                default_group()->allreduce(tensors)->wait();
+                EXPECT_TRUE(tensors[0].equal(at::full({3}, 2 + 20 * world)));
+                call_all_reduce(sample(rank(), kLarge));
+              },
+              {.init = false});
 }
 
 int free_port() {
@@ -249,22 +258,22 @@ int free_port() {
 
 TEST(Init, MeetsThroughATcpAddressOrAFile) {
   const testing::TemporaryFolder folder;
-  for (const auto& method : {"tcp://127.0.0.1:" + std::to_string(free_port()), "file://" + (folder.path() / "store").string()}) {
+  for (const auto& method : {"tcp://127.0.0.1:" + std::to_string(free_port()),
+                             "file://" + (folder.path() / "store").string()}) {
     SCOPED_TRACE(method);
-    run_threads(
-        3,
-        [&] {
-          auto options = rank_init_options();
-          options.store = {};
-          options.init_method = method;
-          for (int time = 0; time < 2; ++time) {
-            init(options);
-            EXPECT_EQ(world_size(), 3);
-            call_all_reduce(sample(rank(), kSmall));
-            shutdown();
-          }
-        },
-        {.init = false});
+    run_threads(3,
+                [&] {
+                  auto options = rank_init_options();
+                  options.store = {};
+                  options.init_method = method;
+                  for (int time = 0; time < 2; ++time) {
+                    init(options);
+                    EXPECT_EQ(world_size(), 3);
+                    call_all_reduce(sample(rank(), kSmall));
+                    shutdown();
+                  }
+                },
+                {.init = false});
   }
 }
 
@@ -318,11 +327,12 @@ TEST(ForkedChild, EndsWithoutTakingItsParentsGroupsAlong) {
       {.name = "Exits", .body = world([](at::Tensor&, Group&) {})},
       {.name = "ShutsDown", .body = world([](at::Tensor&, Group&) { shutdown(); })},
       {.name = "LetsGo", .body = world([](at::Tensor& tensor, Group& group) {
-         tensor.reset();
-         group.reset();
-         shutdown();
-       })},
-      {.name = "JoinsAWorldOfItsOwn", .body = world([](at::Tensor& tensor, Group&) {
+                           tensor.reset();
+                           group.reset();
+                           shutdown();
+                         })},
+      {.name = "JoinsAWorldOfItsOwn",
+       .body = world([](at::Tensor& tensor, Group&) {
          shutdown();
          init({.rank = 0, .world_size = 1, .store = c10::make_intrusive<c10d::HashStore>()});
          tensor = shared_sample(0, kLarge);

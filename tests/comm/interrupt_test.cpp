@@ -3,14 +3,15 @@
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
+#include <signal.h>
 
 namespace tessera::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::Beacon;
+using ::testing::HasSubstr;
 using testing::RankProcesses;
 
 TEST(Interrupt, EndsARankThatWaitsAtOnceAndItsPeersNotice) {
@@ -21,8 +22,8 @@ TEST(Interrupt, EndsARankThatWaitsAtOnceAndItsPeersNotice) {
         Beacon("begun." + std::to_string(rank())).signal();
         EXPECT_TRUE(rank() != 2 || Beacon("go").wait());
         EXPECT_THAT(error_of([] { call_all_reduce(sample(rank(), kLarge)); }),
-                    AllOf(HasSubstr("all_reduce #2 (Float, 1 MiB, sum) in group 'world'"), HasSubstr("rank 1 (process "),
-                          HasSubstr(") died")));
+                    AllOf(HasSubstr("all_reduce #2 (Float, 1 MiB, sum) in group 'world'"),
+                          HasSubstr("rank 1 (process "), HasSubstr(") died")));
       },
       {.may_die = {1}});
   ASSERT_TRUE(processes.beacon("begun.1").wait());
@@ -32,23 +33,25 @@ TEST(Interrupt, EndsARankThatWaitsAtOnceAndItsPeersNotice) {
   EXPECT_LT(Clock::now() - begun, 2s);
   ASSERT_TRUE(status);
   EXPECT_EQ(status->signal, SIGINT);
-  EXPECT_TRUE(processes.wait(0, 10s)) << "waits for the dead rank although the third has not come yet";
+  EXPECT_TRUE(processes.wait(0, 10s))
+      << "waits for the dead rank although the third has not come yet";
   processes.beacon("go").signal();
   processes.join();
 }
 
 TEST(Interrupt, ReachesAllRanksOfAJob) {
-  RankProcesses processes(
-      2,
-      [] {
-        Beacon("begun." + std::to_string(rank())).signal();
-        Tensors tensors{at::zeros({1})};
-        default_group()->recv(tensors, 1 - rank(), 0)->wait();
-      },
-      {.may_die = {0, 1}});
-  for (const int rank : {0, 1}) ASSERT_TRUE(processes.beacon("begun." + std::to_string(rank)).wait());
+  RankProcesses processes(2,
+                          [] {
+                            Beacon("begun." + std::to_string(rank())).signal();
+                            Tensors tensors{at::zeros({1})};
+                            default_group()->recv(tensors, 1 - rank(), 0)->wait();
+                          },
+                          {.may_die = {0, 1}});
+  for (const int rank : {0, 1})
+    ASSERT_TRUE(processes.beacon("begun." + std::to_string(rank)).wait());
   for (const int rank : {0, 1}) processes.signal(rank, SIGINT);
-  for (const int rank : {0, 1}) EXPECT_EQ(processes.wait(rank, 10s).value_or(testing::ExitStatus{}).signal, SIGINT);
+  for (const int rank : {0, 1})
+    EXPECT_EQ(processes.wait(rank, 10s).value_or(testing::ExitStatus{}).signal, SIGINT);
   processes.join();
 }
 

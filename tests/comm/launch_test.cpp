@@ -176,7 +176,7 @@ TEST(Launch, BelievesMpirunInsideSlurm) {
 
 TEST(Launch, PrefersExplicitOptions) {
   const Launch all =
-      launch_of(kTorchrun, {.init_method = "tcp://other:1", .rank = 0, .world_size = 2});
+      launch_of(kTorchrun, {.rank = 0, .world_size = 2, .init_method = "tcp://other:1"});
   EXPECT_EQ(all.launcher, "options");
   EXPECT_EQ(all.rank, 0);
   EXPECT_EQ(all.world_size, 2);
@@ -223,7 +223,7 @@ TEST(Launch, TakesAStoreWithItsRanks) {
   EXPECT_THAT(error_of({}, {.world_size = 1, .store = store}),
               HasSubstr("InitOptions::rank is not set"));
   EXPECT_THAT(
-      error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 1, .store = store}),
+      error_of({}, {.rank = 0, .world_size = 1, .store = store, .init_method = "tcp://a:1"}),
       HasSubstr("either a store or an init_method"));
 }
 
@@ -255,14 +255,14 @@ TEST(LaunchError, NamesTheVariableThatIsNoNumber) {
 TEST(LaunchError, RefusesRanksOutsideTheWorld) {
   EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})),
               HasSubstr("rank 8 is outside the world: with world size 8"));
-  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = 2, .world_size = 2}),
+  EXPECT_THAT(error_of({}, {.rank = 2, .world_size = 2, .init_method = "tcp://a:1"}),
               HasSubstr("ranks go from 0 to 1"));
-  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = -1, .world_size = 2}),
+  EXPECT_THAT(error_of({}, {.rank = -1, .world_size = 2, .init_method = "tcp://a:1"}),
               HasSubstr("rank -1 is outside"));
-  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 0}),
+  EXPECT_THAT(error_of({}, {.rank = 0, .world_size = 0, .init_method = "tcp://a:1"}),
               HasSubstr("at least 1, got 0"));
   EXPECT_THAT(
-      error_of({}, {.init_method = "tcp://a:1", .rank = 0, .world_size = 2, .local_rank = 2}),
+      error_of({}, {.rank = 0, .world_size = 2, .init_method = "tcp://a:1", .local_rank = 2}),
       HasSubstr("local rank 2 is outside"));
 }
 
@@ -275,7 +275,7 @@ TEST(LaunchError, AsksWhereTheRanksMeet) {
 
 TEST(LaunchError, RefusesBadInitMethods) {
   auto of = [](const char* text) {
-    return error_of({}, {.init_method = text, .rank = 0, .world_size = 2});
+    return error_of({}, {.rank = 0, .world_size = 2, .init_method = text});
   };
   EXPECT_THAT(of("udp://a:1"), HasSubstr("unknown scheme in init_method \"udp://a:1\""));
   EXPECT_THAT(of("a:1"), HasSubstr("unknown scheme"));

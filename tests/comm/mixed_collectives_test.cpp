@@ -214,6 +214,7 @@ std::vector<Group> overlapping_groups() {
 void run_traffic(int total) {
   Traffic(overlapping_groups(), testing::test_seed()).run(total);
   barrier();
+  EXPECT_GT(default_group()->getSequenceNumberForGroup(), static_cast<uint64_t>(total) / 20);
 }
 
 constexpr std::chrono::seconds kTimeout{30};

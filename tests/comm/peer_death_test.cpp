@@ -3,6 +3,7 @@
 #include "support/forked_ranks.h"
 
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <functional>
 
@@ -12,8 +13,8 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using ::testing::HasSubstr;
 using testing::ForkedWorld;
+using ::testing::HasSubstr;
 using testing::run_forked_worlds;
 
 void live_with_death(const CollectiveCase& collective, Phase phase) {
@@ -23,10 +24,12 @@ void live_with_death(const CollectiveCase& collective, Phase phase) {
   int calls = 0;
   const auto error = first_error_of(collective.call, &calls);
   EXPECT_NE(rank(), collective.victim) << "was to die";
-  EXPECT_TRUE(calls == 0 || !must_fail(collective, phase, rank())) << "got a result without the dead rank's part";
+  EXPECT_TRUE(calls == 0 || !must_fail(collective, phase, rank()))
+      << "got a result without the dead rank's part";
   const auto victim = "rank " + std::to_string(collective.victim) + " (process ";
-  EXPECT_THAT(error, AllOf(HasSubstr(victim), HasSubstr(") died"), HasSubstr("in group 'world' on rank "),
-                           AnyOf(HasSubstr(collective.operation + " #3"), HasSubstr("barrier #4"))));
+  EXPECT_THAT(error,
+              AllOf(HasSubstr(victim), HasSubstr(") died"), HasSubstr("in group 'world' on rank "),
+                    AnyOf(HasSubstr(collective.operation + " #3"), HasSubstr("barrier #4"))));
 }
 
 class PeerDeath : public ::testing::TestWithParam<CollectiveCase> {};
@@ -59,9 +62,11 @@ void wait_for_message_of_the_dead() {
   barrier();
   if (rank() == 1) raise(SIGKILL);
   if (rank() == 2) return;
-  EXPECT_THAT(error_of([] { receive(at::zeros({4}), 1)->wait(); }),
-              AllOf(HasSubstr("shm: recv #1 (Float, 16 B, from 1) in group 'world' on rank 0: rank 1 (process "),
-                    HasSubstr(") died")));
+  EXPECT_THAT(
+      error_of([] { receive(at::zeros({4}), 1)->wait(); }),
+      AllOf(HasSubstr(
+                "shm: recv #1 (Float, 16 B, from 1) in group 'world' on rank 0: rank 1 (process "),
+            HasSubstr(") died")));
 }
 
 void receive_what_the_dead_had_sent() {
@@ -78,7 +83,8 @@ void send_in_place_to_the_dead() {
   barrier();
   if (rank() == 1) raise(SIGKILL);
   EXPECT_THAT(error_of([] { send(shared_sample(0, kLarge), 1)->wait(); }),
-              AllOf(HasSubstr("send #1 (Float, 1 MiB, to 1)"), HasSubstr("rank 1 (process "), HasSubstr(") died")));
+              AllOf(HasSubstr("send #1 (Float, 1 MiB, to 1)"), HasSubstr("rank 1 (process "),
+                    HasSubstr(") died")));
 }
 
 void fill_the_outbox_to_the_dead() {
@@ -141,7 +147,8 @@ void go_on_without_the_dead() {
   if (rank() == 1) raise(SIGKILL);
   EXPECT_THAT(error_of([] { barrier(); }), HasSubstr(") died"));
   EXPECT_THAT(error_of([] { call_all_reduce(sample(rank(), kSmall)); }),
-              AllOf(HasSubstr("shm: all_reduce in group 'world'"), HasSubstr("can't be used after an earlier error"),
+              AllOf(HasSubstr("shm: all_reduce in group 'world'"),
+                    HasSubstr("can't be used after an earlier error"),
                     HasSubstr("rank 1 (process "), HasSubstr("shut down and init again")));
   const auto survivors = new_group({0, 2}, {.description = "survivors"});
   Tensors tensors{sample(rank(), kLarge)};
@@ -177,16 +184,19 @@ TEST(PeerThatEnds, IsSaidToHaveLeft) {
       {.name = "Shutdown", .ranks = 3, .body = leave([] { shutdown(); })},
       {.name = "Exit", .ranks = 3, .body = leave([] { std::exit(0); })},
       {.name = "ShutdownWithAGroupInHand", .ranks = 3, .body = leave([] {
-         static auto& kept = *new Group(default_group());
-         shutdown();
-         EXPECT_TRUE(kept);
-       })},
+                                                         static auto& kept =
+                                                             *new Group(default_group());
+                                                         shutdown();
+                                                         EXPECT_TRUE(kept);
+                                                       })},
       {.name = "ExitWithWorkInHand", .ranks = 3, .body = leave([] {
-         static auto& kept = *new Group(default_group());
-         static auto& work = *new c10::intrusive_ptr<c10d::Work>(receive(at::zeros({1}), 0));
-         EXPECT_TRUE(kept && work);
-         std::exit(0);
-       })},
+                                                   static auto& kept = *new Group(default_group());
+                                                   static auto& work =
+                                                       *new c10::intrusive_ptr<c10d::Work>(
+                                                           receive(at::zeros({1}), 0));
+                                                   EXPECT_TRUE(kept && work);
+                                                   std::exit(0);
+                                                 })},
   });
 }
 

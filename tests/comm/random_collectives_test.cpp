@@ -64,7 +64,7 @@ at::Tensor place(const at::Tensor& values, Randomness& own) {
       return values.clone();
     case 1:
       return values.dim() < 2 ? values.clone()
-                              : values.transpose(0, -1).contiguous().transpose(0, -1);
+                              : values.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
     case 2: {
       auto sizes = values.sizes().vec();
       sizes.push_back(3);
@@ -220,7 +220,7 @@ constexpr std::chrono::seconds kTimeout{20};
 
 class RandomCollectivesOnThreads : public ::testing::TestWithParam<int> {};
 TEST_P(RandomCollectivesOnThreads, AgreeWithAPlainComputation) {
-  testing::run_threads(GetParam(), [] { run_random_collectives("shm", 300); },
+  testing::run_threads(GetParam(), [] { run_random_collectives("shm", 600 / world_size()); },
                        {.backend = "shm", .timeout = kTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnThreads, ::testing::Range(2, 9));

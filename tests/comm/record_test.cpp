@@ -4,22 +4,23 @@
 
 #include <gmock/gmock.h>
 #include <poll.h>
-
+#include <signal.h>
 
 namespace tessera::comm::shm {
 namespace {
 
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using testing::Beacon;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using testing::Beacon;
 using testing::RankProcesses;
 using testing::run_threads;
 
 /// Sends the signal, again and again, until the rank has printed `text` `times`; what it printed.
-std::string ask(RankProcesses& processes, int rank, int signal, const std::string& text, int times = 1) {
+std::string ask(RankProcesses& processes, int rank, int signal, const std::string& text,
+                int times = 1) {
   const auto deadline = Clock::now() + 20s;
   std::string output;
   while (Clock::now() < deadline) {
@@ -43,17 +44,19 @@ TEST(RecentCollectives, TellWhatRanAndWhatWaits) {
       const auto receive = default_group()->recv(letter, 1, 0);
       Tensors tensors{sample(0, kSmall)};
       const auto waiting = default_group()->allreduce(tensors);
-      EXPECT_THAT(recent_collectives(),
-                  AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':\n"),
-                        ContainsRegex("  barrier #1: done, issued [0-9.]+ m?s ago, took [0-9.e+]+ us\n"),
-                        ContainsRegex("  all_reduce #2 \\(Float, 400 B, sum\\): done, "),
-                        ContainsRegex("  recv #1 \\(Float, 8 B, from 1\\): running, "),
-                        ContainsRegex("  all_reduce.* \\(Float, 400 B, sum\\): queued, ")));
+      EXPECT_THAT(
+          recent_collectives(),
+          AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':\n"),
+                ContainsRegex("  barrier #1: done, issued [0-9.]+ m?s ago, took [0-9.e+]+ us\n"),
+                ContainsRegex("  all_reduce #2 \\(Float, 400 B, sum\\): done, "),
+                ContainsRegex("  recv #1 \\(Float, 8 B, from 1\\): running, "),
+                ContainsRegex("  all_reduce.* \\(Float, 400 B, sum\\): queued, ")));
       Beacon("looked").signal();
       waiting->wait();
       receive->wait();
-      EXPECT_THAT(recent_collectives(), AllOf(HasSubstr("  recv #1 (Float, 8 B, from 1): done"),
-                                              HasSubstr("  all_reduce #3 (Float, 400 B, sum): done")));
+      EXPECT_THAT(recent_collectives(),
+                  AllOf(HasSubstr("  recv #1 (Float, 8 B, from 1): done"),
+                        HasSubstr("  all_reduce #3 (Float, 400 B, sum): done")));
       return;
     }
     EXPECT_TRUE(Beacon("looked").wait());
@@ -68,36 +71,41 @@ TEST(RecentCollectives, KeepTheLastOnesOfEveryGroup) {
     EXPECT_THAT(recent_collectives(), Not(HasSubstr("#")));
     const auto group = new_group({0, 1}, {.description = "other"});
     Tensors letter{at::zeros({1})};
-    const auto receive = default_group()->recv(letter, 1 - rank(), 0);  // soon pushed out of the record
+    const auto receive =
+        default_group()->recv(letter, 1 - rank(), 0);  // soon pushed out of the record
     for (int i = 0; i < 100; ++i) barrier();
     barrier(group);
     Tensors answer{at::ones({1})};
     default_group()->send(answer, 1 - rank(), 0)->wait();
     receive->wait();
     const auto text = recent_collectives();
-    EXPECT_THAT(text, AllOf(HasSubstr("  barrier #100: done"), Not(HasSubstr("  barrier #50: ")), Not(HasSubstr("recv"))));
+    EXPECT_THAT(text, AllOf(HasSubstr("  barrier #100: done"), Not(HasSubstr("  barrier #50: ")),
+                            Not(HasSubstr("recv"))));
     EXPECT_THAT(text, HasSubstr(" in group 'other: ranks 0,1':\n  barrier #1: done"));
     EXPECT_EQ(text.find("running"), std::string::npos);
   });
 }
 
-TEST(RecentCollectives, AreNotThereBeforeInit) { EXPECT_THAT(recent_collectives(), HasSubstr("not initialised")); }
+TEST(RecentCollectives, AreNotThereBeforeInit) {
+  EXPECT_THAT(recent_collectives(), HasSubstr("not initialised"));
+}
 
 TEST(RecordOnError, IsPrintedWithTheErrorOnce) {
-  RankProcesses processes(
-      2,
-      [] {
-        call_all_reduce(sample(rank(), kSmall));
-        if (rank() == 1) raise(SIGKILL);
-        EXPECT_NE(error_of([] { barrier(); }), "");
-        EXPECT_NE(error_of([] { barrier(); }), "");
-      },
-      {.may_die = {1}});
+  RankProcesses processes(2,
+                          [] {
+                            call_all_reduce(sample(rank(), kSmall));
+                            if (rank() == 1) raise(SIGKILL);
+                            EXPECT_NE(error_of([] { barrier(); }), "");
+                            EXPECT_NE(error_of([] { barrier(); }), "");
+                          },
+                          {.may_die = {1}});
   processes.join();
   const auto output = processes.output(0);
-  EXPECT_THAT(output, AllOf(HasSubstr("tessera: shm: barrier #2 in group 'world' on rank 0: rank 1 (process "),
-                            HasSubstr("  all_reduce #1 (Float, 400 B, sum): done, "),
-                            HasSubstr("  barrier #2: running, ")));
+  EXPECT_THAT(
+      output,
+      AllOf(HasSubstr("tessera: shm: barrier #2 in group 'world' on rank 0: rank 1 (process "),
+            HasSubstr("  all_reduce #1 (Float, 400 B, sum): done, "),
+            HasSubstr("  barrier #2: running, ")));
   EXPECT_EQ(output.find("tessera: recent"), output.rfind("tessera: recent"));
 }
 
@@ -111,32 +119,32 @@ TEST(RecordOnSignal, IsWrittenWhileTheRankHangs) {
   ASSERT_TRUE(processes.beacon("begun.0").wait());
   const std::string waiting = "  all_reduce #2 (Float, 1 MiB, sum): running, issued ";
   EXPECT_THAT(ask(processes, 0, SIGUSR2, waiting, /*times=*/2),
-              AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':"), HasSubstr("  barrier #1: done"),
-                    HasSubstr(waiting)));
+              AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':"),
+                    HasSubstr("  barrier #1: done"), HasSubstr(waiting)));
   processes.beacon("go").signal();
   processes.join();
 }
 
 TEST(RecordOnSignal, CanHaveAnotherSignalOrNone) {
-  RankProcesses processes(
-      1,
-      [] {
-        auto options = testing::rank_init_options();
-        options.dump_signal = SIGHUP;
-        init(options);
-        struct sigaction action {};
-        sigaction(SIGUSR2, nullptr, &action);
-        EXPECT_EQ(action.sa_handler, SIG_DFL);
-        barrier();
-        Beacon("begun").signal();
-        EXPECT_TRUE(Beacon("go").wait());
-        shutdown();
-        options.dump_signal = 12345;
-        EXPECT_THROW(init(options), c10::ValueError);
-      },
-      {.init = false});
+  RankProcesses processes(1,
+                          [] {
+                            auto options = testing::rank_init_options();
+                            options.dump_signal = SIGHUP;
+                            init(options);
+                            struct sigaction action{};
+                            sigaction(SIGUSR2, nullptr, &action);
+                            EXPECT_EQ(action.sa_handler, SIG_DFL);
+                            barrier();
+                            Beacon("begun").signal();
+                            EXPECT_TRUE(Beacon("go").wait());
+                            shutdown();
+                            options.dump_signal = 12345;
+                            EXPECT_THROW(init(options), c10::ValueError);
+                          },
+                          {.init = false});
   ASSERT_TRUE(processes.beacon("begun").wait());
-  EXPECT_THAT(ask(processes, 0, SIGHUP, "barrier #1: done"), HasSubstr("recent collectives of rank 0"));
+  EXPECT_THAT(ask(processes, 0, SIGHUP, "barrier #1: done"),
+              HasSubstr("recent collectives of rank 0"));
   processes.beacon("go").signal();
   processes.join();
 }
@@ -144,20 +152,19 @@ TEST(RecordOnSignal, CanHaveAnotherSignalOrNone) {
 volatile sig_atomic_t handled = 0;
 
 TEST(RecordOnSignal, LeavesTheProgramsOwnHandlerAlone) {
-  testing::run_processes(
-      1,
-      [] {
-        struct sigaction own {};
-        own.sa_handler = [](int) { handled = 1; };
-        sigaction(SIGUSR2, &own, nullptr);
-        init(testing::rank_init_options());
-        raise(SIGUSR2);
-        EXPECT_EQ(handled, 1);
-        struct sigaction present {};
-        sigaction(SIGUSR2, nullptr, &present);
-        EXPECT_EQ(present.sa_handler, own.sa_handler);
-      },
-      {.init = false});
+  testing::run_processes(1,
+                         [] {
+                           struct sigaction own{};
+                           own.sa_handler = [](int) { handled = 1; };
+                           sigaction(SIGUSR2, &own, nullptr);
+                           init(testing::rank_init_options());
+                           raise(SIGUSR2);
+                           EXPECT_EQ(handled, 1);
+                           struct sigaction present{};
+                           sigaction(SIGUSR2, nullptr, &present);
+                           EXPECT_EQ(present.sa_handler, own.sa_handler);
+                         },
+                         {.init = false});
 }
 
 }  // namespace

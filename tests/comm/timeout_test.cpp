@@ -3,6 +3,7 @@
 #include "support/forked_ranks.h"
 
 #include <gmock/gmock.h>
+#include <signal.h>
 #include <time.h>
 
 #include <functional>
@@ -13,10 +14,10 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::AnyOf;
-using ::testing::ContainsRegex;
-using ::testing::HasSubstr;
 using testing::Beacon;
+using ::testing::ContainsRegex;
 using testing::ForkedWorld;
+using ::testing::HasSubstr;
 using testing::run_forked_worlds;
 using testing::run_processes;
 using testing::run_threads;
@@ -31,17 +32,21 @@ void live_with_a_stop(const CollectiveCase& collective, Phase phase) {
   if (rank() == victim) set_trap(collective, phase, 3, SIGSTOP);
   int calls = 0;
   const auto error = first_error_of(collective.call, &calls);
-  EXPECT_TRUE(calls == 0 || !must_fail(collective, phase, rank())) << "got a result without the stopped rank's part";
-  EXPECT_THAT(error, AllOf(HasSubstr("timed out after "), HasSubstr(" in group 'world' on rank "),
-                           AnyOf(HasSubstr(collective.operation + " #3"), HasSubstr("barrier #4"))));
+  EXPECT_TRUE(calls == 0 || !must_fail(collective, phase, rank()))
+      << "got a result without the stopped rank's part";
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("timed out after "), HasSubstr(" in group 'world' on rank "),
+                    AnyOf(HasSubstr(collective.operation + " #3"), HasSubstr("barrier #4"))));
   if (rank() == victim) {  // resumed: all others have given up and ended
     EXPECT_THAT(error, HasSubstr(" has failed: shm: "));
     return;
   }
   const auto who = std::to_string(victim);
-  const auto is_missing = AllOf(ContainsRegex("; missing: [^;]*" + who),
-                                HasSubstr("; rank " + who + "'s last was " + collective.operation + " #3"));
-  EXPECT_THAT(error, AnyOf(is_missing, HasSubstr("; missing: none; furthest behind in it: " + who + ";")));
+  const auto is_missing =
+      AllOf(ContainsRegex("; missing: [^;]*" + who),
+            HasSubstr("; rank " + who + "'s last was " + collective.operation + " #3"));
+  EXPECT_THAT(error,
+              AnyOf(is_missing, HasSubstr("; missing: none; furthest behind in it: " + who + ";")));
 }
 
 class StoppedPeer : public ::testing::TestWithParam<CollectiveCase> {};
@@ -50,9 +55,9 @@ TEST_P(StoppedPeer, InAnyPhaseTimesOutAndFailsWhenResumed) {
   const auto& collective = GetParam();
   std::vector<ForkedWorld> worlds;
   for (const Phase phase : phases_of(collective)) {
-    worlds.push_back({.name = name_of(phase),
-                      .ranks = collective.ranks,
-                      .body = [&, phase] { live_with_a_stop(collective, phase); }});
+    worlds.push_back({.name = name_of(phase), .ranks = collective.ranks, .body = [&, phase] {
+                        live_with_a_stop(collective, phase);
+                      }});
   }
   run_forked_worlds(worlds, /*at_once=*/5);
 }
@@ -127,8 +132,10 @@ TEST(Timeout, CanBeShortenedPerGroupPerCallAndPerWait) {
     for (size_t i = 0; i < calls.size() && rank() == 0; ++i) {
       SCOPED_TRACE(calls[i].what);
       const auto begun = Clock::now();
-      EXPECT_THAT(error_of([&] { calls[i].call(groups[i]); }),
-                  AllOf(HasSubstr(calls[i].text), AnyOf(HasSubstr("timed out after "), HasSubstr("did not complete within 400 ms"))));
+      EXPECT_THAT(
+          error_of([&] { calls[i].call(groups[i]); }),
+          AllOf(HasSubstr(calls[i].text),
+                AnyOf(HasSubstr("timed out after "), HasSubstr("did not complete within 400 ms"))));
       EXPECT_GE(Clock::now() - begun, kShort - 10ms);
       EXPECT_LT(Clock::now() - begun, 10s);
     }
@@ -140,20 +147,20 @@ TEST(Timeout, CanBeShortenedPerGroupPerCallAndPerWait) {
 class MonitoredBarrier : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(MonitoredBarrier, NamesAllThatAreMissingOnEveryRankThatCame) {
-  run_threads(
-      4,
-      [] {
-        monitored_barrier();
-        const bool comes = rank() % 2 == 0;
-        if (comes) {
-          EXPECT_THAT(error_of([] { monitored_barrier({}, 1000ms); }),
-                      AllOf(HasSubstr("monitored_barrier"), HasSubstr("in group 'world'"), HasSubstr("1 and 3")));
-          Beacon("done." + std::to_string(rank())).signal();
-        }
-        EXPECT_TRUE(Beacon("done.0").wait());
-        EXPECT_TRUE(Beacon("done.2").wait());
-      },
-      {.backend = GetParam()});
+  run_threads(4,
+              [] {
+                monitored_barrier();
+                const bool comes = rank() % 2 == 0;
+                if (comes) {
+                  EXPECT_THAT(error_of([] { monitored_barrier({}, 1000ms); }),
+                              AllOf(HasSubstr("monitored_barrier"), HasSubstr("in group 'world'"),
+                                    HasSubstr("1 and 3")));
+                  Beacon("done." + std::to_string(rank())).signal();
+                }
+                EXPECT_TRUE(Beacon("done.0").wait());
+                EXPECT_TRUE(Beacon("done.2").wait());
+              },
+              {.backend = GetParam()});
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MonitoredBarrier, ::testing::Values("shm", "gloo"),
@@ -163,9 +170,13 @@ TEST(Timeout, TellsTheLastCollectiveOfThoseThatAreMissing) {
   run_threads(3, [] {
     const auto group = new_group({0, 1, 2}, {.timeout = kShort});
     if (rank() == 0) {
-      EXPECT_THAT(error_of([&] { barrier(group); }),
-                  AllOf(HasSubstr("timed out after "), HasSubstr(" of waiting for rank 1; arrived: 0; missing: 1 and 2"),
-                        HasSubstr("; rank 1's last was none; rank 2's last was none; raise the group's timeout")));
+      EXPECT_THAT(
+          error_of([&] { barrier(group); }),
+          AllOf(
+              HasSubstr("timed out after "),
+              HasSubstr(" of waiting for rank 1; arrived: 0; missing: 1 and 2"),
+              HasSubstr(
+                  "; rank 1's last was none; rank 2's last was none; raise the group's timeout")));
       Beacon("done").signal();
     }
     EXPECT_TRUE(Beacon("done").wait());
@@ -182,7 +193,8 @@ TEST(WaitingForAPeer, UsesHardlyAnyProcessor) {
   run_processes(2, [] {
     barrier();
     if (rank() == 1) {
-      EXPECT_FALSE(Beacon("never").wait(5s));  // the peer is late; how the other waits is what is tested
+      EXPECT_FALSE(
+          Beacon("never").wait(5s));  // the peer is late; how the other waits is what is tested
       Tensors message{sample(1, kSmall)};
       default_group()->send(message, 0, 0)->wait();
       barrier();
@@ -194,7 +206,8 @@ TEST(WaitingForAPeer, UsesHardlyAnyProcessor) {
     const auto begun = Clock::now();
     const auto used = processor_time();
     barrier();
-    const auto share = std::chrono::duration<double>(processor_time() - used) / (Clock::now() - begun);
+    const auto share =
+        std::chrono::duration<double>(processor_time() - used) / (Clock::now() - begun);
     EXPECT_GE(Clock::now() - begun, 4500ms);
     EXPECT_LT(share, 0.05);
     future->wait();

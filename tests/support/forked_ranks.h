@@ -11,11 +11,11 @@ namespace tessera::testing {
 /// Ranks that are forked instead of started: a world takes a few milliseconds, so a test can afford
 /// one per place in which a rank may die.
 struct ForkedWorld {
-  std::string name;            // in failures, and of its store's file
+  std::string name;  // in failures, and of its store's file
   int ranks = 2;
-  RankBody body = {};          // in every rank, between init and shutdown
+  RankBody body = {};             // in every rank, between init and shutdown
   std::vector<int> may_die = {};  // ranks that may end by a signal
-  InitOptions options = {};    // apart from rank, world size and store
+  InitOptions options = {};       // apart from rank, world size and store
 };
 
 /// Runs the worlds in a process of its own (one run, see run_processes), `at_once` at a time.

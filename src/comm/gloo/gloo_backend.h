@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/recorded.h"
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
 
@@ -27,7 +28,7 @@ class Engine final : public c10d::ProcessGroupGloo {
 };
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
-class GlooBackend final : public c10d::Backend {
+class GlooBackend final : public c10d::Backend, public Recorded {
  public:
   GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;
@@ -43,7 +44,7 @@ class GlooBackend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void shutdown() override;
   void abort() override;
-  std::string recent() const { return log_->recent(); }
+  std::string recent() const override { return log_->recent(); }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;

@@ -4,6 +4,11 @@
 #include <cstring>
 
 namespace tessera::comm::shm {
+namespace {
+
+constexpr size_t kInPlaceSlots = 4;
+
+}  // namespace
 
 AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data, Combine combine)
     : Collective(descriptor),
@@ -99,6 +104,8 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
 }
 
 void AllReduceLarge::work_in_place(Channel& channel) {
+  chunk_bytes_ *= kInPlaceSlots;  // nothing goes through the slots: larger chunks, fewer meetings
+  chunks_ = divide_up(data_.size, chunk_bytes_);
   const uint64_t first = channel.take_rounds(chunks_ + 1);
   channel.post_through(first + 1);  // the tensor is ready to be read
   std::vector<uint8_t*> tensors(size_);

@@ -9,7 +9,7 @@ namespace {
 constexpr size_t kPage = 4096;
 // All slots of a group together should stay in the last-level cache: the data is read back right after it is written.
 constexpr size_t kGroupBytes = size_t{16} << 20;
-constexpr size_t kLargestSlot = size_t{256} << 10;
+constexpr size_t kLargestSlot = size_t{128} << 10;
 constexpr size_t kSmallestSlot = size_t{32} << 10;
 
 size_t up_to_page(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }

@@ -40,19 +40,30 @@ struct alignas(64) Descriptor {
   int64_t shared_offset;    // where the contribution lies in this rank's arena; -1: it goes through the slots
 };
 
+/// A number that one thread may print while another writes it.
+template <class T>
+class Relaxed {
+ public:
+  operator T() const { return value_.load(std::memory_order_relaxed); }
+  void operator=(T value) { value_.store(value, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<T> value_;
+};
+
 /// One line of the record of recent collectives.
 struct FlightEntry {
   enum State : uint32_t { Empty, Queued, Running, Done, Failed };
   std::atomic<uint32_t> state;
-  Kind kind;
-  int32_t dtype;
-  int32_t reduce;
-  int32_t peer;  // root, source or destination; -1 if none
-  uint64_t sequence;
-  uint64_t bytes;
-  int64_t queued_ns;
-  int64_t started_ns;
-  int64_t ended_ns;
+  Relaxed<Kind> kind;
+  Relaxed<int32_t> dtype;
+  Relaxed<int32_t> reduce;
+  Relaxed<int32_t> peer;  // root, source or destination; -1 if none
+  Relaxed<uint64_t> sequence;
+  Relaxed<uint64_t> bytes;
+  Relaxed<int64_t> queued_ns;
+  Relaxed<int64_t> started_ns;
+  Relaxed<int64_t> ended_ns;
 };
 
 enum class Health : uint32_t { Alive, Left, Failed };

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "comm/shm/graveyard.h"
 #include "comm/shm/join.h"
+#include "comm/shm/phase.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -191,6 +192,19 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
   if (spin(peer, counter, target)) return;
   wait(entered_, members_[peer].block->bell, peer,
        [&] { return counter.load(std::memory_order_seq_cst) >= target; });
+}
+
+void Channel::wait(const Pending& pending, Bell& bell, int watched, c10::function_ref<bool()> ready) {
+  while (!ready()) {
+    bell.sleep(ready, kHealthCheck);
+    if (ready()) return;
+    // Looked for before another `ready`: a peer may have done its part and then left.
+    const auto problem = find_problem(pending, watched);
+    if (ready()) return;
+    if (problem) fail(pending, *problem);
+    const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
+    if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
+  }
 }
 
 std::optional<std::string> Channel::find_problem(const Pending& pending, int watched) const {

@@ -1,6 +1,10 @@
 #pragma once
 
-#include <algorithm>
+#include "comm/backends.h"
+#include "comm/shm/member.h"
+
+#include <c10/util/FunctionRef.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -8,33 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/backends.h"
-#include "comm/shm/arena.h"
-#include "comm/shm/block.h"
-#include "comm/shm/peer_process.h"
-
 namespace tessera::comm::shm {
-
-using Clock = std::chrono::steady_clock;
-
-/// A rank of the group as seen from here.
-struct Member {
-  RankBlock* block = nullptr;
-  Outbox* outboxes = nullptr;  // by destination
-  uint8_t* slots = nullptr;
-  uint8_t* arena_base = nullptr;
-  size_t arena_capacity = 0;
-  std::shared_ptr<PeerArena> arena;
-  std::shared_ptr<PeerProcess> process;
-  uint64_t compared = 0;  // up to this collective its descriptors are known to equal this rank's
-};
-
-/// What a thread waits for, since when and until when; every wait and every error tells it.
-struct Pending {
-  Descriptor descriptor{};
-  Clock::time_point since{};
-  Clock::time_point deadline{};
-};
 
 /// Note [rounds]. Collectives of a group are cut into rounds, numbered through all collectives alike on every rank. In
 /// round r a rank may put bytes into its slot r % kSlots and say so (`posted`); peers read it there and say when they
@@ -92,8 +70,7 @@ class Channel {
   void set_limit(Clock::time_point limit) { limit_.store(limit, std::memory_order_relaxed); }
   /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer make it so because it
   /// failed, left or died, or when the time is up.
-  template <class Ready>
-  void wait(const Pending& pending, Bell& bell, int watched, Ready&& ready);
+  void wait(const Pending& pending, Bell& bell, int watched, c10::function_ref<bool()> ready);
   /// Marks the group as failed for everybody and throws DistBackendError.
   [[noreturn]] void fail(const Pending& pending, const std::string& what);
   [[noreturn]] void fail(const std::string& what) { fail(entered_, what); }
@@ -150,31 +127,7 @@ class Channel {
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
 };
 
-/// How often a sleeping rank looks whether its peers still live.
-inline constexpr std::chrono::milliseconds kHealthCheck{100};
-
-inline constexpr int kAnyPeer = -1;
-
-template <class Ready>
-void Channel::wait(const Pending& pending, Bell& bell, int watched, Ready&& ready) {
-  while (!ready()) {
-    bell.sleep(ready, kHealthCheck);
-    // Looked for before the second `ready`: a peer may have done its part and then left.
-    const auto problem = find_problem(pending, watched);
-    if (ready()) return;
-    if (problem) fail(pending, *problem);
-    if (Clock::now() >= std::min(pending.deadline, limit_.load(std::memory_order_relaxed))) fail(pending, describe_timeout(pending, watched));
-  }
-}
-
 /// "all_reduce #7 (float32, 4 KiB, sum)".
 std::string describe(const Descriptor& descriptor);
-
-/// Where a test may stop or kill a rank. Null outside tests.
-enum class Phase { Announced, Filled, Posted, Drained, Concluded };
-extern std::atomic<void (*)(Phase, const Descriptor&)> phase_hook;
-inline void reach(Phase phase, const Descriptor& descriptor) {
-  if (auto* hook = phase_hook.load(std::memory_order_relaxed)) hook(phase, descriptor);
-}
 
 }  // namespace tessera::comm::shm

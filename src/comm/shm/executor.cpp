@@ -7,7 +7,21 @@
 
 namespace tessera::comm::shm {
 
+namespace {
+
+// A peer that has these under way needs slots and descriptors again after as many; if this rank is busy elsewhere, with
+// that peer, it must not be what the peer waits for.
+constexpr size_t kMostUnfinished = std::min(kSlots, kDescriptors) - 1;
+
+}  // namespace
+
 Executor::~Executor() { close(); }
+
+bool Executor::holds_peers_up() const {
+  size_t unfinished = 0;
+  for (const auto& work : queue_) unfinished += work->collectives().size();
+  return unfinished > kMostUnfinished;
+}
 
 bool Executor::starts_now(ShmWork& work) {
   // Collectives start in the order of their issue: only if all before it have, and nobody uses the channel.
@@ -26,7 +40,7 @@ void Executor::submit(const c10::intrusive_ptr<ShmWork>& work, bool wait) {
     run_until_done(*work, kNoTimeout);
     return;
   }
-  if (started) return;
+  if (started && !holds_peers_up()) return;
   worker_wanted_ = true;
   if (!worker_.joinable()) worker_ = std::thread([this] { work_loop(); });
   changed_.notify_all();
@@ -40,6 +54,7 @@ void Executor::run_front(Lock& lock) {
   work->run(channel_);
   lock.lock();
   running_ = false;
+  if (queue_.empty()) worker_wanted_ = false;
   changed_.notify_all();
   lock.unlock();
   work->tell_future();
@@ -80,7 +95,6 @@ void Executor::work_loop() {
     changed_.wait(lock, [this] { return closed_ || (worker_wanted_ && !running_ && !queue_.empty()); });
     if (closed_) return;
     run_front(lock);
-    if (queue_.empty()) worker_wanted_ = false;
   }
 }
 

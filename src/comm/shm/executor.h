@@ -34,6 +34,8 @@ class Executor {
  private:
   using Lock = std::unique_lock<std::mutex>;
   bool starts_now(ShmWork& work);
+  /// Whether so much has started without being finished that peers may wait for it.
+  bool holds_peers_up() const;
   void run_front(Lock& lock);
   void work_loop();
 

@@ -11,6 +11,15 @@ void copy(uint8_t* to, const uint8_t* from, size_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
 
+// Results from this size on leave the cache before anybody reads them.
+constexpr size_t kStreamedBytes = size_t{4} << 20;
+
+/// Writes a part of a result of `total` bytes.
+void deliver(uint8_t* to, const uint8_t* from, size_t bytes, size_t total) {
+  if (total < kStreamedBytes) return copy(to, from, bytes);
+  if (bytes > 0 && to != from) find_streaming_copy()(to, from, bytes);
+}
+
 /// Bytes of a stream of `total` that go into chunk `chunk` of at most `chunk_bytes`.
 size_t chunk_length(size_t total, uint64_t chunk, size_t chunk_bytes) {
   const size_t begin = chunk * chunk_bytes;
@@ -34,7 +43,8 @@ class Broadcast final : public RoundsCollective {
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     const size_t at = chunk * chunk_bytes_;
-    copy(data_.data + at, read(channel, descriptor_.root, round, at), chunk_length(data_.size, chunk, chunk_bytes_));
+    const auto* from = read(channel, descriptor_.root, round, at);
+    deliver(data_.data + at, from, chunk_length(data_.size, chunk, chunk_bytes_), data_.size);
   }
 
  private:
@@ -58,7 +68,10 @@ class Gather final : public RoundsCollective {
     if (fills_) offer(input.data, input.size, chunk_bytes_);
     if (receives) sources_ = all_but(rank_, channel.size());
     largest_ = input.size;
-    for (const auto& output : outputs_) largest_ = std::max(largest_, output.size);
+    for (const auto& output : outputs_) {
+      largest_ = std::max(largest_, output.size);
+      total_ += output.size;
+    }
   }
 
  protected:
@@ -72,16 +85,21 @@ class Gather final : public RoundsCollective {
     }
   }
   void move_own_part() override {
-    if (!outputs_.empty()) copy(outputs_[rank_].data, input_.data, input_.size);
+    // Otherwise fill() does it, while the chunk is in the cache.
+    if (!outputs_.empty() && (!fills_ || is_offered())) copy(outputs_[rank_].data, input_.data, input_.size);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
-    copy(slot, input_.data + chunk * chunk_bytes_, chunk_length(input_.size, chunk, chunk_bytes_));
+    const size_t at = chunk * chunk_bytes_;
+    const size_t length = chunk_length(input_.size, chunk, chunk_bytes_);
+    copy(slot, input_.data + at, length);
+    if (!outputs_.empty()) deliver(outputs_[rank_].data + at, input_.data + at, length, total_);
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     const size_t at = chunk * chunk_bytes_;
     for (const int source : sources_) {
       const auto& output = outputs_[source];
-      copy(output.data + at, read(channel, source, round, at), chunk_length(output.size, chunk, chunk_bytes_));
+      const auto* from = read(channel, source, round, at);
+      deliver(output.data + at, from, chunk_length(output.size, chunk, chunk_bytes_), total_);
     }
   }
 
@@ -91,6 +109,7 @@ class Gather final : public RoundsCollective {
   std::vector<Bytes> outputs_;
   size_t chunk_bytes_;
   size_t largest_ = 0;
+  size_t total_ = 0;
 };
 
 /// Every rank (all_to_all) or the root alone (scatter) sends a different part to each rank. A slot is cut into as many
@@ -144,7 +163,7 @@ class Exchange final : public RoundsCollective {
       const auto& output = output_from(source);
       const auto* part = channel.peer_slot(source, round) + rank_ * chunk_bytes_;
       if (chunk == 0) check_size(channel, source, part, output.size);
-      copy(output.data + at(chunk), part + header(chunk), length(output.size, chunk));
+      deliver(output.data + at(chunk), part + header(chunk), length(output.size, chunk), output.size);
     }
   }
 

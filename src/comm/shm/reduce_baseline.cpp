@@ -1,16 +1,32 @@
 #define TESSERA_REDUCE_TABLE find_reduce_baseline
+#define TESSERA_STREAMING_COPY find_streaming_copy_baseline
 #include "comm/shm/reduce_kernels.inc"
 
 namespace tessera::comm::shm {
 
 Reduce find_reduce_avx2(Element element, Reduction op);
+Copy find_streaming_copy_avx2();
+
+namespace {
+
+bool has_avx2() {
+#if defined(__x86_64__)
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return has;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
 
 Reduce find_reduce(Element element, Reduction op) {
-#if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-  if (has_avx2) return find_reduce_avx2(element, op);
-#endif
-  return find_reduce_baseline(element, op);
+  return has_avx2() ? find_reduce_avx2(element, op) : find_reduce_baseline(element, op);
+}
+
+Copy find_streaming_copy() {
+  static const Copy copy = has_avx2() ? find_streaming_copy_avx2() : find_streaming_copy_baseline();
+  return copy;
 }
 
 }  // namespace tessera::comm::shm

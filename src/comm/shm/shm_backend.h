@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/arguments.h"
+#include "comm/recorded.h"
 #include "comm/shm/executor.h"
 #include "comm/shm/mailroom.h"
 
@@ -13,7 +14,7 @@ using c10d::Work;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and queues.
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public c10d::Backend, public Recorded {
  public:
   explicit ShmBackend(const BackendRequest& request);
   ~ShmBackend() override;
@@ -55,6 +56,8 @@ class ShmBackend final : public c10d::Backend {
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  std::string recent() const override { return executor_->channel().recent(); }
 
   Channel& channel() { return executor_->channel(); }
 

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "comm/shm/arena.h"
+#include "comm/shm/block.h"
+#include "comm/shm/peer_process.h"
+
+#include <chrono>
+#include <memory>
+
+namespace tessera::comm::shm {
+
+using Clock = std::chrono::steady_clock;
+
+inline constexpr int kAnyPeer = -1;
+/// How often a sleeping rank looks whether its peers still live.
+inline constexpr std::chrono::milliseconds kHealthCheck{100};
+
+/// A rank of the group as seen from here.
+struct Member {
+  RankBlock* block = nullptr;
+  Outbox* outboxes = nullptr;  // by destination
+  uint8_t* slots = nullptr;
+  uint8_t* arena_base = nullptr;
+  size_t arena_capacity = 0;
+  std::shared_ptr<PeerArena> arena;
+  std::shared_ptr<PeerProcess> process;
+  uint64_t compared = 0;  // up to this collective its descriptors are known to equal this rank's
+};
+
+/// What a thread waits for, since when and until when; every wait and every error tells it.
+struct Pending {
+  Descriptor descriptor{};
+  Clock::time_point since{};
+  Clock::time_point deadline{};
+};
+
+}  // namespace tessera::comm::shm

@@ -1,17 +1,18 @@
 // How fast do ranks talk? Every backend in one run, interleaved, against gloo and against memcpy.
-#include <sys/resource.h>
 #include <tessera/comm.h>
-#include <torch/torch.h>
+
+#include "comm_cases.h"
+#include "machine.h"
 
 #include <CLI/CLI.hpp>
+#include <sys/resource.h>
+#include <torch/torch.h>
+
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <map>
-
-#include "comm_cases.h"
-#include "machine.h"
 
 namespace {
 
@@ -29,15 +30,19 @@ struct Settings {
   std::string csv;
 };
 
-const std::map<std::string, c10::ScalarType> kDtypes = {
-    {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}};
+const std::map<std::string, c10::ScalarType> kDtypes = {{"float32", at::kFloat},
+                                                        {"float64", at::kDouble},
+                                                        {"float16", at::kHalf},
+                                                        {"bfloat16", at::kBFloat16}};
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// Runs per timed batch: enough for the clock, few enough for a slow backend.
 int batch_of(int64_t bytes) { return bytes <= (64 << 10) ? 200 : bytes <= (1 << 20) ? 20 : 2; }
@@ -92,8 +97,8 @@ struct Subject {
   std::vector<double> seconds = {};
 };
 
-std::string format_row(const std::string& op, const std::string& dtype, int64_t bytes, const Subject& subject,
-                       double gloo, double copy) {
+std::string format_row(const std::string& op, const std::string& dtype, int64_t bytes,
+                       const Subject& subject, double gloo, double copy) {
   const double seconds = median(subject.seconds);
   const auto ratio = [&](double other) {
     char text[32];
@@ -101,27 +106,30 @@ std::string format_row(const std::string& op, const std::string& dtype, int64_t 
     return other > 0 ? std::string(text) : std::string();
   };
   char text[256];
-  std::snprintf(text, sizeof(text), "%s,%s,%ld,%d,%s,%.2f,%.3f,%s,%s", op.c_str(), dtype.c_str(), static_cast<long>(bytes),
-                world_size(), subject.name.c_str(), seconds * 1e6, static_cast<double>(bytes) / seconds / 1e9,
-                ratio(gloo).c_str(), ratio(copy).c_str());
+  std::snprintf(text, sizeof(text), "%s,%s,%ld,%d,%s,%.2f,%.3f,%s,%s", op.c_str(), dtype.c_str(),
+                static_cast<long>(bytes), world_size(), subject.name.c_str(), seconds * 1e6,
+                static_cast<double>(bytes) / seconds / 1e9, ratio(gloo).c_str(),
+                ratio(copy).c_str());
   return text;
 }
 
-void measure(const Settings& settings, const std::map<std::string, Group>& groups, const std::string& op,
-             const std::string& dtype, int64_t bytes, Table& table) {
+void measure(const Settings& settings, const std::map<std::string, Group>& groups,
+             const std::string& op, const std::string& dtype, int64_t bytes, Table& table) {
   std::vector<Subject> subjects;
   for (const auto& backend : settings.backends) {
     const auto& group = groups.at(backend);
     subjects.push_back({backend, make_case(op, kDtypes.at(dtype), bytes, group, false)});
     if (backend == "shm" && bytes > 0) {
-      subjects.push_back({"shm (shared tensors)", make_case(op, kDtypes.at(dtype), bytes, group, true)});
+      subjects.push_back(
+          {"shm (shared tensors)", make_case(op, kDtypes.at(dtype), bytes, group, true)});
     }
   }
   for (auto& subject : subjects) subject.what.check();
   const int count = batch_of(bytes);
   std::vector<double> copies;
   for (int repeat = 0; repeat <= settings.repeats; ++repeat) {
-    // Interleaved, so that a busy moment of the machine hits all alike. The first one only warms up.
+    // Interleaved, so that a busy moment of the machine hits all alike. The first one only warms
+    // up.
     for (auto& subject : subjects) {
       const double seconds = time_batch(subject.what, count);
       if (repeat > 0) subject.seconds.push_back(seconds);
@@ -138,7 +146,8 @@ void measure(const Settings& settings, const std::map<std::string, Group>& group
 }
 
 /// Processor time of a rank that waits for its peer. In the table: microseconds of it as `us`.
-void measure_waiting(const Settings& settings, const Group& group, const std::string& backend, Table& table) {
+void measure_waiting(const Settings& settings, const Group& group, const std::string& backend,
+                     Table& table) {
   const auto used = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -147,11 +156,12 @@ void measure_waiting(const Settings& settings, const Group& group, const std::st
   };
   barrier(group);
   const double before = used();
-  if (rank() != 0) std::this_thread::sleep_for(std::chrono::duration<double>(settings.wait_seconds));
+  if (rank() != 0)
+    std::this_thread::sleep_for(std::chrono::duration<double>(settings.wait_seconds));
   barrier(group);
   char text[128];
-  std::snprintf(text, sizeof(text), "wait_%gs_cpu,-,0,%d,%s,%.0f,,,", settings.wait_seconds, world_size(), backend.c_str(),
-                (used() - before) * 1e6);
+  std::snprintf(text, sizeof(text), "wait_%gs_cpu,-,0,%d,%s,%.0f,,,", settings.wait_seconds,
+                world_size(), backend.c_str(), (used() - before) * 1e6);
   table.add(text);
 }
 
@@ -159,7 +169,8 @@ void run(const Settings& settings) {
   std::vector<int> everybody(world_size());
   for (int i = 0; i < world_size(); ++i) everybody[i] = i;
   std::map<std::string, Group> groups;
-  for (const auto& backend : settings.backends) groups[backend] = new_group(everybody, {.backend = backend});
+  for (const auto& backend : settings.backends)
+    groups[backend] = new_group(everybody, {.backend = backend});
   Table table(settings.csv);
   table.add("op,dtype,bytes,ranks,backend,us,gbps,vs_gloo,vs_memcpy");
   for (const auto& op : settings.ops) {
@@ -169,21 +180,31 @@ void run(const Settings& settings) {
     }
   }
   if (settings.wait_seconds <= 0 || world_size() == 1) return;
-  for (const auto& backend : settings.backends) measure_waiting(settings, groups.at(backend), backend, table);
+  for (const auto& backend : settings.backends)
+    measure_waiting(settings, groups.at(backend), backend, table);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Collectives of every backend against gloo and memcpy; results are checked before they are timed",
-               "tessera bench comm");
+  CLI::App app(
+      "Collectives of every backend against gloo and memcpy; results are checked before they are "
+      "timed",
+      "tessera bench comm");
   Settings settings;
   bool list = false;
-  app.add_option("--backends", settings.backends, "shm, gloo, …")->delimiter(',')->capture_default_str();
-  app.add_option("--ops", settings.ops, "collectives")->delimiter(',')->check(CLI::IsMember(comm_ops()));
-  app.add_option("--dtypes", settings.dtypes, "element types")->delimiter(',')->check(CLI::IsMember(kDtypes));
+  app.add_option("--backends", settings.backends, "shm, gloo, …")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--ops", settings.ops, "collectives")
+      ->delimiter(',')
+      ->check(CLI::IsMember(comm_ops()));
+  app.add_option("--dtypes", settings.dtypes, "element types")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kDtypes));
   app.add_option("--sizes", settings.sizes, "bytes")->delimiter(',')->check(CLI::NonNegativeNumber);
-  app.add_option("--repeats", settings.repeats, "timed batches; the median counts")->check(CLI::PositiveNumber);
+  app.add_option("--repeats", settings.repeats, "timed batches; the median counts")
+      ->check(CLI::PositiveNumber);
   app.add_option("--wait", settings.wait_seconds, "seconds of the waiting test; 0: none");
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", list, "print the collectives and stop");

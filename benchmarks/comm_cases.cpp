@@ -13,7 +13,8 @@ struct Problem {
 
   int64_t ranks() const { return group->getSize(); }
   at::Tensor make(int64_t count) const {
-    return shared ? empty_shared({count}, at::TensorOptions(dtype), group) : at::empty({count}, dtype);
+    return shared ? empty_shared({count}, at::TensorOptions(dtype), group)
+                  : at::empty({count}, dtype);
   }
 };
 
@@ -23,7 +24,8 @@ at::Tensor values(int64_t count, int64_t rank, c10::ScalarType dtype) {
 }
 
 void require(const std::string& op, const at::Tensor& actual, const at::Tensor& expected) {
-  TORCH_CHECK(at::equal(actual, expected), "bench comm: ", op, " of ", actual.numel(), " elements gave a wrong result");
+  TORCH_CHECK(at::equal(actual, expected), "bench comm: ", op, " of ", actual.numel(),
+              " elements gave a wrong result");
 }
 
 /// Waited for at once, so the caller's thread may do the work.
@@ -36,11 +38,14 @@ Options at_once() {
 
 CommCase all_reduce_case(const Problem& problem) {
   std::vector<at::Tensor> data = {problem.make(problem.elements)};
-  auto run = [problem, data]() mutable { problem.group->allreduce(data, at_once<c10d::AllreduceOptions>())->wait(); };
+  auto run = [problem, data]() mutable {
+    problem.group->allreduce(data, at_once<c10d::AllreduceOptions>())->wait();
+  };
   auto check = [problem, data, run]() mutable {
     data[0].copy_(values(problem.elements, problem.group->getRank(), problem.dtype));
     run();
-    const auto expected = values(problem.elements, 0, at::kLong) * problem.ranks() + problem.ranks() * (problem.ranks() - 1) / 2;
+    const auto expected = values(problem.elements, 0, at::kLong) * problem.ranks() +
+                          problem.ranks() * (problem.ranks() - 1) / 2;
     require("all_reduce", data[0], expected.to(problem.dtype));
     data[0].fill_(0);  // repeated sums must not overflow
   };
@@ -51,13 +56,16 @@ CommCase all_gather_case(const Problem& problem) {
   auto output = problem.make(problem.elements);
   auto input = problem.make(problem.elements / problem.ranks());
   auto run = [problem, output, input]() mutable {
-    problem.group->getBackend(at::kCPU)->_allgather_base(output, input, at_once<c10d::AllgatherOptions>())->wait();
+    problem.group->getBackend(at::kCPU)
+        ->_allgather_base(output, input, at_once<c10d::AllgatherOptions>())
+        ->wait();
   };
   auto check = [problem, output, input, run]() mutable {
     input.copy_(values(input.numel(), problem.group->getRank(), problem.dtype));
     run();
     std::vector<at::Tensor> parts;
-    for (int64_t rank = 0; rank < problem.ranks(); ++rank) parts.push_back(values(input.numel(), rank, problem.dtype));
+    for (int64_t rank = 0; rank < problem.ranks(); ++rank)
+      parts.push_back(values(input.numel(), rank, problem.dtype));
     require("all_gather_into_tensor", output, at::cat(parts));
   };
   return {run, check};
@@ -67,14 +75,18 @@ CommCase reduce_scatter_case(const Problem& problem) {
   auto input = problem.make(problem.elements);
   auto output = problem.make(problem.elements / problem.ranks());
   auto run = [problem, output, input]() mutable {
-    problem.group->getBackend(at::kCPU)->_reduce_scatter_base(output, input, at_once<c10d::ReduceScatterOptions>())->wait();
+    problem.group->getBackend(at::kCPU)
+        ->_reduce_scatter_base(output, input, at_once<c10d::ReduceScatterOptions>())
+        ->wait();
   };
   auto check = [problem, output, input, run]() mutable {
     input.copy_(values(problem.elements, problem.group->getRank(), problem.dtype));
     run();
-    const auto sum = values(problem.elements, 0, at::kLong) * problem.ranks() + problem.ranks() * (problem.ranks() - 1) / 2;
-    require("reduce_scatter_tensor", output,
-            sum.narrow(0, problem.group->getRank() * output.numel(), output.numel()).to(problem.dtype));
+    const auto sum = values(problem.elements, 0, at::kLong) * problem.ranks() +
+                     problem.ranks() * (problem.ranks() - 1) / 2;
+    require(
+        "reduce_scatter_tensor", output,
+        sum.narrow(0, problem.group->getRank() * output.numel(), output.numel()).to(problem.dtype));
   };
   return {run, check};
 }
@@ -84,7 +96,9 @@ CommCase all_to_all_case(const Problem& problem) {
   auto output = problem.make(problem.elements);
   auto run = [problem, output, input]() mutable {
     std::vector<int64_t> equal;
-    problem.group->getBackend(at::kCPU)->alltoall_base(output, input, equal, equal, at_once<c10d::AllToAllOptions>())->wait();
+    problem.group->getBackend(at::kCPU)
+        ->alltoall_base(output, input, equal, equal, at_once<c10d::AllToAllOptions>())
+        ->wait();
   };
   auto check = [problem, output, input, run]() mutable {
     input.copy_(values(problem.elements, problem.group->getRank(), problem.dtype));
@@ -92,7 +106,8 @@ CommCase all_to_all_case(const Problem& problem) {
     const int64_t part = problem.elements / problem.ranks();
     std::vector<at::Tensor> parts;
     for (int64_t rank = 0; rank < problem.ranks(); ++rank) {
-      parts.push_back(values(problem.elements, rank, problem.dtype).narrow(0, problem.group->getRank() * part, part));
+      parts.push_back(values(problem.elements, rank, problem.dtype)
+                          .narrow(0, problem.group->getRank() * part, part));
     }
     require("all_to_all_single", output, at::cat(parts));
   };
@@ -101,7 +116,9 @@ CommCase all_to_all_case(const Problem& problem) {
 
 CommCase broadcast_case(const Problem& problem) {
   std::vector<at::Tensor> data = {problem.make(problem.elements)};
-  auto run = [problem, data]() mutable { problem.group->broadcast(data, at_once<c10d::BroadcastOptions>())->wait(); };
+  auto run = [problem, data]() mutable {
+    problem.group->broadcast(data, at_once<c10d::BroadcastOptions>())->wait();
+  };
   auto check = [problem, data, run]() mutable {
     data[0].copy_(values(problem.elements, problem.group->getRank(), problem.dtype));
     run();
@@ -139,11 +156,14 @@ const std::vector<std::string>& comm_ops() {
   return names;
 }
 
-CommCase make_case(const std::string& op, c10::ScalarType dtype, int64_t bytes, const Group& group, bool shared) {
+CommCase make_case(const std::string& op, c10::ScalarType dtype, int64_t bytes, const Group& group,
+                   bool shared) {
   const int64_t ranks = group->getSize();
-  const auto elements = std::max<int64_t>(bytes / static_cast<int64_t>(c10::elementSize(dtype)) / ranks, 1) * ranks;
+  const auto elements =
+      std::max<int64_t>(bytes / static_cast<int64_t>(c10::elementSize(dtype)) / ranks, 1) * ranks;
   for (const auto& row : kRows) {
-    if (op == row.op) return row.make({.dtype = dtype, .elements = elements, .group = group, .shared = shared});
+    if (op == row.op)
+      return row.make({.dtype = dtype, .elements = elements, .group = group, .shared = shared});
   }
   TORCH_CHECK_VALUE(false, "bench comm: unknown operation '", op, "'; see --list");
 }

@@ -15,8 +15,10 @@ struct CommCase {
   std::function<void()> check;
 };
 
-/// `bytes`: of the larger side (all_gather's output, reduce_scatter's input). Shared: tensors live in shared memory.
-CommCase make_case(const std::string& op, c10::ScalarType dtype, int64_t bytes, const Group& group, bool shared);
+/// `bytes`: of the larger side (all_gather's output, reduce_scatter's input). Shared: tensors live
+/// in shared memory.
+CommCase make_case(const std::string& op, c10::ScalarType dtype, int64_t bytes, const Group& group,
+                   bool shared);
 
 /// all_reduce, all_gather_into_tensor, ...
 const std::vector<std::string>& comm_ops();

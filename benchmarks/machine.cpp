@@ -27,12 +27,14 @@ std::string describe_machine() {
   utsname kernel{};
   uname(&kernel);
   const std::time_t now = std::time(nullptr);
-  const auto bytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const auto bytes =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   std::ostringstream out;
   out << "date: " << std::put_time(std::gmtime(&now), "%Y-%m-%d") << "\nprocessor: " << processor()
-      << "\ncores: " << std::thread::hardware_concurrency() << "\nmemory: " << std::fixed << std::setprecision(0)
-      << bytes / (1 << 30) << " GiB\nkernel: " << kernel.sysname << ' ' << kernel.release << "\ncompiler: g++ "
-      << __VERSION__ << "\nlibtorch: " << TORCH_VERSION << "\n";
+      << "\ncores: " << std::thread::hardware_concurrency() << "\nmemory: " << std::fixed
+      << std::setprecision(0) << bytes / (1 << 30) << " GiB\nkernel: " << kernel.sysname << ' '
+      << kernel.release << "\ncompiler: g++ " << __VERSION__ << "\nlibtorch: " << TORCH_VERSION
+      << "\n";
   return out.str();
 }
 

@@ -2,6 +2,7 @@
 //
 //   tessera run -n 2 -- 00_hello_ranks
 #include <tessera/tessera.h>
+
 #include <torch/torch.h>
 
 #include <iostream>

@@ -1,16 +1,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
-/// Ranks, groups and collectives. A group is a c10d::ProcessGroup, so everything that speaks c10d takes ours
-/// and asynchronous collectives are its members: `group->allreduce(tensors)` returns a c10d::Work.
+/// Ranks, groups and collectives. A group is a c10d::ProcessGroup, so everything that speaks c10d
+/// takes ours and asynchronous collectives are its members: `group->allreduce(tensors)` returns a
+/// c10d::Work.
 namespace tessera {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
@@ -18,29 +19,33 @@ using ReduceOp = c10d::ReduceOp;  // SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXO
 
 inline constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minutes(5);
 
-/// What a field leaves open is read from `tessera run`, torchrun, Slurm, Open MPI, MPICH or PMI, in this order.
-/// Nothing anywhere: a world of one.
+/// What a field leaves open is read from `tessera run`, torchrun, Slurm, Open MPI, MPICH or PMI, in
+/// this order. Nothing anywhere: a world of one.
 struct InitOptions {
-  /// "auto": shm if all ranks share a host, else gloo; CUDA tensors to nccl. Or "shm", "gloo", "nccl", "fake".
+  /// "auto": shm if all ranks share a host, else gloo; CUDA tensors to nccl. Or "shm", "gloo",
+  /// "nccl", "fake".
   std::string backend = "auto";
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
   /// A store of your own instead of `init_method`; needs `rank` and `world_size`.
   c10::intrusive_ptr<c10d::Store> store = {};
-  /// "tcp://host:port" (rank 0 serves) or "file:///path" (a path all ranks see). Empty: from the launcher.
+  /// "tcp://host:port" (rank 0 serves) or "file:///path" (a path all ranks see). Empty: from the
+  /// launcher.
   std::string init_method = {};
   /// How long a collective waits for its peers before it names those that are missing.
   std::chrono::milliseconds timeout = kDefaultTimeout;
   std::optional<int> local_rank = std::nullopt;
-  /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if the program
-  /// already handles the signal.
+  /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
+  /// the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
 };
 
-/// Joins the world. Every rank calls it once; blocks until all have, at most `timeout`. Throws if already joined.
+/// Joins the world. Every rank calls it once; blocks until all have, at most `timeout`. Throws if
+/// already joined.
 void init(InitOptions options = {});
 
-/// Leaves the world and frees its groups. Safe to call twice, after errors, and not at all: it also runs at exit.
+/// Leaves the world and frees its groups. Safe to call twice, after errors, and not at all: it also
+/// runs at exit.
 void shutdown();
 
 bool is_initialized();
@@ -56,12 +61,13 @@ Group default_group();
 
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
-  std::string backend = {};                                         // empty: the default group's choice
-  std::string description = {};                                     // shown in errors, e.g. "dp"
+  std::string backend = {};      // empty: the default group's choice
+  std::string description = {};  // shown in errors, e.g. "dp"
 };
 
-/// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the same list, in
-/// the same order as their other new_group calls for that list; blocks until all have. Names agree on all ranks.
+/// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the
+/// same list, in the same order as their other new_group calls for that list; blocks until all
+/// have. Names agree on all ranks.
 Group new_group(const std::vector<int>& ranks, GroupOptions options = {});
 
 int rank(const Group& group);
@@ -71,8 +77,10 @@ std::vector<int> ranks(const Group& group);
 
 /// Returns when every rank of the group has called it.
 void barrier(const Group& group = {});
-/// As barrier, but after `timeout` throws an error on every rank that arrived, which names those that did not.
-void monitored_barrier(const Group& group = {}, std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+/// As barrier, but after `timeout` throws an error on every rank that arrived, which names those
+/// that did not.
+void monitored_barrier(const Group& group = {},
+                       std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 /// `bytes` of group rank `source`, on every rank. Others pass anything.
 std::string broadcast_bytes(const std::string& bytes, int source = 0, const Group& group = {});
@@ -80,29 +88,33 @@ std::string broadcast_bytes(const std::string& bytes, int source = 0, const Grou
 std::vector<std::string> gather_bytes(const std::string& bytes, const Group& group = {});
 
 /// Functional collectives: the argument is left alone, a new tensor is returned, complete. They are
-/// `_c10d_functional` operators, so whatever records the dispatcher sees them, and they are differentiable where
-/// the operation is: the loss is understood as the sum of all ranks' losses. An empty group is the default group.
-/// Every rank of the group calls them in the same order.
-at::Tensor all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM, const Group& group = {});
+/// `_c10d_functional` operators, so whatever records the dispatcher sees them, and they are
+/// differentiable where the operation is: the loss is understood as the sum of all ranks' losses.
+/// An empty group is the default group. Every rank of the group calls them in the same order.
+at::Tensor all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::SUM,
+                      const Group& group = {});
 /// Concatenates the ranks' tensors (equal shapes) along `dim`.
 at::Tensor all_gather(const at::Tensor& tensor, int64_t dim = 0, const Group& group = {});
 /// Reduces, then keeps this rank's of `world_size(group)` equal parts along `dim`.
 at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim = 0, ReduceOp op = ReduceOp::SUM,
                           const Group& group = {});
-/// Sends rows [sum(input_splits[:p]), + input_splits[p]) of `tensor` to rank p and stacks what comes in rank order.
-/// Empty splits: equal parts.
+/// Sends rows [sum(input_splits[:p]), + input_splits[p]) of `tensor` to rank p and stacks what
+/// comes in rank order. Empty splits: equal parts.
 at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& output_splits = {},
                       const std::vector<int64_t>& input_splits = {}, const Group& group = {});
 /// The tensor of group rank `source`; all ranks pass one of the same shape and dtype.
 at::Tensor broadcast(const at::Tensor& tensor, int source = 0, const Group& group = {});
 
-/// An uninitialised CPU tensor in memory that the group's other ranks can read: collectives of a shm group skip
-/// the copy in. Freed like any tensor. Not collective. In a group that is not shm: an ordinary tensor.
-at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {}, const Group& group = {});
+/// An uninitialised CPU tensor in memory that the group's other ranks can read: collectives of a
+/// shm group skip the copy in. Freed like any tensor. Not collective. In a group that is not shm:
+/// an ordinary tensor.
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {},
+                        const Group& group = {});
 
 /// Backends this build has, in the order in which "auto" looks at them.
 std::vector<std::string> available_backends();
-/// Whether `backend` can move tensors of this device and dtype, e.g. supports("shm", torch::kCPU, torch::kHalf).
+/// Whether `backend` can move tensors of this device and dtype, e.g. supports("shm", torch::kCPU,
+/// torch::kHalf).
 bool supports(const std::string& backend, c10::DeviceType device, c10::ScalarType dtype);
 
 /// The last collectives of this rank in every group, as text: what ran, what waits.

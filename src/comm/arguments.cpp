@@ -31,6 +31,11 @@ void Arguments::check_root(int64_t root) const {
                     ": expected a root from 0 to ", size_ - 1, ", got ", root);
 }
 
+void Arguments::check_peer(int64_t peer) const {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_, backend_, ": ", name_,
+                    ": expected a peer from 0 to ", size_ - 1, ", got ", peer);
+}
+
 const at::Tensor& Arguments::only(const Tensors& tensors) const {
   TORCH_CHECK_VALUE(tensors.size() == 1, backend_, ": ", name_,
                     ": expected one tensor per rank, got ", tensors.size(),

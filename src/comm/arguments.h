@@ -24,6 +24,8 @@ class Arguments {
   void check_written(const at::Tensor& tensor) const;
   void check_same_dtype(const at::Tensor& tensor, const at::Tensor& other) const;
   void check_root(int64_t root) const;
+  /// A peer to send to or receive from.
+  void check_peer(int64_t peer) const;
   /// The one tensor, or the one list, of a signature made for several devices per rank.
   const at::Tensor& only(const Tensors& tensors) const;
   const Tensors& only(const TensorLists& lists) const;

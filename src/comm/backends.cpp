@@ -1,7 +1,8 @@
 #include "comm/backends.h"
 
-#include <c10/util/Exception.h>
 #include <tessera/comm.h>
+
+#include <c10/util/Exception.h>
 
 namespace tessera::comm {
 
@@ -23,7 +24,7 @@ const BackendEntry& find_backend(const std::string& name) {
     if (name == entry.name) return entry;
     if (entry.available()) known += std::string(", \"") + entry.name + "\"";
   }
-  TORCH_CHECK_VALUE(false, "init: expected one of the backends ", known, ", got \"", name, "\"");
+  TORCH_CHECK_VALUE(false, "expected one of the backends ", known, ", got \"", name, "\"");
 }
 
 }  // namespace tessera::comm

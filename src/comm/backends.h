@@ -2,12 +2,12 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-
-#include <chrono>
-#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <string>
 #include <vector>
 
 namespace tessera::comm {
@@ -20,11 +20,13 @@ struct BackendRequest {
   std::string group_name;
   std::vector<int> world_ranks;  // by group rank, for messages
   std::chrono::milliseconds timeout;
+  int ranks_on_host = 1;  // of the world: they share its cores
 };
 
 using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);
 
-/// One row per backend. An absent one is a source file that returns false from `available` (no_nccl.cpp).
+/// One row per backend. An absent one is a source file that returns false from `available`
+/// (no_nccl.cpp).
 struct BackendEntry {
   const char* name;
   c10d::ProcessGroup::BackendType type;

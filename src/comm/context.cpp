@@ -13,7 +13,8 @@ struct Slot {
 };
 thread_local Slot thread_slot;
 
-// Neither is ever destroyed: shutdown() empties the slot at exit, and a forked child must leave its parent's groups be.
+// Neither is ever destroyed: shutdown() empties the slot at exit, and a forked child must leave its
+// parent's groups be.
 std::mutex& process_mutex() {
   static auto& mutex = *new std::mutex();
   return mutex;
@@ -44,7 +45,8 @@ std::shared_ptr<Context> require_context(const char* caller) {
   auto context = current_context();
   TORCH_CHECK(context, caller, ": expected tessera::init() to have been called, but this ",
               thread_slot.is_own ? "thread" : "process",
-              " belongs to no world; call tessera::init() first (and use nothing after tessera::shutdown())");
+              " belongs to no world; call tessera::init() first (and use nothing after "
+              "tessera::shutdown())");
   return context;
 }
 
@@ -53,6 +55,8 @@ ContextScope::ContextScope(std::shared_ptr<Context> context)
   thread_slot = {.is_own = true, .context = std::move(context)};
 }
 
-ContextScope::~ContextScope() { thread_slot = {.is_own = had_own_, .context = std::move(previous_)}; }
+ContextScope::~ContextScope() {
+  thread_slot = {.is_own = had_own_, .context = std::move(previous_)};
+}
 
 }  // namespace tessera::comm

@@ -1,16 +1,17 @@
 #include "comm/dump_signal.h"
 
-#include <c10/util/Exception.h>
+#include <tessera/comm.h>
+
 #include <c10/util/thread_name.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/eventfd.h>
-#include <tessera/comm.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
 #include <iostream>
+#include <mutex>
 #include <thread>
 
 namespace tessera::comm {
@@ -42,15 +43,16 @@ void dump_whenever_woken() {
 
 void dump_on_signal(int signal) {
   if (signal == 0) return;
-  TORCH_CHECK_VALUE(signal > 0 && signal < NSIG, "init: expected dump_signal to be a signal number, got ", signal);
-  struct sigaction present {};
+  static std::mutex mutex;  // thread ranks join at the same time
+  const std::lock_guard lock(mutex);
+  struct sigaction present{};
   if (sigaction(signal, nullptr, &present) != 0 || present.sa_handler != SIG_DFL) return;
   if (wake_descriptor < 0) {
     wake_descriptor = eventfd(0, EFD_CLOEXEC);
     if (wake_descriptor < 0) return;
     std::thread(dump_whenever_woken).detach();
   }
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = wake;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);

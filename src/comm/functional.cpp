@@ -1,15 +1,15 @@
 // Collectives as functions of tensors, through the dispatcher, differentiable.
+#include <tessera/comm.h>
+
+#include "comm/context.h"
+#include "comm/reduce_op.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
-#include <tessera/comm.h>
 #include <torch/csrc/autograd/custom_function.h>
-
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
-#include "comm/context.h"
-#include "comm/reduce_op.h"
 
 namespace tessera {
 namespace {
@@ -18,23 +18,26 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Calls `_c10d_functional::<name>` and waits. Boxed, because the type of its group argument differs between versions
-/// of libtorch.
+/// Calls `_c10d_functional::<name>` and waits. Boxed, because the type of its group argument
+/// differs between versions of libtorch.
 at::Tensor call(const char* name, torch::jit::Stack arguments) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  dispatcher.findSchemaOrThrow((std::string("_c10d_functional::") + name).c_str(), "").callBoxed(arguments);
+  dispatcher.findSchemaOrThrow((std::string("_c10d_functional::") + name).c_str(), "")
+      .callBoxed(arguments);
   static const auto wait = dispatcher.findSchemaOrThrow("_c10d_functional::wait_tensor", "");
   wait.callBoxed(arguments);
   return arguments.back().toTensor();
 }
 
-at::Tensor raw_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op, const Group& group) {
+at::Tensor raw_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
+                          const Group& group) {
   return call("all_reduce", {tensor, comm::name_of_reduce(op), group->getGroupName()});
 }
 at::Tensor raw_all_gather(const at::Tensor& tensor, const Group& group) {
   return call("all_gather_into_tensor", {tensor, int64_t{group->getSize()}, group->getGroupName()});
 }
-at::Tensor raw_reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op, const Group& group) {
+at::Tensor raw_reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
+                              const Group& group) {
   return call("reduce_scatter_tensor",
               {tensor, comm::name_of_reduce(op), int64_t{group->getSize()}, group->getGroupName()});
 }
@@ -48,29 +51,34 @@ at::Tensor cut_blocks(const at::Tensor& tensor, int64_t dim, int64_t ranks) {
 }
 
 int64_t wrap_dim(const char* caller, const at::Tensor& tensor, int64_t dim) {
-  TORCH_CHECK_VALUE(tensor.dim() > 0, caller, ": expected a tensor with at least one dimension, got a scalar; ",
+  TORCH_CHECK_VALUE(tensor.dim() > 0, caller,
+                    ": expected a tensor with at least one dimension, got a scalar; ",
                     "unsqueeze it first");
-  TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), caller, ": expected a dim from ", -tensor.dim(), " to ",
-                    tensor.dim() - 1, ", got ", dim);
+  TORCH_CHECK_VALUE(dim >= -tensor.dim() && dim < tensor.dim(), caller, ": expected a dim from ",
+                    -tensor.dim(), " to ", tensor.dim() - 1, ", got ", dim);
   return dim < 0 ? dim + tensor.dim() : dim;
 }
 
 struct AllReduce : torch::autograd::Function<AllReduce> {
-  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t op, const Group& group) {
+  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t op,
+                          const Group& group) {
     const auto kind = static_cast<c10d::ReduceOp::RedOpType>(op);
     auto result = raw_all_reduce(tensor, kind, group);
     context->saved_data["op"] = op;
     context->saved_data["group"] = group->getGroupName();
-    if (kind == ReduceOp::MIN || kind == ReduceOp::MAX) context->save_for_backward({tensor, result});
+    if (kind == ReduceOp::MIN || kind == ReduceOp::MAX)
+      context->save_for_backward({tensor, result});
     return result;
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto op = static_cast<c10d::ReduceOp::RedOpType>(context->saved_data["op"].toInt());
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());
-    TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::MIN || op == ReduceOp::MAX,
-                                "all_reduce: ", comm::name_of_reduce(op),
-                                " is not differentiable; detach the tensor or use sum, avg, min or max");
-    if (op == ReduceOp::SUM || op == ReduceOp::AVG) return {raw_all_reduce(gradients[0], op, group), {}, {}};
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::MIN || op == ReduceOp::MAX,
+        "all_reduce: ", comm::name_of_reduce(op),
+        " is not differentiable; detach the tensor or use sum, avg, min or max");
+    if (op == ReduceOp::SUM || op == ReduceOp::AVG)
+      return {raw_all_reduce(gradients[0], op, group), {}, {}};
     // The gradient belongs to the ranks that hold the extreme value; those that tie share it.
     const auto saved = context->get_saved_variables();
     const auto holds = (saved[0] == saved[1]).to(gradients[0].scalar_type());
@@ -80,44 +88,51 @@ struct AllReduce : torch::autograd::Function<AllReduce> {
 };
 
 struct AllGather : torch::autograd::Function<AllGather> {
-  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t dim, const Group& group) {
+  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t dim,
+                          const Group& group) {
     context->saved_data["dim"] = dim;
     context->saved_data["group"] = group->getGroupName();
     return join_blocks(raw_all_gather(tensor.contiguous(), group), dim, group->getSize());
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());
-    const auto blocks = cut_blocks(gradients[0], context->saved_data["dim"].toInt(), group->getSize());
+    const auto blocks =
+        cut_blocks(gradients[0], context->saved_data["dim"].toInt(), group->getSize());
     return {raw_reduce_scatter(blocks, ReduceOp::SUM, group), {}, {}};
   }
 };
 
 struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
-  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t dim, int64_t op, const Group& group) {
+  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t dim, int64_t op,
+                          const Group& group) {
     context->saved_data["dim"] = dim;
     context->saved_data["op"] = op;
     context->saved_data["group"] = group->getGroupName();
-    return raw_reduce_scatter(cut_blocks(tensor, dim, group->getSize()), static_cast<c10d::ReduceOp::RedOpType>(op), group);
+    return raw_reduce_scatter(cut_blocks(tensor, dim, group->getSize()),
+                              static_cast<c10d::ReduceOp::RedOpType>(op), group);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto op = static_cast<c10d::ReduceOp::RedOpType>(context->saved_data["op"].toInt());
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());
-    TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG, "reduce_scatter: ", comm::name_of_reduce(op),
+    TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG,
+                                "reduce_scatter: ", comm::name_of_reduce(op),
                                 " is not differentiable; detach the tensor or use sum or avg");
-    auto whole = join_blocks(raw_all_gather(gradients[0].contiguous(), group), context->saved_data["dim"].toInt(),
-                             group->getSize());
+    auto whole = join_blocks(raw_all_gather(gradients[0].contiguous(), group),
+                             context->saved_data["dim"].toInt(), group->getSize());
     return {op == ReduceOp::AVG ? whole / group->getSize() : whole, {}, {}, {}};
   }
 };
 
 at::Tensor raw_all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& output_splits,
                           const std::vector<int64_t>& input_splits, const Group& group) {
-  return call("all_to_all_single", {tensor.contiguous(), output_splits, input_splits, group->getGroupName()});
+  return call("all_to_all_single",
+              {tensor.contiguous(), output_splits, input_splits, group->getGroupName()});
 }
 
 struct AllToAll : torch::autograd::Function<AllToAll> {
-  static Variable forward(AutogradContext* context, const Variable& tensor, std::vector<int64_t> output_splits,
-                          std::vector<int64_t> input_splits, const Group& group) {
+  static Variable forward(AutogradContext* context, const Variable& tensor,
+                          std::vector<int64_t> output_splits, std::vector<int64_t> input_splits,
+                          const Group& group) {
     context->saved_data["outputs"] = output_splits;
     context->saved_data["inputs"] = input_splits;
     context->saved_data["group"] = group->getGroupName();
@@ -128,12 +143,15 @@ struct AllToAll : torch::autograd::Function<AllToAll> {
     // What came in goes back where it came from.
     return {raw_all_to_all(gradients[0], context->saved_data["inputs"].toIntVector(),
                            context->saved_data["outputs"].toIntVector(), group),
-            {}, {}, {}};
+            {},
+            {},
+            {}};
   }
 };
 
 struct Broadcast : torch::autograd::Function<Broadcast> {
-  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t source, const Group& group) {
+  static Variable forward(AutogradContext* context, const Variable& tensor, int64_t source,
+                          const Group& group) {
     context->saved_data["source"] = source;
     context->saved_data["group"] = group->getGroupName();
     return call("broadcast", {tensor.contiguous(), source, group->getGroupName()});
@@ -142,19 +160,23 @@ struct Broadcast : torch::autograd::Function<Broadcast> {
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());
     const auto total = raw_all_reduce(gradients[0], ReduceOp::SUM, group);
     // The others' tensors had no part in the result.
-    return {group->getRank() == context->saved_data["source"].toInt() ? total : at::zeros_like(total), {}, {}};
+    return {
+        group->getRank() == context->saved_data["source"].toInt() ? total : at::zeros_like(total),
+        {},
+        {}};
   }
 };
 
-std::vector<int64_t> complete_splits(const char* which, const at::Tensor& tensor, const std::vector<int64_t>& splits,
-                                     int64_t ranks) {
+std::vector<int64_t> complete_splits(const char* which, const at::Tensor& tensor,
+                                     const std::vector<int64_t>& splits, int64_t ranks) {
   if (!splits.empty()) {
-    TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == ranks, "all_to_all: expected ", ranks, " ", which,
-                      " splits, one per rank, got ", splits.size());
+    TORCH_CHECK_VALUE(static_cast<int64_t>(splits.size()) == ranks, "all_to_all: expected ", ranks,
+                      " ", which, " splits, one per rank, got ", splits.size());
     return splits;
   }
-  TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) % ranks == 0, "all_to_all: expected a first dimension divisible ",
-                    "by ", ranks, " ranks, got sizes ", tensor.sizes(), "; pass output_splits and input_splits");
+  TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) % ranks == 0,
+                    "all_to_all: expected a first dimension divisible ", "by ", ranks,
+                    " ranks, got sizes ", tensor.sizes(), "; pass output_splits and input_splits");
   return std::vector<int64_t>(ranks, tensor.size(0) / ranks);
 }
 
@@ -173,8 +195,9 @@ at::Tensor all_gather(const at::Tensor& tensor, int64_t dim, const Group& group)
 at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim, ReduceOp op, const Group& group) {
   const auto used = comm::resolve(group, "reduce_scatter");
   dim = wrap_dim("reduce_scatter", tensor, dim);
-  TORCH_CHECK_VALUE(tensor.size(dim) % used->getSize() == 0, "reduce_scatter: expected dimension ", dim,
-                    " to be divisible by ", used->getSize(), " ranks, got sizes ", tensor.sizes(), "; pad it first");
+  TORCH_CHECK_VALUE(tensor.size(dim) % used->getSize() == 0, "reduce_scatter: expected dimension ",
+                    dim, " to be divisible by ", used->getSize(), " ranks, got sizes ",
+                    tensor.sizes(), "; pad it first");
   return ReduceScatter::apply(tensor, dim, static_cast<int64_t>(op.op_), used);
 }
 
@@ -187,8 +210,9 @@ at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& outp
 
 at::Tensor broadcast(const at::Tensor& tensor, int source, const Group& group) {
   const auto used = comm::resolve(group, "broadcast");
-  TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(), "broadcast: expected a source from 0 to ",
-                    used->getSize() - 1, ", got ", source);
+  TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(),
+                    "broadcast: expected a source from 0 to ", used->getSize() - 1, ", got ",
+                    source);
   return Broadcast::apply(tensor, int64_t{source}, used);
 }
 

@@ -1,26 +1,28 @@
 #include "comm/groups.h"
 
+#include "base/text.h"
+#include "comm/backends.h"
+
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include "base/text.h"
-#include "comm/backends.h"
 
 namespace tessera::comm {
 namespace {
 
 constexpr int kMostShmRanks = 64;
 
-std::vector<std::string> pick_backends(const Context& context, const std::vector<int>& ranks, const std::string& wanted) {
+std::vector<std::string> pick_backends(const Context& context, const std::vector<int>& ranks,
+                                       const std::string& wanted) {
   if (wanted != "auto") return {wanted};
   const auto& hosts = context.world.hosts;
-  const bool share_host = std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return hosts[rank] == hosts[ranks[0]]; });
+  const bool share_host = std::all_of(ranks.begin(), ranks.end(),
+                                      [&](int rank) { return hosts[rank] == hosts[ranks[0]]; });
   std::vector<std::string> names = {share_host && ranks.size() <= kMostShmRanks ? "shm" : "gloo"};
   if (nccl::available() && at::hasCUDA()) names.emplace_back("nccl");
   return names;
@@ -30,7 +32,8 @@ std::vector<std::string> pick_backends(const Context& context, const std::vector
 std::string name_of(const std::vector<int>& ranks, int count) {
   constexpr size_t kShown = 16;
   std::string text = "ranks";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i == 0 ? " " : ",") + std::to_string(ranks[i]);
+  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
+    text += (i == 0 ? " " : ",") + std::to_string(ranks[i]);
   if (ranks.size() > kShown) {
     size_t hash = 0;
     for (const int rank : ranks) hash = hash * 1000003 + static_cast<size_t>(rank);
@@ -44,20 +47,23 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
   const int world_size = context.world.world_size;
   std::set<int> seen;
   for (const int rank : ranks) {
-    TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "new_group: expected ranks from 0 to ", world_size - 1, ", got ",
-                      rank, " in [", format_list(ranks), "]");
-    TORCH_CHECK_VALUE(seen.insert(rank).second, "new_group: expected distinct ranks, got ", rank, " more than once in [",
-                      format_list(ranks), "]");
+    TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "new_group: expected ranks from 0 to ",
+                      world_size - 1, ", got ", rank, " in [", format_list(ranks), "]");
+    TORCH_CHECK_VALUE(seen.insert(rank).second, "new_group: expected distinct ranks, got ", rank,
+                      " more than once in [", format_list(ranks), "]");
   }
-  TORCH_CHECK_VALUE(seen.count(context.world.rank) == 1, "new_group: expected to be called by the listed ranks alone, ",
-                    "got rank ", context.world.rank, " calling it for [", format_list(ranks), "]; call it only where ",
-                    "the rank is in the list");
+  TORCH_CHECK_VALUE(seen.count(context.world.rank) == 1,
+                    "new_group: expected to be called by the listed ranks alone, ", "got rank ",
+                    context.world.rank, " calling it for [", format_list(ranks),
+                    "]; call it only where ", "the rank is in the list");
 }
 
-void add_backends(const Group& group, const BackendRequest& request, const std::vector<std::string>& names) {
+void add_backends(const Group& group, const BackendRequest& request,
+                  const std::vector<std::string>& names) {
   for (const auto& name : names) {
     const auto& entry = find_backend(name);
-    TORCH_CHECK_VALUE(entry.available(), "init: backend \"", name, "\" is not part of this build of libtorch; use \"auto\"");
+    TORCH_CHECK_VALUE(entry.available(), "group '", request.group_name, "': backend \"", name,
+                      "\" is not part of this build of libtorch; use \"auto\"");
     BackendRequest own = request;
     own.store = c10::make_intrusive<c10d::PrefixStore>(name, request.store);
     const auto backend = entry.make(own);
@@ -73,18 +79,25 @@ void add_backends(const Group& group, const BackendRequest& request, const std::
 
 }  // namespace
 
-Group make_group(Context& context, const std::vector<int>& ranks, const std::string& name, const GroupOptions& options) {
+Group make_group(Context& context, const std::vector<int>& ranks, const std::string& name,
+                 const GroupOptions& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), context.world.rank) - ranks.begin();
   const auto store = c10::make_intrusive<c10d::PrefixStore>("group " + name, context.world.store);
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(own), static_cast<int>(ranks.size()));
-  const BackendRequest request{.store = store,
-                               .rank = static_cast<int>(own),
-                               .size = static_cast<int>(ranks.size()),
-                               .group_name = options.description.empty() ? name : options.description + ": " + name,
-                               .world_ranks = ranks,
-                               .timeout = options.timeout.value_or(context.timeout)};
-  TORCH_CHECK_VALUE(request.timeout.count() > 0, "init: expected a timeout above 0, got ", request.timeout.count(), " ms");
-  add_backends(group, request, pick_backends(context, ranks, options.backend.empty() ? context.backend : options.backend));
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(own),
+                                                       static_cast<int>(ranks.size()));
+  const BackendRequest request{
+      .store = store,
+      .rank = static_cast<int>(own),
+      .size = static_cast<int>(ranks.size()),
+      .group_name = options.description.empty() ? name : options.description + ": " + name,
+      .world_ranks = ranks,
+      .timeout = options.timeout.value_or(context.timeout),
+      .ranks_on_host = context.world.local_world_size};
+  TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
+                    "': expected a timeout above 0, got ", request.timeout.count(), " ms");
+  add_backends(
+      group, request,
+      pick_backends(context, ranks, options.backend.empty() ? context.backend : options.backend));
   group->setGroupName(name);
   group->setGroupDesc(options.description.empty() ? name : options.description);
   c10d::register_process_group(name, group);
@@ -99,7 +112,9 @@ void end_group(const Group& group) {
   group->shutdown();
 }
 
-Group resolve(const Group& group, const char* caller) { return group ? group : require_context(caller)->default_group; }
+Group resolve(const Group& group, const char* caller) {
+  return group ? group : require_context(caller)->default_group;
+}
 
 Group shared_group(const std::vector<int>& ranks) {
   const auto context = require_context("DeviceMesh");

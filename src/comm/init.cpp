@@ -1,13 +1,4 @@
-#include <c10/util/Exception.h>
-#include <signal.h>
 #include <tessera/comm.h>
-#include <unistd.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
-#include <cstdio>
-#include <cstdlib>
-#include <numeric>
-#include <utility>
 
 #include "comm/backends.h"
 #include "comm/context.h"
@@ -15,6 +6,17 @@
 #include "comm/groups.h"
 #include "comm/launch.h"
 #include "comm/rendezvous.h"
+
+#include <c10/util/Exception.h>
+#include <signal.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <numeric>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -24,8 +26,8 @@ constexpr std::chrono::milliseconds kLeaveGrace{2000};
 
 /// A rank that forgets shutdown() still leaves its groups, so peers hear "left" and not "died".
 void shut_down_at_exit() {
-  static bool is_registered = false;
-  if (!std::exchange(is_registered, true)) std::atexit(shutdown);
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(shutdown); });
 }
 
 void check_options(const InitOptions& options) {
@@ -33,7 +35,11 @@ void check_options(const InitOptions& options) {
   TORCH_CHECK(!present, "init: expected no world yet, but this rank is already rank ",
               present ? present->world.rank : 0, " of ", present ? present->world.world_size : 0,
               "; call tessera::shutdown() first to join another");
-  TORCH_CHECK_VALUE(options.timeout.count() > 0, "init: expected a timeout above 0, got ", options.timeout.count(), " ms");
+  TORCH_CHECK_VALUE(options.timeout.count() > 0, "init: expected a timeout above 0, got ",
+                    options.timeout.count(), " ms");
+  TORCH_CHECK_VALUE(options.dump_signal >= 0 && options.dump_signal < NSIG,
+                    "init: expected dump_signal to be a signal number or 0, got ",
+                    options.dump_signal);
   if (options.backend != "auto") comm::find_backend(options.backend);
 }
 
@@ -53,13 +59,15 @@ void init(InitOptions options) {
   try {
     context->default_group = comm::make_group(*context, everybody, "world", {});
   } catch (...) {
-    comm::leave_world(context->world, kLeaveGrace);  // so that another init in the same store meets no leftovers
+    comm::leave_world(context->world,
+                      kLeaveGrace);  // so that another init in the same store meets no leftovers
     throw;
   }
   comm::set_current_context(context);
   shut_down_at_exit();
   comm::dump_on_signal(options.dump_signal);
-  // Behind a pipe the C library would hold lines back until the rank ends, or lose them when it is killed.
+  // Behind a pipe the C library would hold lines back until the rank ends, or lose them when it is
+  // killed.
   if (launch.launcher == "tessera run") std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
 }
 
@@ -67,7 +75,8 @@ void shutdown() {
   const auto context = comm::current_context();
   if (!context) return;
   comm::set_current_context(nullptr);
-  if (context->process != getpid()) {  // forked from a rank: its groups are not this process's to end
+  if (context->process !=
+      getpid()) {  // forked from a rank: its groups are not this process's to end
     for (const auto& group : context->groups) c10d::unregister_process_group(group->getGroupName());
     static_cast<void>(new std::shared_ptr<comm::Context>(context));
     return;

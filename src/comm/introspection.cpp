@@ -1,13 +1,14 @@
 // What a rank can say about its groups, and memory that belongs to one.
-#include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 #include <tessera/comm.h>
-
-#include <algorithm>
 
 #include "comm/context.h"
 #include "comm/recorded.h"
 #include "comm/shm/shared_tensor.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
 
 namespace tessera {
 namespace {
@@ -26,14 +27,17 @@ std::vector<int> ranks(const Group& group) {
   const auto context = comm::require_context("ranks");
   const std::lock_guard lock(context->mutex);
   const auto known = context->group_ranks.find(used->getGroupName());
-  TORCH_CHECK_VALUE(known != context->group_ranks.end(), "ranks: expected a group made by init or new_group, got '",
+  TORCH_CHECK_VALUE(known != context->group_ranks.end(),
+                    "ranks: expected a group made by init or new_group, got '",
                     used->getGroupName(), "'");
   return known->second;
 }
 
-at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options, const Group& group) {
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
+                        const Group& group) {
   const auto backend = cpu_backend_of(comm::resolve(group, "empty_shared"));
-  if (backend && backend->getBackendName() == "shm") return comm::shm::make_shared_tensor(sizes, options);
+  if (backend && backend->getBackendName() == "shm")
+    return comm::shm::make_shared_tensor(sizes, options);
   return at::empty(sizes, options);
 }
 
@@ -50,7 +54,8 @@ std::string recent_collectives() {
     const auto backend = cpu_backend_of(group);
     const auto* recorded = dynamic_cast<const comm::Recorded*>(backend.get());
     text += recorded ? recorded->recent()
-                     : "tessera: group '" + group->getGroupName() + "' (" + group->getBackendName() + ") keeps no record\n";
+                     : "tessera: group '" + group->getGroupName() + "' (" +
+                           group->getBackendName() + ") keeps no record\n";
   }
   return text;
 }

@@ -1,15 +1,16 @@
 // Barriers, and bytes instead of tensors.
+#include <tessera/comm.h>
+
+#include "comm/context.h"
+#include "comm/store_keys.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <tessera/comm.h>
 
 #include <algorithm>
 #include <cstring>
-
-#include "comm/context.h"
-#include "comm/store_keys.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +33,8 @@ std::string to_string(const at::Tensor& tensor, size_t length) {
   return {static_cast<const char*>(local.const_data_ptr()), length};
 }
 
-/// Straight to the backend: the group's own function for this has another name in every version of libtorch.
+/// Straight to the backend: the group's own function for this has another name in every version of
+/// libtorch.
 void gather_into(at::Tensor& all, at::Tensor& own, const Group& group) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
@@ -59,12 +61,14 @@ void barrier(const Group& group) {
 void monitored_barrier(const Group& group, std::optional<std::chrono::milliseconds> timeout) {
   const auto used = comm::resolve(group, "monitored_barrier");
   const auto context = comm::require_context("monitored_barrier");
-  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0, "monitored_barrier: expected a timeout above 0, got ",
+  TORCH_CHECK_VALUE(!timeout || timeout->count() > 0,
+                    "monitored_barrier: expected a timeout above 0, got ",
                     timeout ? timeout->count() : 0, " ms");
   const auto backend = used->getBackend(device_of(used).type());
-  if (backend->getBackendName() == "fake") return;
+  const auto name = backend->getBackendName();
+  if (name == "fake") return;
   const auto limit = timeout ? *timeout : backend->getBackendOptions()->timeout;
-  if (backend->getBackendName() == "shm") {
+  if (name == "shm" || name == "gloo") {
     c10d::BarrierOptions options;
     options.timeout = limit;
     backend->monitoredBarrier(options, true);
@@ -76,24 +80,27 @@ void monitored_barrier(const Group& group, std::optional<std::chrono::millisecon
     const std::lock_guard lock(context->mutex);
     count = context->barrier_counts[used->getGroupName()]++;
   }
-  comm::exchange(*used->getStore(), "monitored barrier " + std::to_string(count), used->getRank(), used->getSize(), "here",
-                 limit, "monitored_barrier in group '" + used->getGroupDesc() + "'");
+  comm::exchange(*used->getStore(), "monitored barrier " + std::to_string(count), used->getRank(),
+                 used->getSize(), "here", limit,
+                 "monitored_barrier in group '" + used->getGroupDesc() + "'");
 }
 
 std::string broadcast_bytes(const std::string& bytes, int source, const Group& group) {
   const auto used = comm::resolve(group, "broadcast_bytes");
-  TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(), "broadcast_bytes: expected a source from 0 to ",
-                    used->getSize() - 1, ", got ", source);
+  TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(),
+                    "broadcast_bytes: expected a source from 0 to ", used->getSize() - 1, ", got ",
+                    source);
   c10d::BroadcastOptions options;
   options.rootRank = source;
   options.asyncOp = false;
   const auto device = device_of(used);
-  std::vector<at::Tensor> length = {at::empty({1}, at::kLong).fill_(static_cast<int64_t>(bytes.size())).to(device)};
+  std::vector<at::Tensor> length = {
+      at::empty({1}, at::kLong).fill_(static_cast<int64_t>(bytes.size())).to(device)};
   used->broadcast(length, options)->wait();
   const auto count = static_cast<size_t>(length[0].item<int64_t>());
-  std::vector<at::Tensor> content = {used->getRank() == source
-                                         ? to_tensor(bytes, count, device)
-                                         : at::empty({static_cast<int64_t>(count)}, at::kByte).to(device)};
+  std::vector<at::Tensor> content = {
+      used->getRank() == source ? to_tensor(bytes, count, device)
+                                : at::empty({static_cast<int64_t>(count)}, at::kByte).to(device)};
   used->broadcast(content, options)->wait();
   return to_string(content[0], count);
 }

@@ -1,6 +1,7 @@
 #include "comm/rendezvous.h"
 
 #include "base/text.h"
+#include "comm/host.h"
 #include "comm/store_address.h"
 
 #include <c10/util/Exception.h>
@@ -40,25 +41,13 @@ std::string host_name() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
 }
 
-/// Equal for processes that can share memory: the same boot of a kernel, the same network and
-/// process namespaces.
-std::string host_identity() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::string identity = host_name() + "/" + boot;
-  for (const char* space : {"/proc/self/ns/net", "/proc/self/ns/pid"}) {
-    std::error_code error;
-    identity += "/" + std::filesystem::read_symlink(space, error).string();
-  }
-  return identity;
-}
-
 bool serves_store(const Launch& launch) {
   return launch.rank == 0 && !launch.store_is_served_by_agent &&
          launch.init_method.starts_with("tcp://");
 }
 
-StorePtr connect_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
+StorePtr connect_tcp_store(const Launch& launch, const StoreAddress& address,
+                           milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.isServer = serves_store(launch);

@@ -1,4 +1,5 @@
-// Sizes at which a message is cut in another way. A slot of shm holds 256 KiB, 64 Ki floats, at up to 8 ranks.
+// Sizes at which a message is cut in another way. A slot of shm holds 256 KiB, 64 Ki floats, at up
+// to 8 ranks.
 #include "comm/collective_bodies.h"
 #include "support/tolerance.h"
 
@@ -11,7 +12,7 @@ namespace {
 using testing::expect_bitwise_equal;
 
 constexpr int64_t kSlot = 64 * 1024;
-constexpr int64_t kCounts[] = {1,         kSlot - 1,     kSlot,        kSlot + 1,
+constexpr int64_t kCounts[] = {1,         kSlot - 1,     kSlot,         kSlot + 1,
                                2 * kSlot, 4 * kSlot + 1, 7 * kSlot - 1, 12 * kSlot + 333};
 
 at::Tensor sum_of_patterns(const Setting& setting, int64_t count) {
@@ -121,10 +122,8 @@ void cuts_no_element_in_two(const Setting& setting) {
 
 const std::vector<Body>& border_bodies() {
   static const std::vector<Body> kBodies = {
-      {"ReducesAtBorders", reduces_at_borders},
-      {"MovesAtBorders", moves_at_borders},
-      {"ExchangesAtBorders", exchanges_at_borders},
-      {"MessagesAtBorders", messages_at_borders},
+      {"ReducesAtBorders", reduces_at_borders},       {"MovesAtBorders", moves_at_borders},
+      {"ExchangesAtBorders", exchanges_at_borders},   {"MessagesAtBorders", messages_at_borders},
       {"CutsNoElementInTwo", cuts_no_element_in_two},
   };
   return kBodies;

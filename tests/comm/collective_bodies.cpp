@@ -11,12 +11,12 @@ namespace tessera::collective_bodies {
 using c10d::ReduceOp;
 
 const std::vector<at::ScalarType> kDtypes = {
-    at::kDouble, at::kFloat, at::kHalf,   at::kBFloat16, at::kChar,   at::kShort,        at::kInt,
-    at::kLong,   at::kByte,  at::kUInt16, at::kUInt32,   at::kUInt64, at::kComplexFloat, at::kBool,
-    at::kComplexDouble};
+    at::kDouble, at::kFloat,  at::kHalf,         at::kBFloat16, at::kChar,
+    at::kShort,  at::kInt,    at::kLong,         at::kByte,     at::kUInt16,
+    at::kUInt32, at::kUInt64, at::kComplexFloat, at::kBool,     at::kComplexDouble};
 
-const std::vector<ReduceOp::RedOpType> kOps = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT,
-                                               ReduceOp::MIN, ReduceOp::MAX,  ReduceOp::BAND,
+const std::vector<ReduceOp::RedOpType> kOps = {ReduceOp::SUM, ReduceOp::AVG, ReduceOp::PRODUCT,
+                                               ReduceOp::MIN, ReduceOp::MAX, ReduceOp::BAND,
                                                ReduceOp::BOR, ReduceOp::BXOR};
 
 bool has_meaning(at::ScalarType dtype, ReduceOp::RedOpType op) {
@@ -49,7 +49,11 @@ Tensors samples(const Setting& setting, at::IntArrayRef sizes, at::ScalarType dt
 }
 
 at::Tensor pattern(int peer, int64_t count, at::ScalarType dtype) {
-  return (at::arange(count, at::kLong) * 31 + 17 * peer).remainder(251).to(dtype);
+  return pattern_from(peer, 0, count, dtype);
+}
+
+at::Tensor pattern_from(int peer, int64_t begin, int64_t count, at::ScalarType dtype) {
+  return (at::arange(begin, begin + count, at::kLong) * 31 + 17 * peer).remainder(251).to(dtype);
 }
 
 namespace {

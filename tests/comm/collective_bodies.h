@@ -54,6 +54,8 @@ at::Tensor sample(const Setting& setting, int peer, at::IntArrayRef sizes, at::S
 Tensors samples(const Setting& setting, at::IntArrayRef sizes, at::ScalarType dtype, int salt = 0);
 /// Cheap small integers that differ between ranks and positions; sums of them are exact.
 at::Tensor pattern(int peer, int64_t count, at::ScalarType dtype = at::kFloat);
+/// `count` elements of a longer one, from `begin` on.
+at::Tensor pattern_from(int peer, int64_t begin, int64_t count, at::ScalarType dtype = at::kFloat);
 
 /// The plain computation: in the order of ranks, half types in float32 and rounded once.
 at::Tensor reduced(const Setting& setting, const Tensors& inputs, c10d::ReduceOp::RedOpType op);

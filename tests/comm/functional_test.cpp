@@ -15,11 +15,11 @@ namespace {
 
 using collective_bodies::message_of;
 using collective_bodies::pattern;
+using ::testing::AllOf;
 using testing::expect_bitwise_equal;
 using testing::expect_equal;
-using testing::run_threads;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::run_threads;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr int kRanks = 3;
@@ -40,7 +40,8 @@ at::Tensor weights(int of_rank, at::IntArrayRef sizes) {
 using Reference = std::function<Tensors(const Tensors&)>;
 using Collective = std::function<at::Tensor(const at::Tensor&)>;
 
-/// Values and gradients of `collective` against those of `reference`, where the loss is the sum of all ranks'.
+/// Values and gradients of `collective` against those of `reference`, where the loss is the sum of
+/// all ranks'.
 void expect_like_one_process(const Collective& collective, const Reference& reference,
                              at::IntArrayRef sizes) {
   auto all = inputs_of_all(sizes);
@@ -74,136 +75,155 @@ INSTANTIATE_TEST_SUITE_P(Backends, FunctionalOnThreads, ::testing::Values("shm",
                          [](const auto& info) { return std::string(info.param); });
 
 TEST_P(FunctionalOnThreads, AllReduceSumsAndAverages) {
-  run([] {
-    const auto sum = [](const Tensors& all) { return at::stack(all).sum(0); };
-    expect_like_one_process([](const auto& x) { return all_reduce(x); },
-                            [&](const Tensors& all) { return Tensors(kRanks, sum(all)); }, {4, 3});
-    expect_like_one_process([](const auto& x) { return all_reduce(x, ReduceOp::AVG); },
-                            [&](const Tensors& all) { return Tensors(kRanks, sum(all) / kRanks); },
-                            {5});
-    expect_like_one_process([](const auto& x) { return all_reduce(x); },
-                            [&](const Tensors& all) { return Tensors(kRanks, sum(all)); }, {});
-  }, GetParam());
+  run(
+      [] {
+        const auto sum = [](const Tensors& all) { return at::stack(all).sum(0); };
+        expect_like_one_process([](const auto& x) { return all_reduce(x); },
+                                [&](const Tensors& all) { return Tensors(kRanks, sum(all)); },
+                                {4, 3});
+        expect_like_one_process(
+            [](const auto& x) { return all_reduce(x, ReduceOp::AVG); },
+            [&](const Tensors& all) { return Tensors(kRanks, sum(all) / kRanks); }, {5});
+        expect_like_one_process([](const auto& x) { return all_reduce(x); },
+                                [&](const Tensors& all) { return Tensors(kRanks, sum(all)); }, {});
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, AllReduceGivesTheExtremeItsGradient) {
-  run([] {
-    expect_like_one_process(
-        [](const auto& x) { return all_reduce(x, ReduceOp::MAX); },
-        [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amax(0)); }, {4, 3});
-    expect_like_one_process(
-        [](const auto& x) { return all_reduce(x, ReduceOp::MIN); },
-        [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amin(0)); }, {4, 3});
-  }, GetParam());
+  run(
+      [] {
+        expect_like_one_process(
+            [](const auto& x) { return all_reduce(x, ReduceOp::MAX); },
+            [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amax(0)); }, {4, 3});
+        expect_like_one_process(
+            [](const auto& x) { return all_reduce(x, ReduceOp::MIN); },
+            [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amin(0)); }, {4, 3});
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, RanksThatTieShareTheGradient) {
-  run([] {
-    // Ranks 0 and 1 hold the largest value of the first element, all that of the second.
-    auto own = at::tensor({rank() == 2 ? 1.0 : 5.0, 2.0}).set_requires_grad(true);
-    all_reduce(own, ReduceOp::MAX).sum().backward();  // the gradient of the result is 3 in all
-    expect_equal(own.grad(), at::tensor({rank() == 2 ? 0.0 : 1.5, 1.0}).to(own.grad().dtype()));
-  }, GetParam());
+  run(
+      [] {
+        // Ranks 0 and 1 hold the largest value of the first element, all that of the second.
+        auto own = at::tensor({rank() == 2 ? 1.0 : 5.0, 2.0}).set_requires_grad(true);
+        all_reduce(own, ReduceOp::MAX).sum().backward();  // the gradient of the result is 3 in all
+        expect_equal(own.grad(), at::tensor({rank() == 2 ? 0.0 : 1.5, 1.0}).to(own.grad().dtype()));
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, AllGatherJoinsAlongAnyDimension) {
-  run([] {
-    for (const int64_t dim : {0, 1, 2, -1, -3}) {
-      expect_like_one_process(
-          [=](const auto& x) { return all_gather(x, dim); },
-          [=](const Tensors& all) { return Tensors(kRanks, at::cat(all, dim)); }, {2, 3, 4});
-    }
-  }, GetParam());
+  run(
+      [] {
+        for (const int64_t dim : {0, 1, 2, -1, -3}) {
+          expect_like_one_process(
+              [=](const auto& x) { return all_gather(x, dim); },
+              [=](const Tensors& all) { return Tensors(kRanks, at::cat(all, dim)); }, {2, 3, 4});
+        }
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, ReduceScatterCutsAlongAnyDimension) {
-  run([] {
-    for (const int64_t dim : {0, 1, 2, -1}) {
-      for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
-        expect_like_one_process(
-            [=](const auto& x) { return reduce_scatter(x, dim, op); },
-            [=](const Tensors& all) {
-              const auto sum = at::stack(all).sum(0);
-              return (op == ReduceOp::AVG ? sum / kRanks : sum).chunk(kRanks, dim);
-            },
-            {6, 3, 9});
-      }
-    }
-  }, GetParam());
+  run(
+      [] {
+        for (const int64_t dim : {0, 1, 2, -1}) {
+          for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
+            expect_like_one_process(
+                [=](const auto& x) { return reduce_scatter(x, dim, op); },
+                [=](const Tensors& all) {
+                  const auto sum = at::stack(all).sum(0);
+                  return (op == ReduceOp::AVG ? sum / kRanks : sum).chunk(kRanks, dim);
+                },
+                {6, 3, 9});
+          }
+        }
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, AllToAllExchangesRows) {
-  run([] {
-    expect_like_one_process(
-        [](const auto& x) { return all_to_all(x); },
-        [](const Tensors& all) {
-          Tensors results;
-          for (int to = 0; to < kRanks; ++to) {
-            Tensors parts;
-            for (const auto& from : all) parts.push_back(from.chunk(kRanks)[to]);
-            results.push_back(at::cat(parts));
-          }
-          return results;
-        },
-        {6, 2});
-    // Rank r sends r rows to rank 0, none to rank 1 and 4 - r to rank 2.
-    const auto sent = [](int from) { return std::vector<int64_t>{from, 0, 4 - from}; };
-    const std::vector<std::vector<int64_t>> received = {{0, 1, 2}, {0, 0, 0}, {4, 3, 2}};
-    expect_like_one_process(
-        [=](const auto& x) { return all_to_all(x, received[rank()], sent(rank())); },
-        [=](const Tensors& all) {
-          Tensors results;
-          for (int to = 0; to < kRanks; ++to) {
-            Tensors parts;
-            for (int from = 0; from < kRanks; ++from)
-              parts.push_back(all[from].split_with_sizes(sent(from))[to]);
-            results.push_back(at::cat(parts));
-          }
-          return results;
-        },
-        {4, 2});
-  }, GetParam());
+  run(
+      [] {
+        expect_like_one_process([](const auto& x) { return all_to_all(x); },
+                                [](const Tensors& all) {
+                                  Tensors results;
+                                  for (int to = 0; to < kRanks; ++to) {
+                                    Tensors parts;
+                                    for (const auto& from : all)
+                                      parts.push_back(from.chunk(kRanks)[to]);
+                                    results.push_back(at::cat(parts));
+                                  }
+                                  return results;
+                                },
+                                {6, 2});
+        // Rank r sends r rows to rank 0, none to rank 1 and 4 - r to rank 2.
+        const auto sent = [](int from) { return std::vector<int64_t>{from, 0, 4 - from}; };
+        const std::vector<std::vector<int64_t>> received = {{0, 1, 2}, {0, 0, 0}, {4, 3, 2}};
+        expect_like_one_process(
+            [=](const auto& x) { return all_to_all(x, received[rank()], sent(rank())); },
+            [=](const Tensors& all) {
+              Tensors results;
+              for (int to = 0; to < kRanks; ++to) {
+                Tensors parts;
+                for (int from = 0; from < kRanks; ++from)
+                  parts.push_back(all[from].split_with_sizes(sent(from))[to]);
+                results.push_back(at::cat(parts));
+              }
+              return results;
+            },
+            {4, 2});
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, BroadcastGivesTheSourceAllGradients) {
-  run([] {
-    for (int source = 0; source < kRanks; ++source) {
-      expect_like_one_process([=](const auto& x) { return broadcast(x, source); },
-                              [=](const Tensors& all) { return Tensors(kRanks, all[source]); },
-                              {2, 3});
-    }
-  }, GetParam());
+  run(
+      [] {
+        for (int source = 0; source < kRanks; ++source) {
+          expect_like_one_process([=](const auto& x) { return broadcast(x, source); },
+                                  [=](const Tensors& all) { return Tensors(kRanks, all[source]); },
+                                  {2, 3});
+        }
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, WorkOnSubGroups) {
-  run([] {
-    if (rank() == 1) return barrier();
-    const auto group = new_group({2, 0});
-    auto own = at::full({2}, rank() + 1.0).set_requires_grad(true);
-    const auto sum = all_reduce(own, ReduceOp::SUM, group);
-    EXPECT_TRUE(sum.detach().eq(4).all().item<bool>());
-    (sum * (rank() + 1)).sum().backward();
-    EXPECT_TRUE(own.grad().eq(4).all().item<bool>()) << own.grad();
-    EXPECT_TRUE(all_gather(own.detach(), 0, group).equal(at::tensor({3, 3, 1, 1}, at::kFloat)));
-    barrier();
-  }, GetParam());
+  run(
+      [] {
+        if (rank() == 1) return barrier();
+        const auto group = new_group({2, 0});
+        auto own = at::full({2}, rank() + 1.0).set_requires_grad(true);
+        const auto sum = all_reduce(own, ReduceOp::SUM, group);
+        EXPECT_TRUE(sum.detach().eq(4).all().item<bool>());
+        (sum * (rank() + 1)).sum().backward();
+        EXPECT_TRUE(own.grad().eq(4).all().item<bool>()) << own.grad();
+        EXPECT_TRUE(all_gather(own.detach(), 0, group).equal(at::tensor({3, 3, 1, 1}, at::kFloat)));
+        barrier();
+      },
+      GetParam());
 }
 
 TEST_P(FunctionalOnThreads, TakeViewsAndKeepThemApart) {
-  run([] {
-    const auto base = pattern(rank(), 24).view({4, 6});
-    const auto before = base.clone();
-    const auto sum = all_reduce(base.t());
-    EXPECT_EQ(sum.sizes(), at::IntArrayRef({6, 4}));
-    const auto whole = all_gather(base.slice(1, 0, 6, 2), 1);
-    EXPECT_EQ(whole.sizes(), at::IntArrayRef({4, 9}));
-    for (int peer = 0; peer < kRanks; ++peer) {
-      const auto theirs = pattern(peer, 24).view({4, 6}).slice(1, 0, 6, 2);
-      expect_bitwise_equal(whole.narrow(1, 3 * peer, 3).contiguous(), theirs.contiguous());
-    }
-    sum.zero_();
-    expect_bitwise_equal(base, before, "the argument");
-  }, GetParam());
+  run(
+      [] {
+        const auto base = pattern(rank(), 24).view({4, 6});
+        const auto before = base.clone();
+        const auto sum = all_reduce(base.t());
+        EXPECT_EQ(sum.sizes(), at::IntArrayRef({6, 4}));
+        const auto whole = all_gather(base.slice(1, 0, 6, 2), 1);
+        EXPECT_EQ(whole.sizes(), at::IntArrayRef({4, 9}));
+        for (int peer = 0; peer < kRanks; ++peer) {
+          const auto theirs = pattern(peer, 24).view({4, 6}).slice(1, 0, 6, 2);
+          expect_bitwise_equal(whole.narrow(1, 3 * peer, 3).contiguous(), theirs.contiguous());
+        }
+        sum.zero_();
+        expect_bitwise_equal(base, before, "the argument");
+      },
+      GetParam());
 }
 
 TEST(FunctionalErrorOnThreads, NamesWhatCanNotBeDifferentiated) {
@@ -231,7 +251,7 @@ TEST(FunctionalErrorOnThreads, SaysWhichShapesItTakes) {
                 HasSubstr("at least one dimension"));
     EXPECT_THAT(message_of<c10::ValueError>([&] { all_to_all(rows); }), HasSubstr("divisible"));
     EXPECT_THAT(message_of<c10::ValueError>([&] { all_to_all(rows, {1, 3}, {2, 2}); }),
-                HasSubstr("expected 3 output splits"));
+                HasSubstr("splits, one per rank, got 2"));
     EXPECT_THAT(message_of<c10::ValueError>([&] { broadcast(rows, 3); }),
                 HasSubstr("from 0 to 2, got 3"));
     EXPECT_THAT(message_of<c10::TypeError>([&] { all_reduce(rows, ReduceOp::BAND); }),
@@ -246,12 +266,11 @@ TEST(FunctionalShmOnThreads, IsSeenByWhateverRecordsTheDispatcher) {
     std::vector<std::string> names;
     seen_operators = &names;
     const auto handle = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(
-            [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-              seen_operators->emplace_back(function.name());
-              return nullptr;
-            })
-            .scopes({at::RecordScope::FUNCTION}));
+        at::RecordFunctionCallback([](const at::RecordFunction& function)
+                                       -> std::unique_ptr<at::ObserverContext> {
+          seen_operators->emplace_back(function.name());
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
     auto own = at::ones({3}).set_requires_grad(true);
     all_reduce(own);
     all_gather(own);

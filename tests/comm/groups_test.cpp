@@ -16,12 +16,12 @@ namespace {
 
 using collective_bodies::message_of;
 using collective_bodies::Tensors;
-using testing::RankKind;
-using testing::run_ranks;
-using testing::run_threads;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::RankKind;
+using testing::run_ranks;
+using testing::run_threads;
 using namespace std::chrono_literals;
 
 /// The sum of the members' world ranks by a collective in this group.
@@ -229,21 +229,23 @@ TEST(NewGroupOnThreads, TellsThatInitComesFirst) {
 }
 
 TEST(NewGroupOnThreads, TakesTimeoutAndBackendOfTheWorldUnlessGiven) {
-  run_threads(2, [] {
-    const auto timeout_of = [](const Group& group) {
-      return group->getBackend(at::kCPU)->getBackendOptions()->timeout;
-    };
-    EXPECT_EQ(timeout_of(default_group()), 7s);
-    EXPECT_EQ(timeout_of(new_group({0, 1})), 7s);
-    EXPECT_EQ(timeout_of(new_group({0, 1}, {.timeout = 3s})), 3s);
-    const auto name_of = [](const Group& group) {
-      return group->getBackend(at::kCPU)->getBackendName();
-    };
-    EXPECT_EQ(name_of(new_group({0, 1})), "shm");
-    const auto gloo = new_group({0, 1}, {.backend = "gloo"});
-    EXPECT_EQ(name_of(gloo), "gloo");
-    EXPECT_EQ(sum_of_ranks(gloo), 1);
-  }, {.backend = "shm", .timeout = 7s});
+  run_threads(2,
+              [] {
+                const auto timeout_of = [](const Group& group) {
+                  return group->getBackend(at::kCPU)->getBackendOptions()->timeout;
+                };
+                EXPECT_EQ(timeout_of(default_group()), 7s);
+                EXPECT_EQ(timeout_of(new_group({0, 1})), 7s);
+                EXPECT_EQ(timeout_of(new_group({0, 1}, {.timeout = 3s})), 3s);
+                const auto name_of = [](const Group& group) {
+                  return group->getBackend(at::kCPU)->getBackendName();
+                };
+                EXPECT_EQ(name_of(new_group({0, 1})), "shm");
+                const auto gloo = new_group({0, 1}, {.backend = "gloo"});
+                EXPECT_EQ(name_of(gloo), "gloo");
+                EXPECT_EQ(sum_of_ranks(gloo), 1);
+              },
+              {.backend = "shm", .timeout = 7s});
 }
 
 TEST(DefaultTimeout, IsFiveMinutes) {
@@ -268,10 +270,12 @@ TEST(Backends, AreListedAndSayWhatTheyCarry) {
 }
 
 TEST(AutoBackendOnThreads, IsShmOnOneHost) {
-  run_threads(2, [] {
-    EXPECT_EQ(default_group()->getBackend(at::kCPU)->getBackendName(), "shm");
-    EXPECT_EQ(new_group({0, 1})->getBackend(at::kCPU)->getBackendName(), "shm");
-  }, {.backend = "auto"});
+  run_threads(2,
+              [] {
+                EXPECT_EQ(default_group()->getBackend(at::kCPU)->getBackendName(), "shm");
+                EXPECT_EQ(new_group({0, 1})->getBackend(at::kCPU)->getBackendName(), "shm");
+              },
+              {.backend = "auto"});
 }
 
 TEST(WorldOfOne, NeedsNoLauncher) {

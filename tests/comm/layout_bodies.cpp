@@ -137,7 +137,12 @@ void refuses_to_write_where_elements_share_memory(const Setting& setting) {
       [&] { backend()->_allgather_base(whole, input, {}); },
       [&] { backend()->_reduce_scatter_base(expanded, inputs, {}); },
       [&] { backend()->alltoall_base(whole, inputs, none, none, {}); },
-      [&] { if (rank() == 0) default_group()->gather(list, plain); else throw c10::ValueError({}, "share memory"); },
+      [&] {
+        if (rank() == 0)
+          default_group()->gather(list, plain);
+        else
+          throw c10::ValueError({}, "share memory");
+      },
   };
   for (const auto& call : calls)
     EXPECT_THAT(message_of<c10::ValueError>(call), HasSubstr("share memory"));
@@ -164,18 +169,18 @@ void leaves_autograd_alone(const Setting& setting) {
 }
 
 void applies_pending_conjugation(const Setting& setting) {
-  const auto numbers = at::complex(at::ones({3}), at::full({3}, 2.0F));
-  auto conjugate = rank() == 0 ? numbers.conj() : numbers.conj().resolve_conj();
+  const auto numbers = [] { return at::complex(at::ones({3}), at::full({3}, 2.0F)); };
+  auto conjugate = rank() == 0 ? numbers().conj() : numbers().conj().resolve_conj();
   Tensors tensors{conjugate};
   backend()->allreduce(tensors, {})->wait();  // the group's dispatcher would hand on a copy
   EXPECT_TRUE(at::imag(conjugate.resolve_conj()).eq(-2 * setting.ranks).all().item<bool>());
 
-  auto input = numbers.clone().conj();
+  auto input = numbers().conj();
   auto whole = at::zeros({3 * setting.ranks}, at::kComplexFloat);
   backend()->_allgather_base(whole, input, {})->wait();
   EXPECT_TRUE(at::imag(whole).eq(-2).all().item<bool>()) << whole;
 
-  auto negative = at::imag(numbers.clone().conj());  // a view with a pending minus
+  auto negative = at::imag(numbers().conj());  // a view with a pending minus
   Tensors negatives{negative};
   backend()->allreduce(negatives, {.reduceOp = ReduceOp::MAX})->wait();
   EXPECT_TRUE(negative.eq(-2).all().item<bool>()) << negative;
@@ -205,9 +210,9 @@ void refuses_what_is_no_dense_cpu_tensor(const Setting& setting) {
   std::vector<int64_t> splits(setting.ranks, 2);
   splits[0] = 3;
   auto rows = at::ones({2 * setting.ranks});
-  EXPECT_THAT(
-      message_of<c10::ValueError>([&] { backend()->alltoall_base(rows, rows, splits, splits, {}); }),
-      HasSubstr("add up"));
+  EXPECT_THAT(message_of<c10::ValueError>(
+                  [&] { backend()->alltoall_base(rows, rows, splits, splits, {}); }),
+              HasSubstr("add up"));
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // As many ranks as shm allows, on however few cores there are.
+#include <tessera/comm.h>
+
 #include "support/ranks.h"
 #include "support/tolerance.h"
-
-#include <tessera/comm.h>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,15 +24,19 @@ void use_every_shape_of_traffic() {
     const auto whole = torch::full({count * ranks}, static_cast<double>(rank() + 1));
     expect_equal(reduce_scatter(whole), torch::full({count}, sum), "reduce_scatter");
     expect_equal(all_to_all(whole), expected, "all_to_all");
-    expect_equal(broadcast(mine, static_cast<int>(ranks) - 1), torch::full({count}, static_cast<double>(ranks)),
-                 "broadcast");
+    expect_equal(broadcast(mine, static_cast<int>(ranks) - 1),
+                 torch::full({count}, static_cast<double>(ranks)), "broadcast");
   }
   barrier();
 }
 
-TEST(ManyRanksOnThreads, SixteenRanksAgree) { run_threads(16, use_every_shape_of_traffic, {.backend = "shm"}); }
+TEST(ManyRanksOnThreads, SixteenRanksAgree) {
+  run_threads(16, use_every_shape_of_traffic, {.backend = "shm"});
+}
 
-TEST(ManyRanksOnThreads, SixtyFourRanksAgree) { run_threads(64, use_every_shape_of_traffic, {.backend = "shm"}); }
+TEST(ManyRanksOnThreads, SixtyFourRanksAgree) {
+  run_threads(64, use_every_shape_of_traffic, {.backend = "shm"});
+}
 
 TEST(ManyRanksOnThreads, SixtyFiveRanksAreRefusedByName) {
   run_threads(65,
@@ -41,7 +45,8 @@ TEST(ManyRanksOnThreads, SixtyFiveRanksAreRefusedByName) {
                   init(testing::rank_init_options());
                   ADD_FAILURE() << "expected a ValueError";
                 } catch (const c10::ValueError& error) {
-                  EXPECT_NE(std::string(error.what()).find("at most 64 ranks"), std::string::npos) << error.what();
+                  EXPECT_NE(std::string(error.what()).find("at most 64 ranks"), std::string::npos)
+                      << error.what();
                 }
               },
               {.backend = "shm", .init = false});

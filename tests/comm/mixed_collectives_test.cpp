@@ -1,4 +1,5 @@
-// Thousands of collectives of every kind under way at once, in several groups, waited for in any order.
+// Thousands of collectives of every kind under way at once, in several groups, waited for in any
+// order.
 #include "comm/collective_bodies.h"
 #include "support/random.h"
 #include "support/ranks.h"
@@ -214,7 +215,7 @@ std::vector<Group> overlapping_groups() {
 void run_traffic(int total) {
   Traffic(overlapping_groups(), testing::test_seed()).run(total);
   barrier();
-  EXPECT_GT(default_group()->getSequenceNumberForGroup(), static_cast<uint64_t>(total) / 20);
+  EXPECT_GT(backend()->getSequenceNumberForGroup(), static_cast<uint64_t>(total) / 20);
 }
 
 constexpr std::chrono::seconds kTimeout{30};

@@ -222,9 +222,9 @@ void messages_end_through_futures_and_polling(const Setting& setting) {
   auto polled = receive(first, previous, 1);
   auto future = receive(second, previous, 2)->getFuture();
   auto sent = send(letter(rank(), next, 1, 0), next, 1)->getFuture();
-  auto chained = future->then(
-      [](c10::ivalue::Future& done) { return done.value().toTensorVector()[0] + 1; },
-      c10::TensorType::get());
+  auto chained =
+      future->then([](c10::ivalue::Future& done) { return done.value().toTensorVector()[0] + 1; },
+                   c10::TensorType::get());
   send(letter(rank(), next, 2, 0), next, 2)->wait();
   sent->waitAndThrow();
   while (!polled->isCompleted()) std::this_thread::yield();

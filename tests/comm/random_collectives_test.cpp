@@ -32,7 +32,9 @@ struct Draw {
 class Randomness {
  public:
   explicit Randomness(uint64_t seed) : engine_(seed) {}
-  int64_t below(int64_t end) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(end)); }
+  int64_t below(int64_t end) {
+    return static_cast<int64_t>(engine_() % static_cast<uint64_t>(end));
+  }
   template <class T>
   T pick(const std::vector<T>& values) {
     return values[below(static_cast<int64_t>(values.size()))];
@@ -53,8 +55,8 @@ class Randomness {
   std::mt19937_64 engine_;
 };
 
-/// The same values in another place: as they are, transposed, with gaps, in shared memory or inside a
-/// larger tensor there. Every rank draws its own.
+/// The same values in another place: as they are, transposed, with gaps, in shared memory or inside
+/// a larger tensor there. Every rank draws its own.
 at::Tensor place(const at::Tensor& values, Randomness& own) {
   const auto in_shared = [&](std::vector<int64_t> sizes) {
     return empty_shared(sizes, values.options());
@@ -63,8 +65,9 @@ at::Tensor place(const at::Tensor& values, Randomness& own) {
     case 0:
       return values.clone();
     case 1:
-      return values.dim() < 2 ? values.clone()
-                              : values.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
+      return values.dim() < 2
+                 ? values.clone()
+                 : values.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
     case 2: {
       auto sizes = values.sizes().vec();
       sizes.push_back(3);
@@ -107,7 +110,9 @@ class RandomCollective {
 
  private:
   Tensors inputs() const { return samples(setting_, draw_.sizes, draw_.dtype, draw_.number); }
-  at::Tensor blank(std::vector<int64_t> sizes) { return place(at::zeros(sizes, draw_.dtype), own_); }
+  at::Tensor blank(std::vector<int64_t> sizes) {
+    return place(at::zeros(sizes, draw_.dtype), own_);
+  }
   std::vector<int64_t> stacked() const {
     auto sizes = draw_.sizes;
     sizes.insert(sizes.begin(), setting_.ranks);
@@ -166,7 +171,8 @@ class RandomCollective {
       for (const auto& part : all) lists[0].push_back(blank(part.sizes().vec()));
     }
     default_group()->gather(lists, input, {.rootRank = draw_.root})->wait();
-    for (size_t i = 0; rank() == draw_.root && i < all.size(); ++i) expect_moved(lists[0][i], all[i]);
+    for (size_t i = 0; rank() == draw_.root && i < all.size(); ++i)
+      expect_moved(lists[0][i], all[i]);
     Tensors output{blank(draw_.sizes)};
     default_group()->scatter(output, lists, {.rootRank = draw_.root})->wait();
     expect_moved(output[0], all[rank()]);

@@ -118,7 +118,8 @@ void reduce_scatter_may_write_into_its_input(const Setting& setting) {
 
 void accumulates_half_types_in_float(const Setting& setting) {
   if (setting.ranks < 3) return;  // rounding twice and once are the same for two operands
-  for (const auto& [dtype, large] : {std::pair(at::kHalf, 2048.0), std::pair(at::kBFloat16, 256.0)}) {
+  for (const auto& [dtype, large] :
+       {std::pair(at::kHalf, 2048.0), std::pair(at::kBFloat16, 256.0)}) {
     // large + 1 rounds to large, large + 2 does not.
     Tensors tensors{at::full({9}, rank() == 0 ? large : 1.0, dtype)};
     default_group()->allreduce(tensors)->wait();
@@ -154,7 +155,8 @@ at::Tensor awkward(int64_t count) {
   auto values = sample(plain, rank(), {count}, at::kDouble, 7) *
                 at::pow(10.0, sample(plain, rank(), {count}, at::kDouble, 8) * 6);
   auto tensor = values.to(at::kFloat);
-  tensor.slice(0, 3, count, 11) = std::numeric_limits<float>::infinity() * (rank() % 2 == 0 ? 1 : -1);
+  tensor.slice(0, 3, count, 11) =
+      std::numeric_limits<float>::infinity() * (rank() % 2 == 0 ? 1 : -1);
   tensor.slice(0, 5, count, 13) = -0.0F;
   tensor.slice(0, 6, count, 17) = 1e-40F;  // subnormal
   // A NaN with the rank in its payload: whose survives must not depend on who looks.

@@ -138,7 +138,8 @@ void complete_on_return_if_not_asynchronous(const Setting& setting) {
   for (const int64_t count : kCounts) {
     Tensors tensors{at::ones({count})};
     auto work = default_group()->allreduce(
-        tensors, {.reduceOp = ReduceOp::SUM, .timeout = std::chrono::seconds(50), .asyncOp = false});
+        tensors,
+        {.reduceOp = ReduceOp::SUM, .timeout = std::chrono::seconds(50), .asyncOp = false});
     if (work) work->wait();  // gloo leaves it to the caller
     EXPECT_TRUE(tensors[0].eq(total(setting)).all().item<bool>());
   }
@@ -158,7 +159,8 @@ void coalesces_by_list(const Setting& setting) {
   }
   backend()->allgather_into_tensor_coalesced(outputs, inputs, {})->wait();
   for (int i = 0; i < 6; ++i)
-    expect_bitwise_equal(outputs[i], at::cat(samples(setting, inputs[i].sizes(), inputs[i].scalar_type(), i)));
+    expect_bitwise_equal(outputs[i],
+                         at::cat(samples(setting, inputs[i].sizes(), inputs[i].scalar_type(), i)));
 
   // All ranks hold the same now: each part comes back `ranks` times as large.
   backend()->reduce_scatter_tensor_coalesced(parts, outputs, {})->wait();
@@ -235,7 +237,8 @@ const std::vector<Body>& result_bodies() {
       {"CallbacksMayIssueFurtherCollectives", callbacks_may_issue_further_collectives, true},
       {"CallbacksMaySendAndReceive", callbacks_may_send_and_receive},
       {"WaitsForCollectivesInAnyOrder", waits_for_collectives_in_any_order, true},
-      {"CollectivesNobodyWaitsForStillTakePart", collectives_nobody_waits_for_still_take_part, true},
+      {"CollectivesNobodyWaitsForStillTakePart", collectives_nobody_waits_for_still_take_part,
+       true},
       {"CompleteOnReturnIfNotAsynchronous", complete_on_return_if_not_asynchronous, true},
       {"CoalescesByList", coalesces_by_list, true},
       {"GathersSeveralListsAtOnce", gathers_several_lists_at_once},

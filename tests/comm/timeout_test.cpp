@@ -183,6 +183,24 @@ TEST(Timeout, TellsTheLastCollectiveOfThoseThatAreMissing) {
   });
 }
 
+TEST(Timeout, OfASendInPlaceKeepsTheReceiverFromWhatChangedSince) {
+  run_threads(2, [] {
+    const auto group = new_group({0, 1});
+    auto tensor = shared_sample(0, kLarge);
+    Tensors tensors{tensor};
+    if (rank() == 0) {
+      EXPECT_THAT(error_of([&] { group->send(tensors, 1, 0)->wait(kShort); }),
+                  HasSubstr("send #1 (Float, 1 MiB, to 1)"));
+      tensor.fill_(-1);
+      Beacon("changed").signal();
+      return;
+    }
+    EXPECT_TRUE(Beacon("changed").wait());
+    EXPECT_THAT(error_of([&] { group->recv(tensors, 0, 0)->wait(); }),
+                AllOf(HasSubstr("recv #1"), HasSubstr("rank 0 has failed: shm: send #1")));
+  });
+}
+
 std::chrono::nanoseconds processor_time() {
   timespec time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);

@@ -23,20 +23,24 @@ std::string known_questions() {
   std::string names;
   for (const auto& entry : fs::directory_iterator(own_program().parent_path())) {
     const auto name = entry.path().filename().string();
-    if (name.starts_with(kPrefix)) names += (names.empty() ? "" : ", ") + name.substr(std::string(kPrefix).size());
+    if (name.starts_with(kPrefix))
+      names += (names.empty() ? "" : ", ") + name.substr(std::string(kPrefix).size());
   }
   return names.empty() ? "none; build them with make build" : names;
 }
 
-/// The benchmarks link libtorch, which takes a while to load; this program does not. So they are programs of their own,
-/// started as ranks like any other.
-[[noreturn]] void run_benchmark(const BenchOptions& options, const std::vector<std::string>& arguments) {
+/// The benchmarks link libtorch, which takes a while to load; this program does not. So they are
+/// programs of their own, started as ranks like any other.
+[[noreturn]] void run_benchmark(const BenchOptions& options,
+                                const std::vector<std::string>& arguments) {
   const auto program = own_program().parent_path() / (kPrefix + options.question);
   if (!fs::exists(program)) {
-    throw CLI::ValidationError("question", "expected one of: " + known_questions() + "; got '" + options.question + "'");
+    throw CLI::ValidationError(
+        "question", "expected one of: " + known_questions() + "; got '" + options.question + "'");
   }
-  std::vector<std::string> words = {own_program().string(), "run", "-n", std::to_string(options.ranks), "--no-prefix",
-                                    "--env",  "OMP_NUM_THREADS=1", "--", program.string()};
+  std::vector<std::string> words = {own_program().string(),        "run",         "-n",
+                                    std::to_string(options.ranks), "--no-prefix", "--env",
+                                    "OMP_NUM_THREADS=1",           "--",          program.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> raw;
   for (auto& word : words) raw.push_back(word.data());
@@ -50,10 +54,12 @@ std::string known_questions() {
 void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
   auto* bench = app.add_subcommand("bench", "Measure: comm, …");
   auto options = std::make_shared<BenchOptions>();
-  bench->footer("tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
+  bench->footer(
+      "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
   bench->set_help_flag();  // --help belongs to the question
   bench->add_option("question", options->question, "What to measure")->required();
-  bench->add_option("--ranks", options->ranks, "Number of ranks, one thread each")->check(CLI::Range(1, 4096));
+  bench->add_option("--ranks", options->ranks, "Number of ranks, one thread each")
+      ->check(CLI::Range(1, 4096));
   bench->allow_extras();
   bench->callback([options, bench] {
     auto arguments = bench->remaining();

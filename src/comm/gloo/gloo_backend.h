@@ -1,8 +1,8 @@
 #pragma once
 
-#include "comm/recorded.h"
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
+#include "comm/recorded.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 

@@ -10,7 +10,8 @@ constexpr size_t kInPlaceSlots = 4;
 
 }  // namespace
 
-AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data, Combine combine)
+AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data,
+                               Combine combine)
     : Collective(descriptor),
       rank_(channel.rank()),
       size_(channel.size()),
@@ -25,7 +26,9 @@ AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descrip
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 
-size_t AllReduceLarge::length(uint64_t chunk) const { return std::min(chunk_bytes_, data_.size - at(chunk)); }
+size_t AllReduceLarge::length(uint64_t chunk) const {
+  return std::min(chunk_bytes_, data_.size - at(chunk));
+}
 
 AllReduceLarge::Part AllReduceLarge::part(uint64_t chunk, int rank) const {
   // Whole cache lines, so that no two ranks write to one; a multiple of every element's size.
@@ -72,8 +75,8 @@ void AllReduceLarge::exchange_whole(Channel& channel) {
   }
 }
 
-// In step s a rank posts chunk s, then combines its part of chunk s-1, then collects chunk s-2: two rounds per step,
-// 2s for the chunk and 2s+1 for the results of the one before.
+// In step s a rank posts chunk s, then combines its part of chunk s-1, then collects chunk s-2: two
+// rounds per step, 2s for the chunk and 2s+1 for the results of the one before.
 void AllReduceLarge::exchange_parts(Channel& channel) {
   const uint64_t steps = chunks_ + 2;
   const uint64_t first = channel.take_rounds(2 * steps);
@@ -83,7 +86,8 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
     channel.post_through(chunk_round + 1);
     if (step >= 1 && step <= chunks_) {
       const auto own = part(step - 1, rank_);
-      for (const int peer : peers_) operands_[peer] = channel.peer_slot(peer, chunk_round - 2) + own.begin;
+      for (const int peer : peers_)
+        operands_[peer] = channel.peer_slot(peer, chunk_round - 2) + own.begin;
       operands_[rank_] = data_.data + at(step - 1) + own.begin;
       auto* result = channel.slot(chunk_round + 1);
       combine_into(result, own.bytes);
@@ -111,13 +115,15 @@ void AllReduceLarge::work_in_place(Channel& channel) {
   std::vector<uint8_t*> tensors(size_);
   for (const int peer : peers_) {
     channel.await_posted(peer, first + 1);
-    tensors[peer] = channel.member(peer).arena_base + channel.descriptor_of(peer, descriptor_.sequence).shared_offset;
+    tensors[peer] = channel.member(peer).arena_base +
+                    channel.descriptor_of(peer, descriptor_.sequence).shared_offset;
   }
   tensors[rank_] = data_.data;
   for (uint64_t step = 0; step <= chunks_; ++step) {
     if (step < chunks_) {
       const auto own = part(step, rank_);
-      for (int rank = 0; rank < size_; ++rank) operands_[rank] = tensors[rank] + at(step) + own.begin;
+      for (int rank = 0; rank < size_; ++rank)
+        operands_[rank] = tensors[rank] + at(step) + own.begin;
       combine_into(data_.data + at(step) + own.begin, own.bytes);
       channel.post_through(first + step + 2);
     }

@@ -1,5 +1,7 @@
 #include "comm/shm/arena.h"
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,13 +15,12 @@
 #include <iterator>
 #include <limits>
 
-#include "base/text.h"
-
 namespace tessera::comm::shm {
 namespace {
 
 constexpr size_t kLargestCapacity = size_t{256} << 30;
-// Below this a request is not weighed against the machine's free memory: reading /proc would cost more.
+// Below this a request is not weighed against the machine's free memory: reading /proc would cost
+// more.
 constexpr size_t kWeighedBytes = size_t{64} << 20;
 
 size_t round_to_pages(size_t bytes) {
@@ -67,7 +68,8 @@ uint8_t* map(int descriptor, size_t capacity) {
   void* address =
       mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (address == MAP_FAILED) return nullptr;
-  madvise(address, capacity, MADV_DONTDUMP);  // a core file would hold every rank's memory once per rank
+  madvise(address, capacity,
+          MADV_DONTDUMP);  // a core file would hold every rank's memory once per rank
   return static_cast<uint8_t*>(address);
 }
 
@@ -76,7 +78,7 @@ uint8_t* map(int descriptor, size_t capacity) {
 std::shared_ptr<Arena> Arena::own() {
   // Never destroyed before exit: tensors in it may outlive every group.
   static std::mutex mutex;
-  static std::shared_ptr<Arena> arena;
+  static auto& arena = *new std::shared_ptr<Arena>();
   static pid_t owner = 0;
   const std::lock_guard lock(mutex);
   if (!arena || owner != getpid()) {  // after a fork the child starts its own
@@ -145,8 +147,9 @@ size_t Arena::allocate(size_t bytes, const std::string& purpose) {
     const std::lock_guard lock(mutex_);
     offset = place(bytes);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, offset < capacity_, purpose, ": expected ", format_bytes(bytes),
-                   " of shared memory, got an arena of ", format_bytes(capacity_),
+  TORCH_CHECK_WITH(OutOfMemoryError, offset < capacity_, purpose, ": expected ",
+                   format_bytes(bytes), " of shared memory, got an arena of ",
+                   format_bytes(capacity_),
                    " with too little room; free shared tensors or use smaller ones");
   reserve_pages(offset, bytes, purpose);
   return offset;
@@ -203,7 +206,7 @@ std::shared_ptr<PeerArena> PeerArena::open(int pid, int descriptor, size_t capac
   }
   const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
   const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  struct stat status {};
+  struct stat status{};
   const bool usable = opened >= 0 && fstat(opened, &status) == 0;
   const int error = errno;
   TORCH_CHECK_WITH(DistBackendError, usable, "shm: expected to open ", path, " of a peer, got ",
@@ -217,8 +220,9 @@ std::shared_ptr<PeerArena> PeerArena::open(int pid, int descriptor, size_t capac
   }
   arena->base_ = map(opened, capacity);
   close(opened);  // the mapping keeps the memory
-  TORCH_CHECK_WITH(DistBackendError, arena->base_ != nullptr, "shm: could not map the arena of process ",
-                   pid, "; raise the limit on virtual memory (ulimit -v) or use the gloo backend");
+  TORCH_CHECK_WITH(DistBackendError, arena->base_ != nullptr,
+                   "shm: could not map the arena of process ", pid,
+                   "; raise the limit on virtual memory (ulimit -v) or use the gloo backend");
   slot = arena;
   return arena;
 }

@@ -10,11 +10,12 @@
 
 namespace tessera::comm::shm {
 
-/// Note [arena]. A process owns one memfd, as large as the machine's memory but sparse, and maps the whole of it.
-/// Peers open it once through /proc/<pid>/fd/<fd> and map the whole of it too, so whatever the owner allocates later
-/// is readable by them at the same offset without another hand-over. The kernel frees it with the last process: a
-/// killed job leaves nothing behind, and /dev/shm's size does not matter. Pages are reserved by fallocate before use,
-/// so missing memory is an error here and never a SIGBUS later.
+/// Note [arena]. A process owns one memfd, as large as the machine's memory but sparse, and maps
+/// the whole of it. Peers open it once through /proc/<pid>/fd/<fd> and map the whole of it too, so
+/// whatever the owner allocates later is readable by them at the same offset without another
+/// hand-over. The kernel frees it with the last process: a killed job leaves nothing behind, and
+/// /dev/shm's size does not matter. Pages are reserved by fallocate before use, so missing memory
+/// is an error here and never a SIGBUS later.
 class Arena {
  public:
   static constexpr size_t kPage = 4096;
@@ -26,7 +27,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Offset of `bytes` (rounded up to pages) of zeroed or reused memory. `purpose` appears in the error.
+  /// Offset of `bytes` (rounded up to pages) of zeroed or reused memory. `purpose` appears in the
+  /// error.
   size_t allocate(size_t bytes, const std::string& purpose);
   /// In a process forked from the owner nothing happens: the memory is the owner's.
   void release(size_t offset);
@@ -53,8 +55,9 @@ class Arena {
   std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
 };
 
-/// Another process's arena, mapped here. Mapped once per owner however many groups share it; the own process's arena
-/// is not mapped a second time, so that thread ranks (and the thread sanitizer) see one address per byte.
+/// Another process's arena, mapped here. Mapped once per owner however many groups share it; the
+/// own process's arena is not mapped a second time, so that thread ranks (and the thread sanitizer)
+/// see one address per byte.
 class PeerArena {
  public:
   static std::shared_ptr<PeerArena> open(int pid, int descriptor, size_t capacity);
@@ -69,7 +72,8 @@ class PeerArena {
   PeerArena() = default;
   uint8_t* base_ = nullptr;
   size_t capacity_ = 0;
-  std::shared_ptr<Arena> own_;  // set if the owner is this process: keeps the mapping alive instead of owning it
+  std::shared_ptr<Arena>
+      own_;  // set if the owner is this process: keeps the mapping alive instead of owning it
 };
 
 }  // namespace tessera::comm::shm

@@ -7,7 +7,8 @@ namespace tessera::comm::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
-// All slots of a group together should stay in the last-level cache: the data is read back right after it is written.
+// All slots of a group together should stay in the last-level cache: the data is read back right
+// after it is written.
 constexpr size_t kGroupBytes = size_t{16} << 20;
 constexpr size_t kLargestSlot = size_t{128} << 10;
 constexpr size_t kSmallestSlot = size_t{32} << 10;
@@ -17,17 +18,17 @@ size_t up_to_page(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce", "broadcast", "reduce",  "all_gather", "reduce_scatter",
-                                    "all_to_all", "gather",    "scatter", "barrier",    "monitored_barrier",
-                                    "send",       "recv"};
+  constexpr const char* kNames[] = {"all_reduce",     "broadcast",         "reduce", "all_gather",
+                                    "reduce_scatter", "all_to_all",        "gather", "scatter",
+                                    "barrier",        "monitored_barrier", "send",   "recv"};
   const auto index = static_cast<size_t>(kind);
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }
 
 Layout::Layout(int ranks)
     : ranks(ranks),
-      slot_bytes(std::clamp(kGroupBytes / kSlots / static_cast<size_t>(ranks) / kPage * kPage, kSmallestSlot,
-                            kLargestSlot)),
+      slot_bytes(std::clamp(kGroupBytes / kSlots / static_cast<size_t>(ranks) / kPage * kPage,
+                            kSmallestSlot, kLargestSlot)),
       outboxes_at(up_to_page(sizeof(RankBlock))),
       slots_at(up_to_page(outboxes_at + static_cast<size_t>(ranks) * sizeof(Outbox))),
       total_bytes(slots_at + kSlots * slot_bytes) {}

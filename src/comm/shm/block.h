@@ -1,28 +1,40 @@
 #pragma once
 
+#include "comm/shm/futex.h"
+
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "comm/shm/futex.h"
-
-/// The layout of shared memory. Every rank of a group owns one RankBlock in its arena, followed by its outboxes and
-/// its slots; it alone writes to it, except for the fields marked as written by others.
+/// The layout of shared memory. Every rank of a group owns one RankBlock in its arena, followed by
+/// its outboxes and its slots; it alone writes to it, except for the fields marked as written by
+/// others.
 namespace tessera::comm::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr uint64_t kSlots = 8;        // rounds a rank may be ahead of the slowest reader
 inline constexpr uint64_t kDescriptors = 8;  // collectives a rank may be ahead of the slowest peer
-inline constexpr uint64_t kDescriptorRing = 2 * kDescriptors;  // so that those of peers that are ahead stay readable
+inline constexpr uint64_t kDescriptorRing =
+    2 * kDescriptors;  // so that those of peers that are ahead stay readable
 inline constexpr size_t kFlightEntries = 32;
-inline constexpr size_t kMailEntries = 16;   // messages under way from one rank to another
+inline constexpr size_t kMailEntries = 16;  // messages under way from one rank to another
 inline constexpr size_t kReasonBytes = 1024;
 inline constexpr uint32_t kLayoutVersion = 2;
 
 enum class Kind : uint32_t {
-  AllReduce, Broadcast, Reduce, AllGather, ReduceScatter, AllToAll, Gather, Scatter, Barrier, MonitoredBarrier,
-  Send, Receive,
+  AllReduce,
+  Broadcast,
+  Reduce,
+  AllGather,
+  ReduceScatter,
+  AllToAll,
+  Gather,
+  Scatter,
+  Barrier,
+  MonitoredBarrier,
+  Send,
+  Receive,
 };
 const char* name_of(Kind kind);
 /// Messages between two ranks: each rank numbers its own, apart from the collectives.
@@ -35,9 +47,11 @@ struct alignas(64) Descriptor {
   int32_t dtype;   // c10::ScalarType; -1 if the operation has none
   int32_t reduce;  // c10d::ReduceOp; -1 likewise
   int32_t root;    // group rank; -1 likewise
-  uint64_t bytes;           // of this rank's contribution
-  uint64_t largest_part;    // all-to-all: bytes of the largest part sent; decides the number of rounds
-  int64_t shared_offset;    // where the contribution lies in this rank's arena; -1: it goes through the slots
+  uint64_t bytes;  // of this rank's contribution
+  uint64_t
+      largest_part;  // all-to-all: bytes of the largest part sent; decides the number of rounds
+  int64_t shared_offset;  // where the contribution lies in this rank's arena; -1: it goes through
+                          // the slots
 };
 
 /// A number that one thread may print while another writes it.
@@ -72,18 +86,23 @@ struct alignas(64) RankBlock {
   uint32_t layout_version;
   int32_t pid;
 
-  // One line for what peers wait for at the start of a collective, one for its end: two transfers per small one.
+  // One line for what peers wait for at the start of a collective, one for its end: two transfers
+  // per small one.
   alignas(64) std::atomic<uint64_t> started;  // sequence number of the newest descriptor
   std::atomic<uint64_t> posted;               // rounds whose slot may be read
-  std::atomic<int32_t> core;                  // where the rank last wrote from: no use to spin for it on the same one
-  alignas(64) std::atomic<uint64_t> consumed; // rounds in which this rank reads no slot of a peer any more
-  std::atomic<uint64_t> finished;             // collectives this rank has completed
+  std::atomic<int32_t>
+      core;  // where the rank last wrote from: no use to spin for it on the same one
+  alignas(64)
+      std::atomic<uint64_t> consumed;  // rounds in which this rank reads no slot of a peer any more
+  std::atomic<uint64_t> finished;      // collectives this rank has completed
 
-  alignas(64) Bell bell;       // rung by the owner after any change above; sleepers are peers
-  alignas(64) Bell mail_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
+  alignas(64) Bell bell;  // rung by the owner after any change above; sleepers are peers
+  alignas(64)
+      Bell mail_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
   alignas(64) std::atomic<Health> health;
   std::array<char, kReasonBytes> reason;  // why it failed; written before `health`
-  std::atomic<uint64_t> departed;  // bit per peer that will never look at this block again; written by peers
+  std::atomic<uint64_t>
+      departed;  // bit per peer that will never look at this block again; written by peers
 
   std::array<Descriptor, kDescriptorRing> descriptors;
   std::array<FlightEntry, kFlightEntries> flight;
@@ -93,12 +112,13 @@ struct alignas(64) RankBlock {
 /// A message from the block's owner to one peer.
 struct alignas(64) MailEntry {
   enum State : uint32_t { Free, Full, Taken };
-  std::atomic<uint32_t> state;  // Free -> Full by the sender, Full -> Taken by the receiver, Taken -> Free by the sender
+  std::atomic<uint32_t> state;  // Free -> Full by the sender, Full -> Taken by the receiver, Taken
+                                // -> Free by the sender
   int32_t tag;
   int32_t dtype;
   uint64_t number;  // order of sending, from 1
   uint64_t bytes;
-  uint64_t offset;  // in the sender's arena
+  uint64_t offset;       // in the sender's arena
   uint32_t is_buffered;  // the memory belongs to the message, not to a tensor
 };
 using Outbox = std::array<MailEntry, kMailEntries>;

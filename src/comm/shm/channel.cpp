@@ -1,5 +1,10 @@
 #include "comm/shm/channel.h"
 
+#include "base/text.h"
+#include "comm/shm/graveyard.h"
+#include "comm/shm/join.h"
+#include "comm/shm/phase.h"
+
 #include <c10/util/Exception.h>
 #include <sched.h>
 #include <unistd.h>
@@ -7,11 +12,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-
-#include "base/text.h"
-#include "comm/shm/graveyard.h"
-#include "comm/shm/join.h"
-#include "comm/shm/phase.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -42,19 +42,18 @@ Channel::Channel(const BackendRequest& request)
       group_name_(request.group_name),
       world_ranks_(request.world_ranks),
       layout_(request.size),
-      oversubscribed_(request.size > usable_cores()),
+      oversubscribed_(std::max(request.size, request.ranks_on_host) > usable_cores()),
       spin_limit_(oversubscribed_ ? kSpinsOversubscribed : kSpins),
       arena_(Arena::own()) {
   block_offset_ = arena_->allocate(layout_.total_bytes, "shm group '" + group_name_ + "'");
   auto* block = new (arena_->base() + block_offset_) RankBlock{};
   block->layout_version = kLayoutVersion;
   block->pid = getpid();
-  try {
-    members_ = join(request, *arena_, block_offset_, layout_);
-  } catch (...) {
-    arena_->release(block_offset_);
-    throw;
+  for (int peer = 0; peer < size_; ++peer) {
+    new (arena_->base() + block_offset_ + layout_.outboxes_at + peer * sizeof(Outbox)) Outbox{};
   }
+  // If this throws the block stays: a peer that saw the address may still write to it.
+  members_ = join(request, *arena_, block_offset_, layout_);
 }
 
 bool Channel::is_own_process() const { return members_[rank_].block->pid == getpid(); }
@@ -78,7 +77,8 @@ Channel::~Channel() {
 
 void Channel::enter(const Descriptor& descriptor, std::chrono::milliseconds timeout) {
   const auto now = Clock::now();
-  entered_ = {.descriptor = descriptor, .since = now, .deadline = now + timeout};
+  entered_ = {
+      .descriptor = descriptor, .since = now, .deadline = now + std::min(timeout, kLongestTimeout)};
 }
 
 bool Channel::can_start_without_waiting() const {
@@ -148,12 +148,15 @@ void Channel::compare(int peer, uint64_t last) {
         theirs.root == ours.root && (sizes_differ || theirs.bytes == ours.bytes)) {
       continue;
     }
-    fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) + " calls " +
-         describe(theirs) + "; every rank must issue the same collectives in the same order");
+    fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) +
+         " calls " + describe(theirs) +
+         "; every rank must issue the same collectives in the same order");
   }
 }
 
-void Channel::await_posted(int peer, uint64_t end) { await(peer, members_[peer].block->posted, end); }
+void Channel::await_posted(int peer, uint64_t end) {
+  await(peer, members_[peer].block->posted, end);
+}
 
 const uint8_t* Channel::peer_slot(int peer, uint64_t round) {
   await(peer, members_[peer].block->posted, round + 1);
@@ -182,7 +185,8 @@ bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t targ
   for (int i = 0; i < spin_limit_; ++i) {
     if (counter.load(std::memory_order_acquire) >= target) return true;
     // On a busy machine both may share a core; then the peer can only go on if this rank sleeps.
-    if (i % 64 == 8 && members_[peer].block->core.load(std::memory_order_relaxed) == sched_getcpu()) return false;
+    if (i % 64 == 8 && members_[peer].block->core.load(std::memory_order_relaxed) == sched_getcpu())
+      return false;
     relax();
   }
   return false;
@@ -194,17 +198,27 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
        [&] { return counter.load(std::memory_order_seq_cst) >= target; });
 }
 
-void Channel::wait(const Pending& pending, Bell& bell, int watched, c10::function_ref<bool()> ready) {
+void Channel::wait(const Pending& pending, Bell& bell, int watched,
+                   c10::function_ref<bool()> ready) {
+  // Peers ring often; asking the kernel about all of them each time would cost more than what is
+  // waited for.
+  auto next_check = Clock::now() + kHealthCheck;
   while (!ready()) {
     bell.sleep(ready, kHealthCheck);
     if (ready()) return;
-    // Looked for before another `ready`: a peer may have done its part and then left.
-    const auto problem = find_problem(pending, watched);
-    if (ready()) return;
-    if (problem) fail(pending, *problem);
-    const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
-    if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
+    if (!has_failed() && Clock::now() < std::min(next_check, pending.deadline)) continue;
+    next_check = Clock::now() + kHealthCheck;
+    check(pending, watched, ready);
   }
+}
+
+void Channel::check(const Pending& pending, int watched, c10::function_ref<bool()> ready) {
+  // Looked for before `ready`: a peer may have done its part and then left.
+  const auto problem = find_problem(pending, watched);
+  if (ready()) return;
+  if (problem) fail(pending, *problem);
+  const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
+  if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
 }
 
 std::optional<std::string> Channel::find_problem(const Pending& pending, int watched) const {
@@ -217,7 +231,8 @@ std::optional<std::string> Channel::find_problem(const Pending& pending, int wat
     if (!problem) continue;
     ++gone;
     // A peer that failed did so because of another one: better to hear of that one at first hand.
-    const bool is_second_hand = members_[peer].block->health.load(std::memory_order_acquire) == Health::Failed;
+    const bool is_second_hand =
+        members_[peer].block->health.load(std::memory_order_acquire) == Health::Failed;
     if (!found || !is_second_hand) found = std::move(problem);
     if (is_second_hand && watched == kAnyPeer) return found;  // the whole group has failed
   }
@@ -227,11 +242,14 @@ std::optional<std::string> Channel::find_problem(const Pending& pending, int wat
 std::optional<std::string> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
   const auto& block = *members_[peer].block;
   const auto health = block.health.load(std::memory_order_acquire);
-  // A peer that is through with this collective may leave; only the one waited for still owes something.
+  // A peer that is through with this collective may leave; only the one waited for still owes
+  // something.
   const bool is_through =
-      is_mail(pending.descriptor.kind) || block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence;
+      is_mail(pending.descriptor.kind) ||
+      block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence;
   if (!owes && is_through) return std::nullopt;
-  if (health == Health::Failed) return label(peer) + " has failed: " + std::string(block.reason.data());
+  if (health == Health::Failed)
+    return label(peer) + " has failed: " + std::string(block.reason.data());
   if (health == Health::Left) {
     if (!owes) return std::nullopt;
     return label(peer) + " has left the group without taking part; it shut down or ended early";

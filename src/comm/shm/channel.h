@@ -14,13 +14,15 @@
 
 namespace tessera::comm::shm {
 
-/// Note [rounds]. Collectives of a group are cut into rounds, numbered through all collectives alike on every rank. In
-/// round r a rank may put bytes into its slot r % kSlots and say so (`posted`); peers read it there and say when they
-/// are done (`consumed`); the slot is written again only when all are. Collectives start in one order on every rank, so
-/// the counters alone keep neighbouring ones apart. Before a rank reads data it compares descriptors: ranks that
+/// Note [rounds]. Collectives of a group are cut into rounds, numbered through all collectives
+/// alike on every rank. In round r a rank may put bytes into its slot r % kSlots and say so
+/// (`posted`); peers read it there and say when they are done (`consumed`); the slot is written
+/// again only when all are. Collectives start in one order on every rank, so the counters alone
+/// keep neighbouring ones apart. Before a rank reads data it compares descriptors: ranks that
 /// disagree get an error, never each other's bytes.
 ///
-/// The memory, the counters and the waiting. One thread at a time may call the functions for collectives.
+/// The memory, the counters and the waiting. One thread at a time may call the functions for
+/// collectives.
 class Channel {
  public:
   /// Joins; blocks until every rank of the group has, at most request.timeout.
@@ -32,7 +34,8 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return size_; }
   size_t slot_bytes() const { return layout_.slot_bytes; }
-  /// Whether more ranks share the machine than it has cores: spinning then takes time from the rank waited for.
+  /// Whether more ranks share the machine than it has cores: spinning then takes time from the rank
+  /// waited for.
   bool is_oversubscribed() const { return oversubscribed_; }
   const Member& member(int rank) const { return members_[rank]; }
   Member& self() { return members_[rank_]; }
@@ -50,8 +53,8 @@ class Channel {
   uint8_t* slot(uint64_t round);
   /// All rounds before `end` may be read.
   void post_through(uint64_t end);
-  /// Waits until `peer` has announced the same collective; throws if it announced another one, or did so earlier in a
-  /// collective in which this rank read nothing.
+  /// Waits until `peer` has announced the same collective; throws if it announced another one, or
+  /// did so earlier in a collective in which this rank read nothing.
   void meet(int peer);
   uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
@@ -60,7 +63,8 @@ class Channel {
   void await_posted(int peer, uint64_t end);
   /// This rank reads no slot of rounds before `end` any more.
   void consume_through(uint64_t end);
-  /// Waits until no peer reads rounds before `end`: memory handed out by address may be written again.
+  /// Waits until no peer reads rounds before `end`: memory handed out by address may be written
+  /// again.
   void await_readers(uint64_t end);
   /// The collective entered is complete on this rank.
   void conclude();
@@ -68,9 +72,11 @@ class Channel {
   // --- waiting and failing
   /// No wait lasts beyond this point in time, whatever its own deadline; from any thread.
   void set_limit(Clock::time_point limit) { limit_.store(limit, std::memory_order_relaxed); }
-  /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer make it so because it
-  /// failed, left or died, or when the time is up.
+  /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer
+  /// make it so because it failed, left or died, or when the time is up.
   void wait(const Pending& pending, Bell& bell, int watched, c10::function_ref<bool()> ready);
+  /// One look: throws as wait() does unless `ready`.
+  void check(const Pending& pending, int watched, c10::function_ref<bool()> ready);
   /// Marks the group as failed for everybody and throws DistBackendError.
   [[noreturn]] void fail(const Pending& pending, const std::string& what);
   [[noreturn]] void fail(const std::string& what) { fail(entered_, what); }
@@ -78,9 +84,12 @@ class Channel {
   void leave();
   /// False in a process forked from the rank: it must not act in the rank's name.
   bool is_own_process() const;
-  /// Throws if `peer`, whose memory was just read by address, has failed: it may have changed that memory since.
+  /// Throws if `peer`, whose memory was just read by address, has failed: it may have changed that
+  /// memory since.
   void check_kept(const Pending& pending, int peer);
   void check_kept(int peer) { check_kept(entered_, peer); }
+  /// Neither failed nor left, as of everything read from its memory before the call.
+  bool is_alive(int peer) const;
   /// Throws if the group has failed.
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }

@@ -1,4 +1,8 @@
 // How a channel fails, what it says, and its record of recent collectives.
+#include "base/text.h"
+#include "comm/reduce_op.h"
+#include "comm/shm/channel.h"
+
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -8,32 +12,39 @@
 #include <mutex>
 #include <sstream>
 
-#include "base/text.h"
-#include "comm/reduce_op.h"
-#include "comm/shm/channel.h"
-
 namespace tessera::comm::shm {
 namespace {
 
-int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch())
+      .count();
+}
 
-std::string describe(Kind kind, uint64_t sequence, int32_t dtype, uint64_t bytes, int32_t reduce, int32_t peer) {
+std::string describe(Kind kind, uint64_t sequence, int32_t dtype, uint64_t bytes, int32_t reduce,
+                     int32_t peer) {
   std::string text = name_of(kind);
   if (sequence != 0) text += " #" + std::to_string(sequence);
   std::string arguments;
-  const auto add = [&](const std::string& argument) { arguments += (arguments.empty() ? "" : ", ") + argument; };
+  const auto add = [&](const std::string& argument) {
+    arguments += (arguments.empty() ? "" : ", ") + argument;
+  };
   if (dtype >= 0) add(c10::toString(static_cast<c10::ScalarType>(dtype)));
   if (dtype >= 0 || bytes > 0) add(format_bytes(bytes));
   if (reduce >= 0) add(name_of_reduce(static_cast<c10d::ReduceOp::RedOpType>(reduce)));
   if (peer >= 0) {
-    add((kind == Kind::Send ? "to " : kind == Kind::Receive ? "from " : "root ") + std::to_string(peer));
+    add((kind == Kind::Send      ? "to "
+         : kind == Kind::Receive ? "from "
+                                 : "root ") +
+        std::to_string(peer));
   }
   return arguments.empty() ? text : text + " (" + arguments + ")";
 }
 
 }  // namespace
 
-std::string describe(const Descriptor& d) { return describe(d.kind, d.sequence, d.dtype, d.bytes, d.reduce, d.root); }
+std::string describe(const Descriptor& d) {
+  return describe(d.kind, d.sequence, d.dtype, d.bytes, d.reduce, d.root);
+}
 
 std::string Channel::label(int rank) const {
   auto text = "rank " + std::to_string(rank);
@@ -49,8 +60,8 @@ void Channel::fail(const Pending& pending, const std::string& what) {
   static std::mutex mutex;  // the first error of a group wins; rare enough for one lock
   const std::lock_guard lock(mutex);
   if (!has_failed()) {
-    const auto message = "shm: " + describe(pending.descriptor) + " in group '" + group_name_ + "' on " +
-                         label(rank_) + ": " + what;
+    const auto message = "shm: " + describe(pending.descriptor) + " in group '" + group_name_ +
+                         "' on " + label(rank_) + ": " + what;
     const auto length = std::min(message.size(), kReasonBytes - 1);
     std::memcpy(block.reason.data(), message.data(), length);
     block.reason[length] = '\0';
@@ -64,16 +75,20 @@ void Channel::fail(const Pending& pending, const std::string& what) {
 }
 
 void Channel::check_kept(const Pending& pending, int peer) {
-  const auto& block = *members_[peer].block;
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // the reading comes before the look at its owner's health
-  if (block.health.load(std::memory_order_seq_cst) == Health::Alive) return;
+  if (is_alive(peer)) return;
   if (const auto problem = problem_of(pending, peer, /*owes=*/true)) fail(pending, *problem);
 }
 
+bool Channel::is_alive(int peer) const {
+  std::atomic_thread_fence(
+      std::memory_order_seq_cst);  // the reading comes before the look at its owner's health
+  return members_[peer].block->health.load(std::memory_order_seq_cst) == Health::Alive;
+}
+
 void Channel::check_usable(const char* operation) const {
-  TORCH_CHECK_WITH(DistBackendError, !has_failed(), "shm: ", operation, " in group '", group_name_, "' on ",
-                   label(rank_), ": the group can't be used after an earlier error (", failure(),
-                   "); end this rank, or shut down and init again");
+  TORCH_CHECK_WITH(DistBackendError, !has_failed(), "shm: ", operation, " in group '", group_name_,
+                   "' on ", label(rank_), ": the group can't be used after an earlier error (",
+                   failure(), "); end this rank, or shut down and init again");
 }
 
 Channel::Record Channel::record(const Descriptor& descriptor, FlightEntry::State state) {
@@ -98,7 +113,8 @@ void Channel::update(const Record& record, uint64_t sequence, FlightEntry::State
   if (self().block->flight_count.load() > record.count + kFlightEntries) return;
   auto& entry = *record.entry;
   entry.sequence = sequence;
-  if (entry.started_ns == 0) entry.started_ns = state == FlightEntry::Running ? now_ns() : entry.queued_ns;
+  if (entry.started_ns == 0)
+    entry.started_ns = state == FlightEntry::Running ? now_ns() : entry.queued_ns;
   if (state != FlightEntry::Running) entry.ended_ns = now_ns();
   entry.state.store(state, std::memory_order_release);
 }
@@ -106,7 +122,8 @@ void Channel::update(const Record& record, uint64_t sequence, FlightEntry::State
 std::string Channel::recent() const {
   constexpr const char* kStates[] = {"", "queued", "running", "done", "failed"};
   std::ostringstream out;
-  out << "tessera: recent collectives of " << label(rank_) << " in group '" << group_name_ << "':\n";
+  out << "tessera: recent collectives of " << label(rank_) << " in group '" << group_name_
+      << "':\n";
   const auto& block = *members_[rank_].block;
   const uint64_t count = block.flight_count.load();
   const int64_t now = now_ns();
@@ -114,8 +131,10 @@ std::string Channel::recent() const {
     const auto& entry = block.flight[i % kFlightEntries];
     const auto state = entry.state.load(std::memory_order_acquire);
     if (state == FlightEntry::Empty) continue;
-    out << "  " << describe(entry.kind, entry.sequence, entry.dtype, entry.bytes, entry.reduce, entry.peer) << ": "
-        << kStates[state] << ", issued " << format_seconds(static_cast<double>(now - entry.queued_ns) * 1e-9) << " ago";
+    out << "  "
+        << describe(entry.kind, entry.sequence, entry.dtype, entry.bytes, entry.reduce, entry.peer)
+        << ": " << kStates[state] << ", issued "
+        << format_seconds(static_cast<double>(now - entry.queued_ns) * 1e-9) << " ago";
     if (state == FlightEntry::Done) {
       out << ", took " << static_cast<double>(entry.ended_ns - entry.started_ns) * 1e-3 << " us";
     }

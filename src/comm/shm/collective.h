@@ -1,17 +1,18 @@
 #pragma once
 
+#include "comm/shm/channel.h"
+#include "comm/shm/reduce.h"
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "comm/shm/channel.h"
-#include "comm/shm/reduce.h"
-
 namespace tessera::comm::shm {
 
-/// One collective on this rank, in plain memory. start() announces it and, if it is small, already puts this rank's
-/// part where the peers look, without waiting; finish() does the rest. The memory must stay until finish() returns.
+/// One collective on this rank, in plain memory. start() announces it and, if it is small, already
+/// puts this rank's part where the peers look, without waiting; finish() does the rest. The memory
+/// must stay until finish() returns.
 class Collective {
  public:
   explicit Collective(const Descriptor& descriptor) : descriptor_(descriptor) {}
@@ -52,20 +53,27 @@ struct Combine {
 using CollectivePtr = std::unique_ptr<Collective>;
 
 // `descriptor` has kind, dtype, reduce and root filled in; the sizes are set here.
-CollectivePtr make_all_reduce(const Channel& channel, Descriptor descriptor, Bytes data, Combine combine);
-CollectivePtr make_reduce(const Channel& channel, Descriptor descriptor, Bytes data, Combine combine);
-/// inputs: by destination, all of output.size bytes; lying one after another in memory if `inputs_adjoin`.
-CollectivePtr make_reduce_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
-                                  bool inputs_adjoin, Bytes output, Combine combine);
+CollectivePtr make_all_reduce(const Channel& channel, Descriptor descriptor, Bytes data,
+                              Combine combine);
+CollectivePtr make_reduce(const Channel& channel, Descriptor descriptor, Bytes data,
+                          Combine combine);
+/// inputs: by destination, all of output.size bytes; lying one after another in memory if
+/// `inputs_adjoin`.
+CollectivePtr make_reduce_scatter(const Channel& channel, Descriptor descriptor,
+                                  std::vector<Bytes> inputs, bool inputs_adjoin, Bytes output,
+                                  Combine combine);
 CollectivePtr make_broadcast(const Channel& channel, Descriptor descriptor, Bytes data);
 /// outputs: by source, sizes may differ between ranks.
-CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs);
-/// outputs: by source, on the root alone.
-CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs);
-/// inputs: by destination, on the root alone.
-CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs, Bytes output);
-CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input,
                               std::vector<Bytes> outputs);
+/// outputs: by source, on the root alone.
+CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input,
+                          std::vector<Bytes> outputs);
+/// inputs: by destination, on the root alone.
+CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+                           Bytes output);
+CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor,
+                              std::vector<Bytes> inputs, std::vector<Bytes> outputs);
 /// A barrier, monitored or not: the error of a monitored one names all that are missing.
 CollectivePtr make_barrier(Descriptor descriptor);
 

@@ -1,5 +1,7 @@
 #include "comm/shm/executor.h"
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
@@ -9,8 +11,8 @@ namespace tessera::comm::shm {
 
 namespace {
 
-// A peer that has these under way needs slots and descriptors again after as many; if this rank is busy elsewhere, with
-// that peer, it must not be what the peer waits for.
+// A peer that has these under way needs slots and descriptors again after as many; if this rank is
+// busy elsewhere, with that peer, it must not be what the peer waits for.
 constexpr size_t kMostUnfinished = std::min(kSlots, kDescriptors) - 1;
 
 }  // namespace
@@ -24,15 +26,19 @@ bool Executor::holds_peers_up() const {
 }
 
 bool Executor::starts_now(ShmWork& work) {
-  // Collectives start in the order of their issue: only if all before it have, and nobody uses the channel.
+  // Collectives start in the order of their issue: only if all before it have, and nobody uses the
+  // channel.
   if (running_ || channel_.has_failed()) return false;
-  if (!std::all_of(queue_.begin(), queue_.end(), [](const auto& queued) { return queued->has_started(); })) return false;
+  if (!std::all_of(queue_.begin(), queue_.end(),
+                   [](const auto& queued) { return queued->has_started(); }))
+    return false;
   return work.try_start(channel_);
 }
 
 void Executor::submit(const c10::intrusive_ptr<ShmWork>& work, bool wait) {
   Lock lock(mutex_);
-  TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(), "' has been shut down");
+  TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(),
+                   "' has been shut down");
   const bool started = !wait && starts_now(*work);
   queue_.push_back(work);
   if (wait) {
@@ -62,22 +68,21 @@ void Executor::run_front(Lock& lock) {
 }
 
 void Executor::run_until_done(ShmWork& work, std::chrono::milliseconds timeout) {
-  const bool limited = timeout > kNoTimeout;
-  const auto deadline = Clock::now() + timeout;
+  if (timeout > kNoTimeout) return wait_until_done(work, timeout);
   Lock lock(mutex_);
-  while (!work.is_done()) {
-    if (!running_ && !queue_.empty()) {
-      if (limited) queue_.front()->set_timeout(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
-      run_front(lock);
-      continue;
-    }
-    if (!limited) {
-      changed_.wait(lock);
-    } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !work.is_done()) {
-      TORCH_CHECK_WITH(DistBackendError, false, "shm: wait: the collective in group '", channel_.group_name(),
-                       "' did not complete within ", timeout.count(), " ms; it is still under way");
-    }
-  }
+  while (!work.is_done()) !running_ && !queue_.empty() ? run_front(lock) : changed_.wait(lock);
+}
+
+void Executor::wait_until_done(ShmWork& work, std::chrono::milliseconds timeout) {
+  nudge();
+  Lock lock(mutex_);
+  if (changed_.wait_for(lock, std::min(timeout, kLongestTimeout), [&] { return work.is_done(); }))
+    return;
+  TORCH_CHECK_WITH(DistBackendError, false, "shm: wait: ", work.describe(), " in group '",
+                   channel_.group_name(), "' on ", channel_.label(channel_.rank()),
+                   " is not complete after ",
+                   format_seconds(static_cast<double>(timeout.count()) / 1e3),
+                   "; it is still under way: wait longer, or look where the other ranks are");
 }
 
 void Executor::nudge() {
@@ -92,14 +97,16 @@ void Executor::work_loop() {
   c10::setThreadName("tessera_shm");
   Lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return closed_ || (worker_wanted_ && !running_ && !queue_.empty()); });
+    changed_.wait(lock,
+                  [this] { return closed_ || (worker_wanted_ && !running_ && !queue_.empty()); });
     if (closed_) return;
     run_front(lock);
   }
 }
 
 void Executor::close() {
-  if (!channel_.is_own_process()) return;  // forked: the worker is not here, and the lock may be held for ever
+  if (!channel_.is_own_process())
+    return;  // forked: the worker is not here, and the lock may be held for ever
   Lock lock(mutex_);
   if (closed_) return;
   while (running_ || !queue_.empty()) running_ ? changed_.wait(lock) : run_front(lock);

@@ -18,7 +18,8 @@ struct Grave {
 bool is_forgotten(const Grave& grave) {
   const uint64_t departed = grave.block->departed.load(std::memory_order_acquire);
   for (size_t peer = 0; peer < grave.peers.size(); ++peer) {
-    const bool gone = !grave.peers[peer] || (departed >> peer & 1) != 0 || grave.peers[peer]->has_exited();
+    const bool gone =
+        !grave.peers[peer] || (departed >> peer & 1) != 0 || grave.peers[peer]->has_exited();
     if (!gone) return false;
   }
   return true;
@@ -28,7 +29,8 @@ bool is_forgotten(const Grave& grave) {
 void release(const Grave& grave) {
   for (size_t peer = 0; peer < grave.peers.size(); ++peer) {
     for (const auto& entry : grave.outboxes[peer]) {
-      const bool holds = entry.state.load(std::memory_order_acquire) != MailEntry::Free && entry.is_buffered != 0;
+      const bool holds =
+          entry.state.load(std::memory_order_acquire) != MailEntry::Free && entry.is_buffered != 0;
       if (holds) grave.arena->release(entry.offset);
     }
   }
@@ -37,11 +39,16 @@ void release(const Grave& grave) {
 
 }  // namespace
 
-void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank, std::vector<Member> members) {
+void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank,
+          std::vector<Member> members) {
   static std::mutex mutex;
-  static auto& graves = *new std::list<Grave>();  // outlives static destructors, which may still bury
-  Grave grave{.arena = std::move(arena), .block_offset = block_offset, .block = members[rank].block,
-              .outboxes = members[rank].outboxes, .peers = {}};
+  static auto& graves =
+      *new std::list<Grave>();  // outlives static destructors, which may still bury
+  Grave grave{.arena = std::move(arena),
+              .block_offset = block_offset,
+              .block = members[rank].block,
+              .outboxes = members[rank].outboxes,
+              .peers = {}};
   for (auto& member : members) grave.peers.push_back(std::move(member.process));
   grave.peers[rank] = nullptr;
   members.clear();

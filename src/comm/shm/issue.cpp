@@ -1,23 +1,27 @@
 #include "comm/shm/issue.h"
 
+#include "comm/completed_work.h"
+
 #include <c10/util/Exception.h>
 
 #include <cstring>
 #include <iterator>
 
-#include "comm/completed_work.h"
-
 namespace tessera::comm::shm {
 
-ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
-                         bool in_background)
-    : backend_(backend), name_(name), timeout_(backend.timeout_of(timeout)), in_background_(in_background) {
+ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType type,
+                         std::chrono::milliseconds timeout, bool in_background)
+    : backend_(backend),
+      name_(name),
+      timeout_(backend.timeout_of(timeout)),
+      in_background_(in_background) {
   backend.channel().check_usable(std::strchr(name, ':') + 1);
   parts_.type = type;
   parts_.title = name;
 }
 
-Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int reduce, int64_t root) const {
+Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int reduce,
+                                       int64_t root) const {
   return {.sequence = 0,
           .kind = kind,
           .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
@@ -38,7 +42,9 @@ void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) 
   if (!to.is_same(from)) copies_.emplace_back(to, from);
 }
 
-Bytes ShmBackend::Issue::read(const at::Tensor& tensor) { return bytes_of(keep(make_plain(tensor))); }
+Bytes ShmBackend::Issue::read(const at::Tensor& tensor) {
+  return bytes_of(keep(make_plain(tensor)));
+}
 
 Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
   const auto memory = keep(is_plain(tensor) ? tensor : empty_plain(tensor));
@@ -80,24 +86,32 @@ void ShmBackend::Issue::absorb(Issue& other) {
   move_all(copies_, other.copies_);
 }
 
-WorkPtr ShmBackend::Issue::join(WorkPtr message) { return messages_.emplace_back(std::move(message)); }
+WorkPtr ShmBackend::Issue::join(WorkPtr message) {
+  return messages_.emplace_back(std::move(message));
+}
 
 WorkPtr ShmBackend::Issue::submit() {
   if (backend_.coalescing_ && backend_.coalescing_.get() != this) {
     backend_.coalescing_->absorb(*this);
-    // The work of the whole is what the caller waits for; this one is a stand-in that is already complete.
+    // The work of the whole is what the caller waits for; this one is a stand-in that is already
+    // complete.
     return completed_work(parts_.type, {});
   }
-  if (!copies_.empty() || !messages_.empty()) {
-    parts_.afterwards = [copies = std::move(copies_), messages = std::move(messages_)] {
-      for (const auto& message : messages) message->wait();
+  if (!copies_.empty()) {
+    parts_.afterwards = [copies = std::move(copies_)] {
       const at::NoGradGuard no_grad;
       for (const auto& [to, from] : copies) to.detach().copy_(from);
     };
   }
   parts_.inputs = parts_.outputs;
-  auto work = c10::make_intrusive<ShmWork>(backend_.getRank(), std::move(parts_), backend_.executor_);
-  backend_.executor_->submit(work, !in_background_);
+  parts_.messages = std::move(messages_);
+  auto work =
+      c10::make_intrusive<ShmWork>(backend_.getRank(), std::move(parts_), backend_.executor_);
+  if (work->collectives().empty()) {
+    work->run(backend_.channel());  // messages alone have no place in the order of collectives
+  } else {
+    backend_.executor_->submit(work, !in_background_);
+  }
   return work;
 }
 

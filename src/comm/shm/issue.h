@@ -5,15 +5,17 @@
 
 namespace tessera::comm::shm {
 
-/// What one call of the backend puts together: collectives, the memory they use, and copies back to tensors that were
-/// not contiguous.
+/// What one call of the backend puts together: collectives, the memory they use, and copies back to
+/// tensors that were not contiguous.
 class ShmBackend::Issue {
  public:
-  Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout, bool in_background);
+  Issue(ShmBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
+        bool in_background);
 
   const char* name() const { return name_; }
   const Channel& channel() const { return backend_.channel(); }
-  Descriptor describe(Kind kind, const at::Tensor& tensor, int reduce = -1, int64_t root = -1) const;
+  Descriptor describe(Kind kind, const at::Tensor& tensor, int reduce = -1,
+                      int64_t root = -1) const;
 
   /// Memory of a tensor that is only read, only written, or both; a copy if it is not contiguous.
   Bytes read(const at::Tensor& tensor);
@@ -24,7 +26,8 @@ class ShmBackend::Issue {
   void add(CollectivePtr collective);
   /// A send or receive that the whole is not complete without; returns it.
   WorkPtr join(WorkPtr message);
-  /// Queues it; waits for it unless in the background. While the backend coalesces, joins the others instead.
+  /// Queues it; waits for it unless in the background. While the backend coalesces, joins the
+  /// others instead.
   WorkPtr submit();
 
  private:

@@ -1,14 +1,13 @@
 #include "comm/shm/join.h"
 
+#include "base/text.h"
+#include "comm/host.h"
+#include "comm/store_keys.h"
+
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <array>
-#include <fstream>
 #include <sstream>
-
-#include "base/text.h"
-#include "comm/store_keys.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -27,8 +26,8 @@ struct Address {
 
   std::string print() const {
     std::ostringstream out;
-    out << host << ' ' << pid << ' ' << descriptor << ' ' << capacity << ' ' << offset << ' ' << layout_version << ' '
-        << block_bytes;
+    out << host << ' ' << pid << ' ' << descriptor << ' ' << capacity << ' ' << offset << ' '
+        << layout_version << ' ' << block_bytes;
     return out.str();
   }
   static Address parse(const std::string& text) {
@@ -36,18 +35,23 @@ struct Address {
     std::istringstream in(text);
     in >> address.host >> address.pid >> address.descriptor >> address.capacity >> address.offset >>
         address.layout_version >> address.block_bytes;
-    TORCH_CHECK_WITH(DistBackendError, !in.fail(), "shm: expected the address of a peer in the store, got '", text, "'");
+    TORCH_CHECK_WITH(DistBackendError, !in.fail(),
+                     "shm: expected the address of a peer in the store, got '", text, "'");
     return address;
   }
 };
 
-Member map_member(const BackendRequest& request, int rank, const Address& theirs, const Layout& layout) {
-  TORCH_CHECK_WITH(DistBackendError, theirs.host == host_identity(), "shm: group '", request.group_name, "': rank ",
-                   rank, " is on another host or in another PID namespace than rank ", request.rank,
-                   "; use the gloo backend, or \"auto\"");
-  TORCH_CHECK_WITH(DistBackendError, theirs.layout_version == kLayoutVersion && theirs.block_bytes == layout.total_bytes,
-                   "shm: group '", request.group_name, "': rank ", rank,
-                   " runs another version of Tessera; start all ranks from one build");
+Member map_member(const BackendRequest& request, int rank, const Address& theirs,
+                  const Layout& layout) {
+  TORCH_CHECK_WITH(DistBackendError, theirs.host == host_identity(), "shm: group '",
+                   request.group_name, "': rank ", rank,
+                   " is on another host, in another PID namespace or another user's than rank ",
+                   request.rank, "; use the gloo backend, or \"auto\"");
+  TORCH_CHECK_WITH(
+      DistBackendError,
+      theirs.layout_version == kLayoutVersion && theirs.block_bytes == layout.total_bytes,
+      "shm: group '", request.group_name, "': rank ", rank,
+      " runs another version of Tessera; start all ranks from one build");
   Member member;
   member.arena = PeerArena::open(theirs.pid, theirs.descriptor, theirs.capacity);
   member.process = PeerProcess::watch(theirs.pid);
@@ -62,17 +66,11 @@ Member map_member(const BackendRequest& request, int rank, const Address& theirs
 
 }  // namespace
 
-std::string host_identity() {
-  std::string boot_id = "unknown";
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot_id;
-  std::array<char, 128> space{};
-  const auto length = readlink("/proc/self/ns/pid", space.data(), space.size() - 1);
-  return boot_id + "/" + (length > 0 ? std::string(space.data(), length) : "pid") + "/" + std::to_string(getuid());
-}
-
-std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t block_offset, const Layout& layout) {
-  TORCH_CHECK_VALUE(request.size <= kMaxRanks, "shm: expected at most ", kMaxRanks, " ranks in group '",
-                    request.group_name, "', got ", request.size, "; use the gloo backend");
+std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t block_offset,
+                         const Layout& layout) {
+  TORCH_CHECK_VALUE(request.size <= kMaxRanks, "shm: expected at most ", kMaxRanks,
+                    " ranks in group '", request.group_name, "', got ", request.size,
+                    "; use the gloo backend");
   const Address ours{.host = host_identity(),
                      .pid = getpid(),
                      .descriptor = arena.descriptor(),
@@ -80,8 +78,8 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
                      .offset = block_offset,
                      .layout_version = kLayoutVersion,
                      .block_bytes = layout.total_bytes};
-  const auto answers = exchange(*request.store, "shm", request.rank, request.size, ours.print(), request.timeout,
-                                "shm group '" + request.group_name + "'");
+  const auto answers = exchange(*request.store, "shm", request.rank, request.size, ours.print(),
+                                request.timeout, "shm group '" + request.group_name + "'");
   std::vector<Member> members;
   std::string verdict = kMapped;
   try {
@@ -92,10 +90,11 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
     verdict = error.what_without_backtrace();
   }
   // A second round: nobody may go on, and perhaps end, before everybody has mapped its memory.
-  const auto verdicts = exchange(*request.store, "mapped", request.rank, request.size, verdict, request.timeout,
-                                 "shm group '" + request.group_name + "'");
+  const auto verdicts = exchange(*request.store, "mapped", request.rank, request.size, verdict,
+                                 request.timeout, "shm group '" + request.group_name + "'");
   for (int rank = 0; rank < request.size; ++rank) {
-    TORCH_CHECK_WITH(DistBackendError, verdicts[rank] == kMapped, "rank ", rank, " could not join: ", verdicts[rank]);
+    TORCH_CHECK_WITH(DistBackendError, verdicts[rank] == kMapped, "rank ", rank,
+                     " could not join: ", verdicts[rank]);
   }
   return members;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <ATen/core/ivalue.h>
-
 #include "comm/shm/mailroom.h"
+
+#include <ATen/core/ivalue.h>
 
 namespace tessera::comm::shm {
 
@@ -14,7 +14,7 @@ class MailWork final : public c10d::Work {
   bool isCompleted() override { return is_done() || mailroom_->poll(*this); }
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
-  void abort() override {}
+  void abort() override;
   std::vector<at::Tensor> result() override { return {message_.original}; }
   int sourceRank() const override { return source_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;

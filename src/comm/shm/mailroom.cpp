@@ -1,18 +1,20 @@
 #include "comm/shm/mailroom.h"
 
+#include "base/text.h"
+#include "comm/shm/mail_work.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "comm/shm/mail_work.h"
-
 namespace tessera::comm::shm {
 
 MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom> mailroom)
     : Work(rank, message.is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
-           message.is_send ? "tessera:send" : "tessera:recv", std::vector<at::Tensor>{message.original}),
+           message.is_send ? "tessera:send" : "tessera:recv",
+           std::vector<at::Tensor>{message.original}),
       message_(std::move(message)),
       mailroom_(std::move(mailroom)) {
   const auto now = Clock::now();
@@ -25,7 +27,7 @@ MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom
                          .largest_part = 0,
                          .shared_offset = -1};
   pending_.since = now;
-  pending_.deadline = now + message_.timeout;
+  pending_.deadline = now + std::min(message_.timeout, kLongestTimeout);
   record_ = mailroom_->channel_.record(pending_.descriptor, FlightEntry::Running);
 }
 
@@ -34,6 +36,10 @@ bool MailWork::wait(std::chrono::milliseconds timeout) {
   const std::lock_guard lock(mutex_);
   if (exception_) std::rethrow_exception(exception_);
   return true;
+}
+
+void MailWork::abort() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "shm: a message can't be aborted alone; shut the group down");
 }
 
 void MailWork::tell_future() {
@@ -47,7 +53,9 @@ void MailWork::tell_future() {
 c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!future_)
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   }
   is_done() ? tell_future() : mailroom_->start_worker();
   return future_;
@@ -58,26 +66,31 @@ void MailWork::end(const std::exception_ptr& exception) {
     const at::NoGradGuard no_grad;
     message_.original.detach().copy_(message_.contiguous);
   }
-  mailroom_->channel_.update(record_, pending_.descriptor.sequence, exception ? FlightEntry::Failed : FlightEntry::Done);
+  mailroom_->channel_.update(record_, pending_.descriptor.sequence,
+                             exception ? FlightEntry::Failed : FlightEntry::Done);
   const std::lock_guard lock(future_mutex_);
   finish(exception);
   done_.store(true, std::memory_order_release);
 }
 
-Mailroom::Mailroom(std::shared_ptr<Channel> channel) : owned_(std::move(channel)), channel_(*owned_) {}
+Mailroom::Mailroom(std::shared_ptr<Channel> channel)
+    : owned_(std::move(channel)), channel_(*owned_) {}
 
 Mailroom::~Mailroom() { close(); }
 
 c10::intrusive_ptr<c10d::Work> Mailroom::submit(Message message) {
-  auto work = c10::make_intrusive<MailWork>(channel_.rank(), std::move(message), shared_from_this());
+  auto work =
+      c10::make_intrusive<MailWork>(channel_.rank(), std::move(message), shared_from_this());
   bool needs_worker = false;
   Works ended;
   {
     const std::lock_guard lock(mutex_);
-    TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(), "' has been shut down");
+    TORCH_CHECK_WITH(DistBackendError, !closed_, "shm: group '", channel_.group_name(),
+                     "' has been shut down");
     pending_.push_back(work);
     ended = progress();
-    // It must go on without anybody waiting for it: its peer may wait for it before it comes to what we wait for.
+    // It must go on without anybody waiting for it: its peer may wait for it before it comes to
+    // what we wait for.
     needs_worker = !work->is_done();
   }
   tell(ended);
@@ -87,7 +100,8 @@ c10::intrusive_ptr<c10d::Work> Mailroom::submit(Message message) {
 
 void Mailroom::tell(const Works& ended) {
   for (const auto& work : ended) work->tell_future();
-  if (!ended.empty()) channel_.self().block->mail_bell.ring();  // others of this rank may wait for them
+  if (!ended.empty())
+    channel_.self().block->mail_bell.ring();  // others of this rank may wait for them
 }
 
 Mailroom::Works Mailroom::progress() {
@@ -98,8 +112,10 @@ Mailroom::Works Mailroom::progress() {
     std::exception_ptr exception;
     bool is_finished = false;
     try {
-      // What an earlier one did not find may be there a moment later: it is still the earlier one's.
-      const bool is_next = std::none_of(blocked.begin(), blocked.end(), [&](auto* one) { return precedes(*one, *work); });
+      // What an earlier one did not find may be there a moment later: it is still the earlier
+      // one's.
+      const bool is_next = std::none_of(blocked.begin(), blocked.end(),
+                                        [&](auto* one) { return precedes(*one, *work); });
       is_finished = is_next && try_finish(*work);
     } catch (...) {
       exception = std::current_exception();
@@ -123,16 +139,21 @@ bool Mailroom::precedes(const MailWork& earlier, const MailWork& later) {
   const auto& one = earlier.message();
   const auto& other = later.message();
   if (one.is_send != other.is_send) return false;
-  if (one.is_send) return one.peer == other.peer && earlier.entry_ == nullptr && later.entry_ == nullptr;
-  return one.tag == other.tag && (one.peer == other.peer || one.peer == kAnyPeer || other.peer == kAnyPeer);
+  if (one.is_send)
+    return one.peer == other.peer && earlier.entry_ == nullptr && later.entry_ == nullptr;
+  return one.tag == other.tag &&
+         (one.peer == other.peer || one.peer == kAnyPeer || other.peer == kAnyPeer);
 }
 
-bool Mailroom::try_finish(MailWork& work) { return work.message().is_send ? try_send(work) : try_receive(work); }
+bool Mailroom::try_finish(MailWork& work) {
+  return work.message().is_send ? try_send(work) : try_receive(work);
+}
 
 void Mailroom::reclaim(Outbox& outbox) {
   for (auto& entry : outbox) {
     // What was read in place is freed by the work that waits for it.
-    if (entry.state.load(std::memory_order_acquire) != MailEntry::Taken || entry.is_buffered == 0) continue;
+    if (entry.state.load(std::memory_order_acquire) != MailEntry::Taken || entry.is_buffered == 0)
+      continue;
     Arena::own()->release(entry.offset);
     entry.state.store(MailEntry::Free, std::memory_order_relaxed);
   }
@@ -172,7 +193,8 @@ bool Mailroom::try_send(MailWork& work) {
 MailEntry* Mailroom::find_mail(int source, int tag) {
   MailEntry* oldest = nullptr;
   for (auto& entry : channel_.member(source).outboxes[channel_.rank()]) {
-    if (entry.state.load(std::memory_order_seq_cst) != MailEntry::Full || entry.tag != tag) continue;
+    if (entry.state.load(std::memory_order_seq_cst) != MailEntry::Full || entry.tag != tag)
+      continue;
     if (oldest == nullptr || entry.number < oldest->number) oldest = &entry;
   }
   return oldest;
@@ -182,18 +204,25 @@ void Mailroom::make_room(int source) {
   for (int peer = 0; peer < channel_.size(); ++peer) {
     if (source != kAnyPeer && source != peer) continue;
     auto& outbox = channel_.member(peer).outboxes[channel_.rank()];
-    const auto is_full = [](const MailEntry& entry) { return entry.state.load() == MailEntry::Full; };
+    const auto is_full = [](const MailEntry& entry) {
+      return entry.state.load() == MailEntry::Full;
+    };
     if (!std::all_of(outbox.begin(), outbox.end(), is_full)) continue;
     std::vector<MailEntry*> entries;
     for (auto& entry : outbox) entries.push_back(&entry);
-    std::sort(entries.begin(), entries.end(), [](auto* one, auto* other) { return one->number < other->number; });
+    std::sort(entries.begin(), entries.end(),
+              [](auto* one, auto* other) { return one->number < other->number; });
     for (auto* entry : entries) {
-      const auto* content = channel_.member(peer).arena_base + entry->offset;
+      const auto* memory = channel_.member(peer).arena_base + entry->offset;
+      std::vector<uint8_t> content(memory, memory + entry->bytes);
+      // A sender that gave up may have changed a tensor that is read in place; the receive will say
+      // so.
+      if (entry->is_buffered == 0 && !channel_.is_alive(peer)) continue;
       early_.push_back({.source = peer,
                         .tag = entry->tag,
                         .dtype = entry->dtype,
                         .number = entry->number,
-                        .content = std::vector<uint8_t>(content, content + entry->bytes)});
+                        .content = std::move(content)});
       entry->state.store(MailEntry::Taken, std::memory_order_seq_cst);
     }
     channel_.member(peer).block->mail_bell.ring();
@@ -208,7 +237,8 @@ bool Mailroom::try_receive_early(MailWork& work) {
   if (letter == early_.end()) return false;
   work.source_ = letter->source;
   check_fits(work, letter->number, letter->content.size(), letter->dtype);
-  if (!letter->content.empty()) std::memcpy(message.data.data, letter->content.data(), letter->content.size());
+  if (!letter->content.empty())
+    std::memcpy(message.data.data, letter->content.data(), letter->content.size());
   early_.erase(letter);
   return true;
 }
@@ -222,8 +252,9 @@ void Mailroom::check_fits(const MailWork& work, uint64_t number, size_t bytes, i
   theirs.root = channel_.rank();
   theirs.bytes = bytes;
   theirs.dtype = dtype;
-  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " + describe(theirs) +
-                                    ", " + channel_.label(channel_.rank()) + " calls " + describe(ours));
+  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " +
+                                    describe(theirs) + ", " + channel_.label(channel_.rank()) +
+                                    " calls " + describe(ours));
 }
 
 bool Mailroom::try_receive(MailWork& work) {
@@ -243,7 +274,8 @@ bool Mailroom::try_receive(MailWork& work) {
 
 void Mailroom::take(MailWork& work, MailEntry& entry) {
   const auto& source = channel_.member(work.source_);
-  if (entry.bytes > 0) std::memcpy(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
+  if (entry.bytes > 0)
+    std::memcpy(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
   // A sender that gave up waiting may have changed a tensor that is read in place.
   if (entry.is_buffered == 0) channel_.check_kept(work.pending(), work.source_);
   entry.state.store(MailEntry::Taken, std::memory_order_seq_cst);
@@ -261,13 +293,35 @@ bool Mailroom::poll(MailWork& work) {
 }
 
 void Mailroom::wait_for(MailWork& work, std::chrono::milliseconds timeout) {
-  auto pending = work.pending();
-  if (timeout > kNoTimeout) pending.deadline = std::min(pending.deadline, Clock::now() + timeout);
+  const auto& pending = work.pending();
+  const bool limited = timeout > kNoTimeout;
+  const auto deadline = Clock::now() + std::min(timeout, kLongestTimeout);
+  const auto is_over = [&] { return closed_.load() || (limited && Clock::now() >= deadline); };
   try {
     channel_.wait(pending, channel_.self().block->mail_bell, work.message().peer,
-                  [&] { return poll(work) || closed_.load(); });
-    TORCH_CHECK_WITH(DistBackendError, work.is_done(), "shm: ", describe(pending.descriptor), ": group '",
-                     channel_.group_name(), "' was shut down before the message came");
+                  [&] { return poll(work) || is_over(); });
+    TORCH_CHECK_WITH(DistBackendError, work.is_done() || !closed_,
+                     "shm: ", describe(pending.descriptor), ": group '", channel_.group_name(),
+                     "' was shut down before the message came");
+  } catch (...) {
+    end_all(std::current_exception());
+  }
+  TORCH_CHECK_WITH(DistBackendError, work.is_done(), "shm: wait: ", describe(pending.descriptor),
+                   " in group '", channel_.group_name(), "' is not complete after ",
+                   format_seconds(static_cast<double>(timeout.count()) / 1e3),
+                   "; it is still under way");
+}
+
+void Mailroom::check_all() {
+  Works works;
+  {
+    const std::lock_guard lock(mutex_);
+    works = pending_;
+  }
+  try {
+    for (const auto& work : works) {
+      channel_.check(work->pending(), work->message().peer, [&] { return poll(*work); });
+    }
   } catch (...) {
     end_all(std::current_exception());
   }
@@ -300,23 +354,23 @@ void Mailroom::start_worker() {
 void Mailroom::work_loop() {
   c10::setThreadName("tessera_mail");
   auto& bell = channel_.self().block->mail_bell;
-  while (true) {
-    c10::intrusive_ptr<MailWork> front;
-    {
-      const std::lock_guard lock(mutex_);
-      if (closed_) return;
-      if (!pending_.empty()) front = pending_.front();
-    }
-    if (front) {
-      wait_for(*front, kNoTimeout);
-      continue;
-    }
+  auto next_check = Clock::now() + kHealthCheck;
+  while (!closed_) {
+    // Progress and the look at the bell in one: what comes after it rings.
     bell.sleep(
         [&] {
-          const std::lock_guard lock(mutex_);
-          return closed_ || !pending_.empty();
+          Works ended;
+          {
+            const std::lock_guard lock(mutex_);
+            ended = progress();
+          }
+          tell(ended);
+          return closed_.load();
         },
         kHealthCheck);
+    if (Clock::now() < next_check) continue;
+    next_check = Clock::now() + kHealthCheck;
+    check_all();
   }
 }
 
@@ -331,7 +385,8 @@ void Mailroom::close() {
   channel_.self().block->mail_bell.ring();
   if (worker_.joinable()) worker_.join();
   end_all(std::make_exception_ptr(C10_BUILD_ERROR(
-      DistBackendError, c10::str("shm: group '", channel_.group_name(), "' was shut down before the message came"))));
+      DistBackendError,
+      c10::str("shm: group '", channel_.group_name(), "' was shut down before the message came"))));
   const std::lock_guard lock(mutex_);
   for (int peer = 0; peer < channel_.size(); ++peer) reclaim(channel_.self().outboxes[peer]);
 }

@@ -1,20 +1,22 @@
 #pragma once
 
+#include "comm/shm/collective.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
 #include <atomic>
 #include <list>
 #include <mutex>
 #include <thread>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include "comm/shm/collective.h"
 
 namespace tessera::comm::shm {
 
 class MailWork;
 
-/// Messages between two ranks, apart from the collectives: they match by source, destination and tag, in the order of
-/// sending, in whatever order they are waited for. A send is buffered, so it completes without its receiver (unless the
-/// tensor lives in shared memory: then it is read in place and the send ends when it has been).
+/// Messages between two ranks, apart from the collectives: they match by source, destination and
+/// tag, in the order of sending, in whatever order they are waited for. A send is buffered, so it
+/// completes without its receiver (unless the tensor lives in shared memory: then it is read in
+/// place and the send ends when it has been).
 class Mailroom : public std::enable_shared_from_this<Mailroom> {
  public:
   explicit Mailroom(std::shared_ptr<Channel> channel);
@@ -29,11 +31,13 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
     int dtype = -1;
     Bytes data;
     std::chrono::milliseconds timeout{0};
-    at::Tensor original;    // what the caller gave
-    at::Tensor contiguous;  // whose memory `data` is; copied to `original` at the end if it is another
+    at::Tensor original;  // what the caller gave
+    at::Tensor
+        contiguous;  // whose memory `data` is; copied to `original` at the end if it is another
   };
   c10::intrusive_ptr<c10d::Work> submit(Message message);
-  /// Lets sends go out that nobody waited for and ends receives, with an error, and the worker thread.
+  /// Lets sends go out that nobody waited for and ends receives, with an error, and the worker
+  /// thread.
   void close();
 
  private:
@@ -44,10 +48,13 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
   c10::intrusive_ptr<MailWork> oldest_send();
   void tell(const Works& ended);
   void start_worker();
+  /// Fails everything if one of the messages under way can no longer come.
+  void check_all();
   void work_loop();
 
   // Under the mutex:
-  /// Ends what can be ended and returns it; its futures are told without the mutex, for their callbacks may send.
+  /// Ends what can be ended and returns it; its futures are told without the mutex, for their
+  /// callbacks may send.
   Works progress();
   bool try_finish(MailWork& work);
   bool try_send(MailWork& work);
@@ -55,9 +62,11 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
   bool try_receive_early(MailWork& work);
   /// Throws unless what a peer sent is what the receive expects.
   void check_fits(const MailWork& work, uint64_t number, size_t bytes, int dtype);
-  /// Whether `later` has to wait for `earlier`: messages between two ranks do not overtake each other.
+  /// Whether `later` has to wait for `earlier`: messages between two ranks do not overtake each
+  /// other.
   static bool precedes(const MailWork& earlier, const MailWork& later);
-  /// Puts aside what fills the outbox of `source` (kAnyPeer: of all): none of it is what a receive waits for.
+  /// Puts aside what fills the outbox of `source` (kAnyPeer: of all): none of it is what a receive
+  /// waits for.
   void make_room(int source);
   void take(MailWork& work, MailEntry& entry);
   MailEntry* find_mail(int source, int tag);

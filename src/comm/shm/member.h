@@ -12,6 +12,8 @@ namespace tessera::comm::shm {
 using Clock = std::chrono::steady_clock;
 
 inline constexpr int kAnyPeer = -1;
+/// Longer ones would overflow the clock.
+inline constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 /// How often a sleeping rank looks whether its peers still live.
 inline constexpr std::chrono::milliseconds kHealthCheck{100};
 

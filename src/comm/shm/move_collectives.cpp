@@ -1,8 +1,8 @@
 // Collectives that move bytes and leave them as they are.
+#include "comm/shm/rounds.h"
+
 #include <algorithm>
 #include <cstring>
-
-#include "comm/shm/rounds.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -32,12 +32,16 @@ class Broadcast final : public RoundsCollective {
       : RoundsCollective(descriptor), data_(data), chunk_bytes_(channel.slot_bytes()) {
     descriptor_.bytes = data.size;
     fills_ = channel.rank() == descriptor_.root;
-    if (fills_) offer(data.data, data.size, chunk_bytes_);
-    else sources_ = {descriptor_.root};
+    if (fills_)
+      offer(data.data, data.size, chunk_bytes_);
+    else
+      sources_ = {descriptor_.root};
   }
 
  protected:
-  uint64_t count_rounds(const Channel&) const override { return divide_up(data_.size, chunk_bytes_); }
+  uint64_t count_rounds(const Channel&) const override {
+    return divide_up(data_.size, chunk_bytes_);
+  }
   void fill(uint64_t chunk, uint8_t* slot) override {
     copy(slot, data_.data + chunk * chunk_bytes_, chunk_length(data_.size, chunk, chunk_bytes_));
   }
@@ -55,7 +59,8 @@ class Broadcast final : public RoundsCollective {
 /// Every rank (all_gather) or the root alone (gather) receives what every rank sends.
 class Gather final : public RoundsCollective {
  public:
-  Gather(const Channel& channel, const Descriptor& descriptor, Bytes input, std::vector<Bytes> outputs)
+  Gather(const Channel& channel, const Descriptor& descriptor, Bytes input,
+         std::vector<Bytes> outputs)
       : RoundsCollective(descriptor),
         rank_(channel.rank()),
         input_(input),
@@ -80,13 +85,15 @@ class Gather final : public RoundsCollective {
     for (const int source : sources_) {
       const auto& theirs = channel.descriptor_of(source, descriptor_.sequence);
       if (theirs.bytes == outputs_[source].size) continue;
-      channel.fail("the ranks disagree: " + channel.label(source) + " sends " + describe(theirs) + ", " +
-                   channel.label(rank_) + " has room for " + std::to_string(outputs_[source].size) + " bytes of it");
+      channel.fail("the ranks disagree: " + channel.label(source) + " sends " + describe(theirs) +
+                   ", " + channel.label(rank_) + " has room for " +
+                   std::to_string(outputs_[source].size) + " bytes of it");
     }
   }
   void move_own_part() override {
     // Otherwise fill() does it, while the chunk is in the cache.
-    if (!outputs_.empty() && (!fills_ || is_offered())) copy(outputs_[rank_].data, input_.data, input_.size);
+    if (!outputs_.empty() && (!fills_ || is_offered()))
+      copy(outputs_[rank_].data, input_.data, input_.size);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     const size_t at = chunk * chunk_bytes_;
@@ -112,11 +119,12 @@ class Gather final : public RoundsCollective {
   size_t total_ = 0;
 };
 
-/// Every rank (all_to_all) or the root alone (scatter) sends a different part to each rank. A slot is cut into as many
-/// equal parts as there are ranks.
+/// Every rank (all_to_all) or the root alone (scatter) sends a different part to each rank. A slot
+/// is cut into as many equal parts as there are ranks.
 class Exchange final : public RoundsCollective {
  public:
-  Exchange(const Channel& channel, const Descriptor& descriptor, std::vector<Bytes> inputs, std::vector<Bytes> outputs)
+  Exchange(const Channel& channel, const Descriptor& descriptor, std::vector<Bytes> inputs,
+           std::vector<Bytes> outputs)
       : RoundsCollective(descriptor),
         rank_(channel.rank()),
         inputs_(std::move(inputs)),
@@ -125,7 +133,8 @@ class Exchange final : public RoundsCollective {
     fills_ = !inputs_.empty();
     const bool is_scatter = descriptor_.kind == Kind::Scatter;
     needs_peers_for_rounds_ = !is_scatter;
-    for (const auto& input : inputs_) descriptor_.largest_part = std::max<uint64_t>(descriptor_.largest_part, input.size);
+    for (const auto& input : inputs_)
+      descriptor_.largest_part = std::max<uint64_t>(descriptor_.largest_part, input.size);
     if (is_scatter) {
       descriptor_.bytes = outputs_[0].size;
       if (!fills_) sources_ = {descriptor_.root};
@@ -137,7 +146,8 @@ class Exchange final : public RoundsCollective {
 
  protected:
   uint64_t count_rounds(const Channel& channel) const override {
-    if (descriptor_.kind == Kind::Scatter) return divide_up(outputs_[0].size + kHeader, chunk_bytes_);
+    if (descriptor_.kind == Kind::Scatter)
+      return divide_up(outputs_[0].size + kHeader, chunk_bytes_);
     uint64_t largest = descriptor_.largest_part;
     for (const int source : sources_) {
       largest = std::max(largest, channel.descriptor_of(source, descriptor_.sequence).largest_part);
@@ -154,7 +164,9 @@ class Exchange final : public RoundsCollective {
       if (static_cast<int>(peer) == rank_) continue;
       const auto& input = inputs_[peer];
       auto* part = slot + peer * chunk_bytes_;
-      if (chunk == 0) std::memcpy(part, &input.size, sizeof(input.size));  // the receiver checks it before it reads
+      if (chunk == 0)
+        std::memcpy(part, &input.size,
+                    sizeof(input.size));  // the receiver checks it before it reads
       copy(part + header(chunk), input.data + at(chunk), length(input.size, chunk));
     }
   }
@@ -163,7 +175,8 @@ class Exchange final : public RoundsCollective {
       const auto& output = output_from(source);
       const auto* part = channel.peer_slot(source, round) + rank_ * chunk_bytes_;
       if (chunk == 0) check_size(channel, source, part, output.size);
-      deliver(output.data + at(chunk), part + header(chunk), length(output.size, chunk), output.size);
+      deliver(output.data + at(chunk), part + header(chunk), length(output.size, chunk),
+              output.size);
     }
   }
 
@@ -182,9 +195,9 @@ class Exchange final : public RoundsCollective {
     size_t sent = 0;
     std::memcpy(&sent, part, sizeof(sent));
     if (sent == expected) return;
-    channel.fail("the ranks disagree: " + channel.label(source) + " sends " + std::to_string(sent) + " bytes to " +
-                 channel.label(rank_) + ", which expects " + std::to_string(expected) +
-                 "; output splits must mirror the peers' input splits");
+    channel.fail("the ranks disagree: " + channel.label(source) + " sends " + std::to_string(sent) +
+                 " bytes to " + channel.label(rank_) + ", which expects " +
+                 std::to_string(expected) + "; output splits must mirror the peers' input splits");
   }
 
   int rank_;
@@ -209,17 +222,21 @@ class Barrier final : public RoundsCollective {
 CollectivePtr make_broadcast(const Channel& channel, Descriptor descriptor, Bytes data) {
   return std::make_unique<Broadcast>(channel, descriptor, data);
 }
-CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs) {
-  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
-}
-CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input, std::vector<Bytes> outputs) {
-  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
-}
-CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs, Bytes output) {
-  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs), std::vector<Bytes>{output});
-}
-CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input,
                               std::vector<Bytes> outputs) {
+  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+}
+CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input,
+                          std::vector<Bytes> outputs) {
+  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+}
+CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+                           Bytes output) {
+  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs),
+                                    std::vector<Bytes>{output});
+}
+CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor,
+                              std::vector<Bytes> inputs, std::vector<Bytes> outputs) {
   return std::make_unique<Exchange>(channel, descriptor, std::move(inputs), std::move(outputs));
 }
 CollectivePtr make_barrier(Descriptor descriptor) { return std::make_unique<Barrier>(descriptor); }

@@ -35,7 +35,8 @@ std::shared_ptr<PeerProcess> PeerProcess::watch(int pid) {
   return peer;
 }
 
-PeerProcess::PeerProcess(int pid) : pid_(pid), descriptor_(pid == getpid() ? -1 : open_pidfd(pid)) {}
+PeerProcess::PeerProcess(int pid)
+    : pid_(pid), descriptor_(pid == getpid() ? -1 : open_pidfd(pid)) {}
 
 PeerProcess::~PeerProcess() {
   if (descriptor_ >= 0) close(descriptor_);
@@ -43,7 +44,8 @@ PeerProcess::~PeerProcess() {
 
 bool PeerProcess::has_exited() const {
   if (pid_ == getpid()) return false;
-  // No pidfd: the process was gone when we looked, or the kernel has none (before 5.3); ask by number then.
+  // No pidfd: the process was gone when we looked, or the kernel has none (before 5.3); ask by
+  // number then.
   if (descriptor_ < 0) return kill(pid_, 0) != 0 && errno == ESRCH;
   pollfd entry{.fd = descriptor_, .events = POLLIN, .revents = 0};
   return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;

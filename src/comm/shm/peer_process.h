@@ -4,8 +4,8 @@
 
 namespace tessera::comm::shm {
 
-/// Tells whether another process still runs, by a pidfd: exact even when the pid is reused or the dead process has
-/// not been reaped. One descriptor per peer process, shared by all groups.
+/// Tells whether another process still runs, by a pidfd: exact even when the pid is reused or the
+/// dead process has not been reaped. One descriptor per peer process, shared by all groups.
 class PeerProcess {
  public:
   static std::shared_ptr<PeerProcess> watch(int pid);

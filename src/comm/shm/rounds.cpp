@@ -5,8 +5,9 @@
 namespace tessera::comm::shm {
 namespace {
 
-// Two chunks under way keep both ranks busy and the data in the second-level cache. With more ranks than cores the
-// others are asleep anyway: then run ahead as far as the slots allow before giving up the core.
+// Two chunks under way keep both ranks busy and the data in the second-level cache. With more ranks
+// than cores the others are asleep anyway: then run ahead as far as the slots allow before giving
+// up the core.
 constexpr uint64_t kChunksAhead = 2;
 
 // Below this a copy is cheaper than waiting until the peers have read the original.
@@ -41,7 +42,8 @@ void RoundsCollective::offer(const void* data, size_t bytes, size_t one_round) {
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 
-const uint8_t* RoundsCollective::read(Channel& channel, int peer, uint64_t round, size_t displacement, size_t in_slot) {
+const uint8_t* RoundsCollective::read(Channel& channel, int peer, uint64_t round,
+                                      size_t displacement, size_t in_slot) {
   const auto& theirs = channel.descriptor_of(peer, descriptor_.sequence);
   if (theirs.shared_offset < 0) return channel.peer_slot(peer, round) + in_slot;
   channel.await_posted(peer, round + 1);
@@ -78,7 +80,8 @@ void RoundsCollective::drain_next(Channel& channel) {
   ++drained_;
   // Before the last word to the owners: until then they must not change what was read by address.
   for (size_t i = 0; i < sources_.size() && drained_ == rounds_; ++i) {
-    const bool by_address = channel.descriptor_of(sources_[i], descriptor_.sequence).shared_offset >= 0;
+    const bool by_address =
+        channel.descriptor_of(sources_[i], descriptor_.sequence).shared_offset >= 0;
     if (by_address) channel.check_kept(sources_[i]);
   }
   channel.consume_through(first_ + drained_);

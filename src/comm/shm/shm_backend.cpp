@@ -1,14 +1,14 @@
 #include "comm/shm/shm_backend.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
-
-#include <numeric>
-
 #include "comm/shm/issue.h"
 #include "comm/shm/join.h"
 #include "comm/shm/shared_tensor.h"
 #include "comm/shm/tensors.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <numeric>
 
 namespace tessera::comm::shm {
 
@@ -23,7 +23,8 @@ constexpr std::chrono::milliseconds kCloseTimeout{10'000};
 std::vector<Bytes> cut(Bytes memory, int ranks) {
   std::vector<Bytes> parts;
   const size_t bytes = memory.size / ranks;
-  for (int rank = 0; rank < ranks; ++rank) parts.push_back({.data = memory.data + rank * bytes, .size = bytes});
+  for (int rank = 0; rank < ranks; ++rank)
+    parts.push_back({.data = memory.data + rank * bytes, .size = bytes});
   return parts;
 }
 
@@ -55,7 +56,8 @@ bool supports(c10::DeviceType device, c10::ScalarType dtype) {
 ShmBackend::ShmBackend(const BackendRequest& request)
     : Backend(request.rank, request.size),
       executor_(std::make_shared<Executor>(request)),
-      mailroom_(std::make_shared<Mailroom>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
+      mailroom_(
+          std::make_shared<Mailroom>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
       timeout_(request.timeout) {}
 
 ShmBackend::~ShmBackend() {
@@ -84,15 +86,22 @@ c10d::ErrorType ShmBackend::getError() {
   return channel().has_failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) { return make_shared_tensor({size}, options); }
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  return make_shared_tensor({size}, options);
+}
 
 std::chrono::milliseconds ShmBackend::timeout_of(std::chrono::milliseconds given) const {
   return given == c10d::kUnsetTimeout || given <= kNoTimeout ? timeout_ : given;
 }
 
+ShmBackend::Check::~Check() {
+  if (std::uncaught_exceptions() > exceptions_) backend_.coalescing_.reset();
+}
+
 void ShmBackend::startCoalescing() {
   TORCH_CHECK(!coalescing_, "shm: startCoalescing: already coalescing; call endCoalescing first");
-  coalescing_ = std::make_unique<Issue>(*this, "tessera:coalesced", OpType::COALESCED, c10d::kUnsetTimeout, true);
+  coalescing_ = std::make_unique<Issue>(*this, "tessera:coalesced", OpType::COALESCED,
+                                        c10d::kUnsetTimeout, true);
 }
 
 WorkPtr ShmBackend::endCoalescing() {
@@ -102,7 +111,7 @@ WorkPtr ShmBackend::endCoalescing() {
 }
 
 WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const auto check = arguments("broadcast");
+  const Check check = arguments("broadcast");
   const auto& tensor = check.only(tensors);
   check.check_root(opts.rootRank);
   check.check_written(tensor);
@@ -114,11 +123,12 @@ WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
 
 void ShmBackend::add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto combine = find_combine("shm: all_reduce", tensor, op);
-  issue.add(make_all_reduce(channel(), issue.describe(Kind::AllReduce, tensor, op.op_), issue.update(tensor), combine));
+  issue.add(make_all_reduce(channel(), issue.describe(Kind::AllReduce, tensor, op.op_),
+                            issue.update(tensor), combine));
 }
 
 WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const auto check = arguments("all_reduce");
+  const Check check = arguments("all_reduce");
   const auto& tensor = check.only(tensors);
   check.check_written(tensor);
   Issue issue(*this, "tessera:all_reduce", OpType::ALLREDUCE, opts.timeout, opts.asyncOp);
@@ -126,16 +136,18 @@ WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
   return issue.submit();
 }
 
-WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  const auto check = arguments("all_reduce_coalesced");
+WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
+                                        const c10d::AllreduceCoalescedOptions& opts) {
+  const Check check = arguments("all_reduce_coalesced");
   for (const auto& tensor : tensors) check.check_written(tensor);
-  Issue issue(*this, "tessera:all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, opts.timeout, opts.asyncOp);
+  Issue issue(*this, "tessera:all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, opts.timeout,
+              opts.asyncOp);
   for (const auto& tensor : tensors) add_all_reduce(issue, tensor, opts.reduceOp);
   return issue.submit();
 }
 
 WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const auto check = arguments("reduce");
+  const Check check = arguments("reduce");
   const auto& tensor = check.only(tensors);
   check.check_root(opts.rootRank);
   check.check_written(tensor);
@@ -146,8 +158,9 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   return issue.submit();
 }
 
-WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  const auto check = arguments("all_gather");
+WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) {
+  const Check check = arguments("all_gather");
   const auto& input = check.only(inputs);
   const auto& parts = check.only(outputs);
   check.check_parts("outputs", parts, input, /*uneven=*/true);
@@ -155,44 +168,54 @@ WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d:
   for (const auto& part : parts) check.check_written(part);
   Issue issue(*this, "tessera:all_gather", OpType::ALLGATHER, opts.timeout, opts.asyncOp);
   const auto memory = issue.read(input);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), memory, issue.write_all(parts)));
+  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), memory,
+                            issue.write_all(parts)));
   return issue.submit();
 }
 
 void ShmBackend::add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output) {
   const auto memory = issue.write(output);
   auto parts = cut(memory, size_);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), issue.read(input), std::move(parts)));
+  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), issue.read(input),
+                            std::move(parts)));
 }
 
-WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  const auto check = arguments("all_gather_into_tensor");
+WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                    const c10d::AllgatherOptions& opts) {
+  const Check check = arguments("all_gather_into_tensor");
   check.check_whole(output, input);
   check.check_written(output);
-  Issue issue(*this, "tessera:all_gather_into_tensor", OpType::_ALLGATHER_BASE, opts.timeout, opts.asyncOp);
+  Issue issue(*this, "tessera:all_gather_into_tensor", OpType::_ALLGATHER_BASE, opts.timeout,
+              opts.asyncOp);
   add_all_gather(issue, input, output);
   return issue.submit();
 }
 
 WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& opts) {
-  const auto check = arguments("all_gather_into_tensor_coalesced");
+  const Check check = arguments("all_gather_into_tensor_coalesced");
   check.check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     check.check_whole(outputs[i], inputs[i]);
     check.check_written(outputs[i]);
   }
-  Issue issue(*this, "tessera:all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout, opts.asyncOp);
+  Issue issue(*this, "tessera:all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout,
+              opts.asyncOp);
   for (size_t i = 0; i < inputs.size(); ++i) add_all_gather(issue, inputs[i], outputs[i]);
   return issue.submit();
 }
 
-WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& opts) {
   startCoalescing();
   try {
     for (size_t i = 0; i < inputs.size(); ++i) {
       TensorLists parts(1);
-      for (auto& list : outputs) parts[0].push_back(list.at(i));  // outputs are by rank, then by input
+      for (auto& list : outputs) {  // by rank, then by input
+        TORCH_CHECK_VALUE(list.size() == inputs.size(), "shm: all_gather_coalesced: expected ",
+                          inputs.size(), " outputs per rank, one per input, got ", list.size());
+        parts[0].push_back(list[i]);
+      }
       Tensors one{inputs[i]};
       allgather(parts, one, opts);
     }
@@ -204,7 +227,7 @@ WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, c
 }
 
 WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  const auto check = arguments("gather");
+  const Check check = arguments("gather");
   const auto& input = check.only(inputs);
   check.check_root(opts.rootRank);
   check.check_root_list("outputs", outputs, opts.rootRank, input);
@@ -219,8 +242,9 @@ WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::Ga
   return issue.submit();
 }
 
-WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
-  const auto check = arguments("scatter");
+WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                            const c10d::ScatterOptions& opts) {
+  const Check check = arguments("scatter");
   const auto& output = check.only(outputs);
   check.check_root(opts.rootRank);
   check.check_root_list("inputs", inputs, opts.rootRank, output);
@@ -233,8 +257,9 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::S
   return issue.submit();
 }
 
-WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
-  const auto check = arguments("reduce_scatter");
+WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                   const c10d::ReduceScatterOptions& opts) {
+  const Check check = arguments("reduce_scatter");
   const auto& output = check.only(outputs);
   const auto& list = check.only(inputs);
   check.check_parts("inputs", list, output, /*uneven=*/false);
@@ -243,7 +268,8 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
   const auto combine = find_combine("shm: reduce_scatter", output, opts.reduceOp);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
   auto parts = issue.read_all(list);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), false, issue.write(output), combine));
+  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), false, issue.write(output),
+                                combine));
   return issue.submit();
 }
 
@@ -252,21 +278,24 @@ void ShmBackend::add_reduce_scatter(Issue& issue, const at::Tensor& input, const
   const auto combine = find_combine("shm: reduce_scatter_tensor", output, op);
   auto parts = cut(issue.read(input), size_);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, op.op_);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), true, issue.write(output), combine));
+  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), true, issue.write(output),
+                                combine));
 }
 
-WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  const auto check = arguments("reduce_scatter_tensor");
+WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                         const c10d::ReduceScatterOptions& opts) {
+  const Check check = arguments("reduce_scatter_tensor");
   check.check_whole(input, output);
   check.check_written(output);
-  Issue issue(*this, "tessera:reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, opts.timeout, opts.asyncOp);
+  Issue issue(*this, "tessera:reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, opts.timeout,
+              opts.asyncOp);
   add_reduce_scatter(issue, input, output, opts.reduceOp);
   return issue.submit();
 }
 
 WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                     const c10d::ReduceScatterOptions& opts) {
-  const auto check = arguments("reduce_scatter_tensor_coalesced");
+  const Check check = arguments("reduce_scatter_tensor_coalesced");
   check.check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     check.check_whole(inputs[i], outputs[i]);
@@ -274,13 +303,15 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
   }
   Issue issue(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
               opts.asyncOp);
-  for (size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(issue, inputs[i], outputs[i], opts.reduceOp);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    add_reduce_scatter(issue, inputs[i], outputs[i], opts.reduceOp);
   return issue.submit();
 }
 
 WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  const auto check = arguments("all_to_all");
-  TORCH_CHECK_VALUE(!inputs.empty(), "shm: all_to_all: expected ", size_, " input tensors, one per rank, got none");
+  const Check check = arguments("all_to_all");
+  TORCH_CHECK_VALUE(!inputs.empty(), "shm: all_to_all: expected ", size_,
+                    " input tensors, one per rank, got none");
   check.check_parts("inputs", inputs, inputs[0], /*uneven=*/true);
   check.check_parts("outputs", outputs, inputs[0], /*uneven=*/true);
   check.check_own_part(inputs[rank_].numel(), outputs[rank_].numel());
@@ -292,19 +323,24 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
   return issue.submit();
 }
 
-WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
-  const auto check = arguments("all_to_all_single");
+WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                  std::vector<int64_t>& output_splits,
+                                  std::vector<int64_t>& input_splits,
+                                  const c10d::AllToAllOptions& opts) {
+  const Check check = arguments("all_to_all_single");
   check.check_tensor(input);
   check.check_written(output);
   check.check_same_dtype(output, input);
   const auto sent = check.rows("input", input, input_splits);
   const auto received = check.rows("output", output, output_splits);
-  Issue issue(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout, opts.asyncOp);
+  Issue issue(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout,
+              opts.asyncOp);
   auto inputs = cut_rows(issue.read(input), sent);
   auto outputs = cut_rows(issue.write(output), received);
-  check.check_own_part(static_cast<int64_t>(inputs[rank_].size), static_cast<int64_t>(outputs[rank_].size));
-  issue.add(make_all_to_all(channel(), issue.describe(Kind::AllToAll, input), std::move(inputs), std::move(outputs)));
+  check.check_own_part(static_cast<int64_t>(inputs[rank_].size),
+                       static_cast<int64_t>(outputs[rank_].size));
+  issue.add(make_all_to_all(channel(), issue.describe(Kind::AllToAll, input), std::move(inputs),
+                            std::move(outputs)));
   return issue.submit();
 }
 
@@ -327,39 +363,43 @@ WorkPtr ShmBackend::post(Mailroom::Message message) {
 
 WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
   channel().check_usable("send");
-  const auto check = arguments("send");
+  const Check check = arguments("send");
   const auto& tensor = check.only(tensors);
-  check.check_root(destination);
+  check.check_peer(destination);
   const auto contiguous = make_plain(tensor);
   return post({.is_send = true,
-                            .peer = destination,
-                            .tag = tag,
-                            .dtype = static_cast<int>(tensor.scalar_type()),
-                            .data = bytes_of(contiguous),
-                            .timeout = timeout_,
-                            .original = tensor,
-                            .contiguous = contiguous});
+               .peer = destination,
+               .tag = tag,
+               .dtype = static_cast<int>(tensor.scalar_type()),
+               .data = bytes_of(contiguous),
+               .timeout = timeout_,
+               .original = tensor,
+               .contiguous = contiguous});
 }
 
 WorkPtr ShmBackend::receive(const char* caller, Tensors& tensors, int source, int tag) {
   channel().check_usable(caller);
-  const auto check = arguments(caller);
+  const Check check = arguments(caller);
   const auto& tensor = check.only(tensors);
   check.check_written(tensor);
-  if (source != kAnyPeer) check.check_root(source);
+  if (source != kAnyPeer) check.check_peer(source);
   const auto contiguous = is_plain(tensor) ? tensor : empty_plain(tensor);
   return post({.is_send = false,
-                            .peer = source,
-                            .tag = tag,
-                            .dtype = static_cast<int>(tensor.scalar_type()),
-                            .data = bytes_of(contiguous),
-                            .timeout = timeout_,
-                            .original = tensor,
-                            .contiguous = contiguous});
+               .peer = source,
+               .tag = tag,
+               .dtype = static_cast<int>(tensor.scalar_type()),
+               .data = bytes_of(contiguous),
+               .timeout = timeout_,
+               .original = tensor,
+               .contiguous = contiguous});
 }
 
-WorkPtr ShmBackend::recv(Tensors& tensors, int source, int tag) { return receive("recv", tensors, source, tag); }
+WorkPtr ShmBackend::recv(Tensors& tensors, int source, int tag) {
+  return receive("recv", tensors, source, tag);
+}
 
-WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) { return receive("recv", tensors, kAnyPeer, tag); }
+WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return receive("recv", tensors, kAnyPeer, tag);
+}
 
 }  // namespace tessera::comm::shm

@@ -1,19 +1,22 @@
 #pragma once
 
-#include <memory>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "comm/arguments.h"
 #include "comm/recorded.h"
 #include "comm/shm/executor.h"
 #include "comm/shm/mailroom.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <exception>
+#include <memory>
 
 namespace tessera::comm::shm {
 
 using c10d::Work;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and queues.
+/// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and
+/// queues.
 class ShmBackend final : public c10d::Backend, public Recorded {
  public:
   explicit ShmBackend(const BackendRequest& request);
@@ -35,21 +38,28 @@ class ShmBackend final : public c10d::Backend, public Recorded {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
-  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
@@ -65,9 +75,23 @@ class ShmBackend final : public c10d::Backend, public Recorded {
   class Issue;
   friend class Issue;
   void add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output);
-  void add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op);
+  void add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
+                          const c10d::ReduceOp& op);
   void add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op);
-  Arguments arguments(const char* collective) const { return {"shm", collective, rank_, size_, /*only_cpu=*/true}; }
+  /// Checks of one call; if it throws, what was being coalesced is dropped, so that later calls are
+  /// not swallowed.
+  class Check : public Arguments {
+   public:
+    Check(ShmBackend& backend, const char* collective)
+        : Arguments("shm", collective, backend.rank_, backend.size_, /*only_cpu=*/true),
+          backend_(backend) {}
+    ~Check();
+
+   private:
+    ShmBackend& backend_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  Check arguments(const char* collective) { return {*this, collective}; }
   WorkPtr post(Mailroom::Message message);
   WorkPtr receive(const char* caller, Tensors& tensors, int source, int tag);
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;

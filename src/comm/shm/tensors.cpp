@@ -1,51 +1,76 @@
 #include "comm/shm/tensors.h"
 
+#include "comm/reduce_op.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-
-#include "comm/reduce_op.h"
 
 namespace tessera::comm::shm {
 namespace {
 
 Element element_of(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::kDouble: return Element::Float64;
-    case c10::kFloat: return Element::Float32;
-    case c10::kHalf: return Element::Float16;
-    case c10::kBFloat16: return Element::BFloat16;
-    case c10::kChar: return Element::Int8;
-    case c10::kShort: return Element::Int16;
-    case c10::kInt: return Element::Int32;
-    case c10::kLong: return Element::Int64;
-    case c10::kByte: return Element::UInt8;
-    case c10::kUInt16: return Element::UInt16;
-    case c10::kUInt32: return Element::UInt32;
-    case c10::kUInt64: return Element::UInt64;
-    case c10::kBool: return Element::Bool;
-    case c10::kComplexFloat: return Element::Complex64;
-    case c10::kComplexDouble: return Element::Complex128;
-    default: return Element::kCount;
+    case c10::kDouble:
+      return Element::Float64;
+    case c10::kFloat:
+      return Element::Float32;
+    case c10::kHalf:
+      return Element::Float16;
+    case c10::kBFloat16:
+      return Element::BFloat16;
+    case c10::kChar:
+      return Element::Int8;
+    case c10::kShort:
+      return Element::Int16;
+    case c10::kInt:
+      return Element::Int32;
+    case c10::kLong:
+      return Element::Int64;
+    case c10::kByte:
+      return Element::UInt8;
+    case c10::kUInt16:
+      return Element::UInt16;
+    case c10::kUInt32:
+      return Element::UInt32;
+    case c10::kUInt64:
+      return Element::UInt64;
+    case c10::kBool:
+      return Element::Bool;
+    case c10::kComplexFloat:
+      return Element::Complex64;
+    case c10::kComplexDouble:
+      return Element::Complex128;
+    default:
+      return Element::kCount;
   }
 }
 
 Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
   switch (op) {
-    case c10d::ReduceOp::SUM: return Reduction::Sum;
-    case c10d::ReduceOp::AVG: return Reduction::Avg;
-    case c10d::ReduceOp::PRODUCT: return Reduction::Product;
-    case c10d::ReduceOp::MIN: return Reduction::Min;
-    case c10d::ReduceOp::MAX: return Reduction::Max;
-    case c10d::ReduceOp::BAND: return Reduction::And;
-    case c10d::ReduceOp::BOR: return Reduction::Or;
-    case c10d::ReduceOp::BXOR: return Reduction::Xor;
-    default: return Reduction::kCount;
+    case c10d::ReduceOp::SUM:
+      return Reduction::Sum;
+    case c10d::ReduceOp::AVG:
+      return Reduction::Avg;
+    case c10d::ReduceOp::PRODUCT:
+      return Reduction::Product;
+    case c10d::ReduceOp::MIN:
+      return Reduction::Min;
+    case c10d::ReduceOp::MAX:
+      return Reduction::Max;
+    case c10d::ReduceOp::BAND:
+      return Reduction::And;
+    case c10d::ReduceOp::BOR:
+      return Reduction::Or;
+    case c10d::ReduceOp::BXOR:
+      return Reduction::Xor;
+    default:
+      return Reduction::kCount;
   }
 }
 
-constexpr c10d::ReduceOp::RedOpType kOps[] = {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG,  c10d::ReduceOp::PRODUCT,
-                                              c10d::ReduceOp::MIN, c10d::ReduceOp::MAX,  c10d::ReduceOp::BAND,
-                                              c10d::ReduceOp::BOR, c10d::ReduceOp::BXOR};
+constexpr c10d::ReduceOp::RedOpType kOps[] = {
+    c10d::ReduceOp::SUM, c10d::ReduceOp::AVG,  c10d::ReduceOp::PRODUCT, c10d::ReduceOp::MIN,
+    c10d::ReduceOp::MAX, c10d::ReduceOp::BAND, c10d::ReduceOp::BOR,     c10d::ReduceOp::BXOR};
 
 std::string supported_ops(Element element) {
   std::string text;
@@ -58,7 +83,9 @@ std::string supported_ops(Element element) {
 
 }  // namespace
 
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
 
 at::Tensor empty_plain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
 
@@ -74,7 +101,8 @@ Bytes bytes_of(const at::Tensor& contiguous) {
 Combine find_combine(const char* caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto element = element_of(tensor.scalar_type());
   const auto kernel = find_reduce(element, reduction_of(op.op_));
-  TORCH_CHECK_TYPE(kernel != nullptr, caller, ": ", name_of_reduce(op.op_), " of ", tensor.scalar_type(),
+  TORCH_CHECK_TYPE(kernel != nullptr, caller, ": ", name_of_reduce(op.op_), " of ",
+                   tensor.scalar_type(),
                    " tensors has no meaning here; this dtype has: ", supported_ops(element));
   return {.kernel = kernel, .element_size = static_cast<size_t>(tensor.element_size())};
 }

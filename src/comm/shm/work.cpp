@@ -1,13 +1,17 @@
 #include "comm/shm/work.h"
 
+#include "comm/shm/executor.h"
+
 #include <c10/util/Exception.h>
 
-#include "comm/shm/executor.h"
+#include <algorithm>
 
 namespace tessera::comm::shm {
 
 ShmWork::ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor)
-    : Work(rank, parts.type, parts.title, parts.inputs), parts_(std::move(parts)), executor_(std::move(executor)) {
+    : Work(rank, parts.type, parts.title, parts.inputs),
+      parts_(std::move(parts)),
+      executor_(std::move(executor)) {
   auto& channel = executor_->channel();
   for (const auto& collective : parts_.collectives) {
     records_.push_back(channel.record(collective->descriptor(), FlightEntry::Queued));
@@ -17,31 +21,51 @@ ShmWork::ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor)
 bool ShmWork::is_done() const { return done_.load(std::memory_order_acquire); }
 
 bool ShmWork::isCompleted() {
-  if (is_done()) return true;
-  executor_->nudge();  // a caller that only polls must see it end
-  return false;
+  if (!is_done()) {
+    executor_->nudge();  // a caller that only polls must see it end
+    return false;
+  }
+  return std::all_of(parts_.messages.begin(), parts_.messages.end(),
+                     [](auto& message) { return message->isCompleted(); });
 }
 
 bool ShmWork::wait(std::chrono::milliseconds timeout) {
   if (!is_done()) executor_->run_until_done(*this, timeout);
-  std::unique_lock lock(mutex_);
-  if (exception_) std::rethrow_exception(exception_);
+  {
+    const std::lock_guard lock(mutex_);
+    if (exception_) std::rethrow_exception(exception_);
+  }
+  for (const auto& message : parts_.messages) message->wait(timeout);
   return true;
 }
 
-void ShmWork::abort() { TORCH_CHECK_NOT_IMPLEMENTED(false, "shm: a collective can't be aborted alone; shut the group down"); }
+std::string ShmWork::describe() const {
+  const auto& first = parts_.collectives.front()->descriptor();
+  // Field by field: the sequence number may be set this moment by the thread that runs it.
+  return shm::describe({.sequence = sequence_.load(),
+                        .kind = first.kind,
+                        .dtype = first.dtype,
+                        .reduce = first.reduce,
+                        .root = first.root,
+                        .bytes = first.bytes,
+                        .largest_part = 0,
+                        .shared_offset = -1});
+}
+
+void ShmWork::abort() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "shm: a collective can't be aborted alone; shut the group down");
+}
 
 uint64_t ShmWork::getSequencenumber() const {
   return parts_.collectives.empty() ? 0 : parts_.collectives.front()->descriptor().sequence;
 }
 
 float ShmWork::getDuration() const {
-  TORCH_CHECK(is_done(), "shm: getDuration: expected a completed collective, got one under way; wait() for it first");
+  TORCH_CHECK(
+      is_done(),
+      "shm: getDuration: expected a completed collective, got one under way; wait() for it first");
   return std::chrono::duration<float, std::milli>(duration_).count();
-}
-
-void ShmWork::set_timeout(std::chrono::milliseconds timeout) {
-  for (auto& collective : parts_.collectives) collective->timeout = std::min(collective->timeout, timeout);
 }
 
 bool ShmWork::has_started() const {
@@ -70,6 +94,7 @@ void ShmWork::run(Channel& channel) {
       channel.check_usable(name_of(collective.descriptor().kind));
       const auto sequence =
           collective.has_started() ? collective.descriptor().sequence : channel.next_sequence();
+      sequence_.store(sequence);
       channel.update(records_[i], sequence, FlightEntry::Running);
       collective.finish(channel);
       channel.update(records_[i], sequence, FlightEntry::Done);
@@ -79,7 +104,8 @@ void ShmWork::run(Channel& channel) {
   } catch (...) {
     exception = std::current_exception();
     for (size_t i = completed; i < records_.size(); ++i) {
-      channel.update(records_[i], parts_.collectives[i]->descriptor().sequence, FlightEntry::Failed);
+      channel.update(records_[i], parts_.collectives[i]->descriptor().sequence,
+                     FlightEntry::Failed);
     }
   }
   duration_ = Clock::now() - begun;
@@ -104,26 +130,37 @@ void ShmWork::tell_future() {
     future_told_ = future_told_ || future;
     result_told_ = result_told_ || result;
   }
-  if (future) exception_ ? future->setError(exception_) : future->markCompleted(c10::IValue(parts_.outputs));
+  if (future)
+    exception_ ? future->setError(exception_) : future->markCompleted(c10::IValue(parts_.outputs));
   if (result) {
-    result->markCompleted(c10::IValue(
-        static_cast<int64_t>(exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
+    result->markCompleted(c10::IValue(static_cast<int64_t>(
+        exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
   }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!future_)
+      future_ =
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   }
   is_done() ? tell_future() : executor_->nudge();
-  return future_;
+  if (parts_.messages.empty()) return future_;
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> all(
+      c10::FutureType::create(future_->elementType()));
+  all.push_back(future_);
+  for (const auto& message : parts_.messages) all.push_back(message->getFuture());
+  return c10::collectAll(all)->then(
+      [outputs = parts_.outputs](c10::ivalue::Future&) { return c10::IValue(outputs); },
+      future_->elementType());
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFutureResult() {
   {
     const std::lock_guard lock(future_mutex_);
-    if (!future_result_) future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    if (!future_result_)
+      future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
   }
   is_done() ? tell_future() : executor_->nudge();
   return future_result_;

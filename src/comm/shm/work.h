@@ -1,31 +1,33 @@
 #pragma once
 
+#include "comm/shm/collective.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
 #include <memory>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
-
-#include "comm/shm/collective.h"
 
 namespace tessera::comm::shm {
 
 class Executor;
 
-/// A collective, or several that belong together, with the tensors it keeps alive. wait() runs it on the calling thread
-/// if nobody has begun it yet.
+/// A collective, or several that belong together, with the tensors it keeps alive. wait() runs it
+/// on the calling thread if nobody has begun it yet.
 class ShmWork final : public c10d::Work {
  public:
   struct Parts {
     c10d::OpType type;
-    const char* title;                    // as the profiler shows it
-    std::vector<at::Tensor> inputs;       // for the profiler
-    std::vector<at::Tensor> outputs;      // what the future holds
+    const char* title;                // as the profiler shows it
+    std::vector<at::Tensor> inputs;   // for the profiler
+    std::vector<at::Tensor> outputs;  // what the future holds
     std::vector<CollectivePtr> collectives;
-    std::vector<at::Tensor> kept;         // memory the collectives use
-    std::function<void()> afterwards;     // copies results to where the caller wants them
+    std::vector<at::Tensor> kept;      // memory the collectives use
+    std::function<void()> afterwards;  // copies results to where the caller wants them
+    std::vector<c10::intrusive_ptr<c10d::Work>>
+        messages;  // coalesced with them; they run by themselves
   };
   ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor);
 
@@ -44,12 +46,13 @@ class ShmWork final : public c10d::Work {
   /// Starts what can start without waiting; true if all of it has.
   bool try_start(Channel& channel);
   bool has_started() const;
-  /// Does it and marks it done; tell_future() then completes the futures, with no lock or role held, because their
-  /// callbacks may issue collectives.
+  /// Does it and marks it done; tell_future() then completes the futures, with no lock or role
+  /// held, because their callbacks may issue collectives.
   void run(Channel& channel);
   void tell_future();
   bool is_done() const;
-  void set_timeout(std::chrono::milliseconds timeout);
+  /// "all_reduce #7 (float32, 4 KiB, sum)"; without the number before it has started.
+  std::string describe() const;
 
  private:
   void end(std::exception_ptr exception);
@@ -63,6 +66,7 @@ class ShmWork final : public c10d::Work {
   bool future_told_ = false;
   bool result_told_ = false;
   std::atomic<bool> done_{false};
+  std::atomic<uint64_t> sequence_{0};
   Clock::duration duration_{};
 };
 

@@ -67,7 +67,8 @@ deps:  ## copies the build's headers into .deps, for machines where nothing can 
 	@cp -rL /usr/include/CLI /usr/include/nlohmann .deps/include/
 	@cp -rL /usr/src/googletest .deps/src/
 
-install: build  ## to PREFIX=/usr/local
+install: setup  ## to PREFIX=/usr/local
+	$(call build,release,tessera tessera_tool tessera_bench_comm)
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean:  ## removes build/; .venv stays

@@ -18,13 +18,14 @@ const std::vector<BackendEntry>& all_backends() {
   return kBackends;
 }
 
-const BackendEntry& find_backend(const std::string& name) {
+const BackendEntry& find_backend(const std::string& name, const char* caller) {
   std::string known = "\"auto\"";
   for (const auto& entry : all_backends()) {
     if (name == entry.name) return entry;
     if (entry.available()) known += std::string(", \"") + entry.name + "\"";
   }
-  TORCH_CHECK_VALUE(false, "expected one of the backends ", known, ", got \"", name, "\"");
+  TORCH_CHECK_VALUE(false, caller, ": expected one of the backends ", known, ", got \"", name,
+                    "\"");
 }
 
 }  // namespace tessera::comm
@@ -40,7 +41,7 @@ std::vector<std::string> available_backends() {
 }
 
 bool supports(const std::string& backend, c10::DeviceType device, c10::ScalarType dtype) {
-  const auto& entry = comm::find_backend(backend);
+  const auto& entry = comm::find_backend(backend, "supports");
   return entry.available() && entry.supports(device, dtype);
 }
 

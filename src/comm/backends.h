@@ -36,7 +36,7 @@ struct BackendEntry {
 };
 
 /// Throws ValueError listing the available ones if there is none of that name.
-const BackendEntry& find_backend(const std::string& name);
+const BackendEntry& find_backend(const std::string& name, const char* caller);
 const std::vector<BackendEntry>& all_backends();
 
 namespace shm {

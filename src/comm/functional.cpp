@@ -50,6 +50,13 @@ at::Tensor cut_blocks(const at::Tensor& tensor, int64_t dim, int64_t ranks) {
   return dim == 0 ? tensor.contiguous() : at::cat(tensor.chunk(ranks, dim), 0);
 }
 
+void check_tensor(const char* caller, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.defined(), caller, ": expected a tensor, got an undefined one");
+  TORCH_CHECK_VALUE(tensor.layout() == c10::kStrided, caller,
+                    ": expected a dense tensor, got layout ", tensor.layout(),
+                    "; call .to_dense() first");
+}
+
 int64_t wrap_dim(const char* caller, const at::Tensor& tensor, int64_t dim) {
   TORCH_CHECK_VALUE(tensor.dim() > 0, caller,
                     ": expected a tensor with at least one dimension, got a scalar; ",
@@ -184,16 +191,19 @@ std::vector<int64_t> complete_splits(const char* which, const at::Tensor& tensor
 
 at::Tensor all_reduce(const at::Tensor& tensor, ReduceOp op, const Group& group) {
   const auto used = comm::resolve(group, "all_reduce");
+  check_tensor("all_reduce", tensor);
   return AllReduce::apply(tensor, static_cast<int64_t>(op.op_), used);
 }
 
 at::Tensor all_gather(const at::Tensor& tensor, int64_t dim, const Group& group) {
   const auto used = comm::resolve(group, "all_gather");
+  check_tensor("all_gather", tensor);
   return AllGather::apply(tensor, wrap_dim("all_gather", tensor, dim), used);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim, ReduceOp op, const Group& group) {
   const auto used = comm::resolve(group, "reduce_scatter");
+  check_tensor("reduce_scatter", tensor);
   dim = wrap_dim("reduce_scatter", tensor, dim);
   TORCH_CHECK_VALUE(tensor.size(dim) % used->getSize() == 0, "reduce_scatter: expected dimension ",
                     dim, " to be divisible by ", used->getSize(), " ranks, got sizes ",
@@ -204,12 +214,14 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim, ReduceOp op, co
 at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& output_splits,
                       const std::vector<int64_t>& input_splits, const Group& group) {
   const auto used = comm::resolve(group, "all_to_all");
+  check_tensor("all_to_all", tensor);
   return AllToAll::apply(tensor, complete_splits("output", tensor, output_splits, used->getSize()),
                          complete_splits("input", tensor, input_splits, used->getSize()), used);
 }
 
 at::Tensor broadcast(const at::Tensor& tensor, int source, const Group& group) {
   const auto used = comm::resolve(group, "broadcast");
+  check_tensor("broadcast", tensor);
   TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(),
                     "broadcast: expected a source from 0 to ", used->getSize() - 1, ", got ",
                     source);

@@ -33,13 +33,13 @@ std::string name_of(const std::vector<int>& ranks, int count) {
   constexpr size_t kShown = 16;
   std::string text = "ranks";
   for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
-    text += (i == 0 ? " " : ",") + std::to_string(ranks[i]);
+    text.append(i == 0 ? " " : ",").append(std::to_string(ranks[i]));
   if (ranks.size() > kShown) {
     size_t hash = 0;
     for (const int rank : ranks) hash = hash * 1000003 + static_cast<size_t>(rank);
-    text += ",... (" + std::to_string(ranks.size()) + " in all, list " + std::to_string(hash) + ")";
+    text += c10::str(",... (", ranks.size(), " in all, list ", hash, ")");
   }
-  return count == 0 ? text : text + " #" + std::to_string(count + 1);
+  return count == 0 ? text : c10::str(text, " #", count + 1);
 }
 
 void check_ranks(const Context& context, const std::vector<int>& ranks) {
@@ -61,7 +61,7 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
 void add_backends(const Group& group, const BackendRequest& request,
                   const std::vector<std::string>& names) {
   for (const auto& name : names) {
-    const auto& entry = find_backend(name);
+    const auto& entry = find_backend(name, "new_group");
     TORCH_CHECK_VALUE(entry.available(), "group '", request.group_name, "': backend \"", name,
                       "\" is not part of this build of libtorch; use \"auto\"");
     BackendRequest own = request;

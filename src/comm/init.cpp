@@ -40,7 +40,7 @@ void check_options(const InitOptions& options) {
   TORCH_CHECK_VALUE(options.dump_signal >= 0 && options.dump_signal < NSIG,
                     "init: expected dump_signal to be a signal number or 0, got ",
                     options.dump_signal);
-  if (options.backend != "auto") comm::find_backend(options.backend);
+  if (options.backend != "auto") comm::find_backend(options.backend, "init");
 }
 
 }  // namespace

@@ -79,6 +79,13 @@ TEST(Timeout, IsFiveMinutesByDefault) {
   });
 }
 
+/// A group with a short timeout that took its time to come together.
+Group make_impatient_group(const std::vector<int>& ranks) {
+  auto group = new_group(ranks);
+  group->getBackend(at::kCPU)->setTimeout(kShort);
+  return group;
+}
+
 /// A call that rank 1 never answers, with the text its error must have.
 struct Unanswered {
   const char* what;
@@ -86,61 +93,80 @@ struct Unanswered {
   const char* text;
 };
 
-TEST(Timeout, CanBeShortenedPerGroupPerCallAndPerWait) {
-  const std::vector<Unanswered> calls = {
-      {"the group's", [](const Group& group) { barrier(group); }, "barrier #1 in group 'short: "},
-      {"the call's",
-       [](const Group& group) {
-         Tensors tensors{sample(0, kSmall)};
-         c10d::AllreduceOptions options;
-         options.timeout = kShort;
-         group->allreduce(tensors, options)->wait();
-       },
-       "all_reduce #1 (Float, 400 B, sum)"},
-      {"the wait's",
-       [](const Group& group) {
-         Tensors tensors{sample(0, kLarge)};
-         group->allreduce(tensors)->wait(kShort);
-       },
-       "all_reduce #1 (Float, 1 MiB, sum)"},
-      {"the wait's, while another thread works on it",
-       [](const Group& group) {
-         Tensors tensors{sample(0, kLarge)};
-         const auto work = group->allreduce(tensors);
-         const auto future = work->getFuture();
-         work->wait(kShort);
-       },
-       "in group 'long: "},
-      {"a receive's",
-       [](const Group& group) {
-         Tensors tensors{sample(0, kSmall)};
-         group->recv(tensors, 1, 7)->wait(kShort);
-       },
-       "recv #1 (Float, 400 B, from 1)"},
-      {"the monitored barrier's", [](const Group& group) { monitored_barrier(group, kShort); },
-       "monitored_barrier #1"},
-      {"the group's, for a monitored barrier", [](const Group& group) { monitored_barrier(group); },
-       "monitored_barrier #1 in group 'short: "},
-  };
+/// Runs each in a group of its own; `call` of rank 0 must fail in due time.
+void expect_timeouts(const std::vector<Unanswered>& calls, bool in_impatient_group) {
   run_threads(2, [&] {
     std::vector<Group> groups;
-    for (const auto& [what, call, text] : calls) {
-      const bool is_short = std::string(what).starts_with("the group's");
-      groups.push_back(new_group({0, 1}, {.timeout = is_short ? kShort : 30000ms,
-                                          .description = is_short ? "short" : "long"}));
+    for (size_t i = 0; i < calls.size(); ++i) {
+      groups.push_back(in_impatient_group ? make_impatient_group({0, 1}) : new_group({0, 1}));
     }
     for (size_t i = 0; i < calls.size() && rank() == 0; ++i) {
       SCOPED_TRACE(calls[i].what);
       const auto begun = Clock::now();
-      EXPECT_THAT(
-          error_of([&] { calls[i].call(groups[i]); }),
-          AllOf(HasSubstr(calls[i].text),
-                AnyOf(HasSubstr("timed out after "), HasSubstr("did not complete within 400 ms"))));
+      EXPECT_THAT(error_of([&] { calls[i].call(groups[i]); }), HasSubstr(calls[i].text));
       EXPECT_GE(Clock::now() - begun, kShort - 10ms);
       EXPECT_LT(Clock::now() - begun, 10s);
     }
     if (rank() == 0) Beacon("done").signal();
     EXPECT_TRUE(Beacon("done").wait());
+  });
+}
+
+void call_with_timeout(const Group& group) {
+  Tensors tensors{sample(0, kSmall)};
+  c10d::AllreduceOptions options;
+  options.timeout = kShort;
+  group->allreduce(tensors, options)->wait();
+}
+void call_receive(const Group& group) {
+  Tensors tensors{sample(0, kSmall)};
+  group->recv(tensors, 1, 7)->wait();
+}
+
+TEST(Timeout, OfAGroupHoldsForAllItsCalls) {
+  expect_timeouts(
+      {
+          {"a barrier", [](const Group& group) { barrier(group); },
+           "shm: barrier #1 in group 'ranks 0,1' on rank 0: timed out after 4"},
+          {"a receive", call_receive, "on rank 0: timed out after 4"},
+          {"a monitored barrier", [](const Group& group) { monitored_barrier(group); },
+           "shm: monitored_barrier #1 in group 'ranks 0,1 #3' on rank 0: timed out after 4"},
+      },
+      /*in_impatient_group=*/true);
+}
+
+TEST(Timeout, OfACallCanBeShorterThanTheGroups) {
+  expect_timeouts(
+      {
+          {"an all_reduce", call_with_timeout,
+           "shm: all_reduce #1 (Float, 400 B, sum) in group 'ranks 0,1' on rank 0: timed out"},
+          {"a monitored barrier", [](const Group& group) { monitored_barrier(group, kShort); },
+           "shm: monitored_barrier #1 in group 'ranks 0,1 #2' on rank 0: timed out after 4"},
+      },
+      /*in_impatient_group=*/false);
+}
+
+TEST(Timeout, OfAWaitLeavesTheCollectiveUnderWay) {
+  run_threads(2, [] {
+    Tensors sums{sample(rank(), kLarge)};
+    Tensors letter{rank() == 0 ? at::zeros({kSmall}) : sample(1, kSmall)};
+    EXPECT_TRUE(rank() == 0 || Beacon("given up").wait());
+    const auto sum = default_group()->allreduce(sums);
+    const auto message =
+        rank() == 0 ? default_group()->recv(letter, 1, 0) : default_group()->send(letter, 0, 0);
+    if (rank() == 0) {
+      EXPECT_THAT(error_of([&] { sum->wait(kShort); }),
+                  AllOf(HasSubstr("shm: wait: all_reduce"), HasSubstr(" in group 'world'"),
+                        HasSubstr("not complete after 400 ms; it is still under way")));
+      EXPECT_THAT(error_of([&] { message->wait(kShort); }),
+                  AllOf(HasSubstr("shm: wait: recv #1 (Float, 400 B, from 1) in group 'world'"),
+                        HasSubstr("not complete after 400 ms; it is still under way")));
+      Beacon("given up").signal();
+    }
+    sum->wait();
+    message->wait();
+    expect_same(sums[0], sample(0, kLarge) + sample(1, kLarge));
+    expect_same(letter[0], sample(1, kSmall));
   });
 }
 
@@ -168,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, MonitoredBarrier, ::testing::Values("shm", "g
 
 TEST(Timeout, TellsTheLastCollectiveOfThoseThatAreMissing) {
   run_threads(3, [] {
-    const auto group = new_group({0, 1, 2}, {.timeout = kShort});
+    const auto group = make_impatient_group({0, 1, 2});
     if (rank() == 0) {
       EXPECT_THAT(
           error_of([&] { barrier(group); }),
@@ -185,11 +211,11 @@ TEST(Timeout, TellsTheLastCollectiveOfThoseThatAreMissing) {
 
 TEST(Timeout, OfASendInPlaceKeepsTheReceiverFromWhatChangedSince) {
   run_threads(2, [] {
-    const auto group = new_group({0, 1});
+    const auto group = make_impatient_group({0, 1});
     auto tensor = shared_sample(0, kLarge);
     Tensors tensors{tensor};
     if (rank() == 0) {
-      EXPECT_THAT(error_of([&] { group->send(tensors, 1, 0)->wait(kShort); }),
+      EXPECT_THAT(error_of([&] { group->send(tensors, 1, 0)->wait(); }),
                   HasSubstr("send #1 (Float, 1 MiB, to 1)"));
       tensor.fill_(-1);
       Beacon("changed").signal();

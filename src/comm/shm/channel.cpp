@@ -19,6 +19,9 @@ namespace {
 // About 30 microseconds: longer than a peer needs for a small message, shorter than a time slice.
 constexpr int kSpins = 1500;
 constexpr int kSpinsOversubscribed = 20;
+// How long a process that has left its groups may take to end before its peers stop waiting for
+// that.
+constexpr std::chrono::milliseconds kLeavingGrace{1000};
 
 int usable_cores() {
   cpu_set_t set;
@@ -239,6 +242,16 @@ std::optional<std::string> Channel::find_problem(const Pending& pending, int wat
   return watched != kAnyPeer || gone == size_ - 1 ? found : std::nullopt;
 }
 
+bool Channel::is_gone(int peer) const {
+  if (members_[peer].process->pid() == getpid() || members_[peer].process->has_exited())
+    return true;
+  auto& seen = left_seen_[peer];
+  int64_t never = 0;
+  const int64_t now = Clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  seen.compare_exchange_strong(never, now);
+  return now - seen.load() > std::chrono::nanoseconds(kLeavingGrace).count();
+}
+
 std::optional<std::string> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
   const auto& block = *members_[peer].block;
   const auto health = block.health.load(std::memory_order_acquire);
@@ -251,7 +264,9 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
   if (health == Health::Failed)
     return label(peer) + " has failed: " + std::string(block.reason.data());
   if (health == Health::Left) {
-    if (!owes) return std::nullopt;
+    // A process on its way out should be gone before its peers fail, so that whoever watches sees
+    // the cause first.
+    if (!owes || !is_gone(peer)) return std::nullopt;
     return label(peer) + " has left the group without taking part; it shut down or ended early";
   }
   if (!members_[peer].process->has_exited()) return std::nullopt;

@@ -5,6 +5,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -111,6 +112,7 @@ class Channel {
   void await(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
   void compare(int peer, uint64_t last);
   bool spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) const;
+  bool is_gone(int peer) const;
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;
   std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
@@ -133,6 +135,8 @@ class Channel {
   uint64_t round_ = 0;     // next free one
   Pending entered_;
   std::atomic<bool> failed_{false};
+  mutable std::array<std::atomic<int64_t>, kMaxRanks>
+      left_seen_{};  // when each peer was first seen to have left
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
 };
 

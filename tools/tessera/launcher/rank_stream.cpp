@@ -87,6 +87,8 @@ void RankStream::pass_on(std::string_view line, bool add_newline) {
   sink_->append(whole);
 
   if (line.ends_with('\n')) line.remove_suffix(1);
+  // libtorch prints dozens of these behind a message; as last words the message alone will do.
+  if (line.starts_with("frame #")) return;
   std::string kept;
   if (last_lines_.size() == kKeptLines) {
     kept = std::move(last_lines_.front());  // its memory serves again: floods come through here

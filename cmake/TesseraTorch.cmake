@@ -70,8 +70,10 @@ if(NOT TARGET torch::torch)
     "${TESSERA_TORCH}/include" "${TESSERA_TORCH}/include/torch/csrc/api/include")
   target_link_directories(torch::torch INTERFACE "${TESSERA_TORCH}/lib")
   # libtorch.so pulls in libtorch_cuda.so where there is one; nothing refers to its symbols, hence --no-as-needed.
+  # libstdc++ comes first: CUDA wheels export parts of std::filesystem of an older one, which crash when they are found
+  # before the program's own.
   target_link_libraries(torch::torch INTERFACE
-    "-Wl,--push-state,--no-as-needed -ltorch -Wl,--pop-state"
+    "-Wl,--push-state,--no-as-needed -lstdc++ -ltorch -Wl,--pop-state"
     "${TESSERA_TORCH}/lib/libtorch_cpu.so" "${TESSERA_TORCH}/lib/libc10.so")
 endif()
 message(STATUS "libtorch ${TESSERA_TORCH_VERSION} at ${TESSERA_TORCH} (CUDA: ${TESSERA_TORCH_HAS_CUDA})")

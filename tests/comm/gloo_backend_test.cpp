@@ -272,13 +272,15 @@ TEST(GlooBackend, CompletesFuturesAndPolledWorkAfterTheLastCopy) {
     auto target = at::full({2, 3}, rank + 1, at::kBFloat16).t();
     Tensors tensors{target};
     auto work = group.allreduce(tensors, {.reduceOp = ReduceOp::AVG});
-    std::atomic<bool> right = false;
-    work->getFuture()->addCallback([&](c10::ivalue::Future& future) {
-      right = future.value().toTensorVector()[0].to(at::kFloat).eq(1.5).all().item<bool>();
-    });
-    work->getFuture()->waitAndThrow();
+    const auto right = work->getFuture()->then(
+        [](c10::ivalue::Future& future) {
+          return c10::IValue(
+              future.value().toTensorVector()[0].to(at::kFloat).eq(1.5).all().item<bool>());
+        },
+        c10::BoolType::get());
+    right->waitAndThrow();
     work->wait();
-    EXPECT_TRUE(right);
+    EXPECT_TRUE(right->value().toBool());
     EXPECT_TRUE(work->isSuccess());
     EXPECT_TRUE(work->result()[0].is_same(target));
     EXPECT_GE(work->getDuration(), 0);

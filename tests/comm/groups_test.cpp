@@ -91,7 +91,9 @@ void overlap() {
     EXPECT_TRUE(in_row[0].eq(4 * row + 1).all().item<bool>());
     EXPECT_TRUE(in_column[0].eq(2 * column + 2).all().item<bool>());
     EXPECT_TRUE(in_world[0].eq(6).all().item<bool>());
-    if (diagonal) EXPECT_TRUE(in_diagonal[0].eq(3).all().item<bool>());
+    if (diagonal) {
+      EXPECT_TRUE(in_diagonal[0].eq(3).all().item<bool>());
+    }
   }
 }
 
@@ -154,7 +156,9 @@ void join_again() {
   for (int turn = 0; turn < 4; ++turn) {
     init(options);
     EXPECT_EQ(sum_of_ranks(default_group()), 3);
-    if (rank() < 2) EXPECT_EQ(sum_of_ranks(new_group({1, 0})), 1);
+    if (rank() < 2) {
+      EXPECT_EQ(sum_of_ranks(new_group({1, 0})), 1);
+    }
     EXPECT_EQ(sum_of_ranks(new_group({0, 1, 2})), 3);
     shutdown();
     EXPECT_FALSE(is_initialized());

@@ -187,7 +187,7 @@ TEST(EmptySharedErrorOnThreads, SaysThatMemoryIsMissingInsteadOfDying) {
       1,
       [] {
         const auto before = Arena::own()->allocated_bytes();
-        const int64_t capacity = static_cast<int64_t>(Arena::own()->capacity());
+        const int64_t all = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
         // More than the machine has, more than a size can say, and nearly all of the machine.
         for (const int64_t count :
              {int64_t{1} << 45, (int64_t{1} << 60) - 1, (int64_t{1} << 61) - 1}) {
@@ -197,8 +197,8 @@ TEST(EmptySharedErrorOnThreads, SaysThatMemoryIsMissingInsteadOfDying) {
               << count;
         }
         EXPECT_THAT(message_of<c10::OutOfMemoryError>(
-                        [&] { empty_shared({capacity - 4096 * 4096}, at::kByte); }),
-                    HasSubstr("available"));
+                        [&] { empty_shared({all - (int64_t{16} << 20)}, at::kByte); }),
+                    HasSubstr("of shared memory"));
         EXPECT_THAT(
             message_of<c10::ValueError>([] { empty_shared({int64_t{1} << 40, int64_t{1} << 40}); }),
             HasSubstr("larger than memory"));
@@ -228,6 +228,20 @@ TEST(SharedMemoryOnThreads, IsGivenBack) {
                 const auto work =
                     default_group()->recv(never, (rank() + 1) % 3, 9);  // nothing comes
                 barrier();
+              },
+              {.backend = "shm"});
+  EXPECT_EQ(Arena::own()->allocated_bytes(), before);
+}
+
+TEST(SharedMemoryOnThreads, IsGivenBackByGroupsThatFailed) {
+  run_threads(1, [] {}, {.backend = "shm"});
+  const auto before = Arena::own()->allocated_bytes();
+  run_threads(3,
+              [] {
+                auto tensor = empty_shared({10 + rank()});  // the ranks disagree on the size
+                Tensors one{tensor};
+                const auto work = default_group()->allreduce(one);
+                EXPECT_THROW(work->wait(), c10::DistBackendError);
               },
               {.backend = "shm"});
   EXPECT_EQ(Arena::own()->allocated_bytes(), before);

@@ -19,6 +19,8 @@ namespace {
 // About 30 microseconds: longer than a peer needs for a small message, shorter than a time slice.
 constexpr int kSpins = 1500;
 constexpr int kSpinsOversubscribed = 20;
+constexpr int kMostYields = 4;
+constexpr std::chrono::milliseconds kStepAsideInterval{5};
 // How long a process that has left its groups may take to end before its peers stop waiting for
 // that.
 constexpr std::chrono::milliseconds kLeavingGrace{1000};
@@ -184,13 +186,36 @@ void Channel::conclude() {
   reach(Phase::Concluded, entered_.descriptor);
 }
 
-bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) const {
+// Two ranks that wake each other are kept on one core by the scheduler, even next to an idle one:
+// each seems to need it only half of the time. So one of them moves, now and then, and leaves its
+// affinity as it was.
+void Channel::step_aside() {
+  const auto now = Clock::now();
+  if (now - last_step_aside_ < kStepAsideInterval) return;
+  last_step_aside_ = now;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(sched_getcpu(), &others);
+  if (sched_setaffinity(0, sizeof(others), &others) == 0)
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+
+bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) {
+  int yields = 0;
   for (int i = 0; i < spin_limit_; ++i) {
     if (counter.load(std::memory_order_acquire) >= target) return true;
-    // On a busy machine both may share a core; then the peer can only go on if this rank sleeps.
-    if (i % 64 == 8 && members_[peer].block->core.load(std::memory_order_relaxed) == sched_getcpu())
-      return false;
     relax();
+    if (i % 64 != 8 ||
+        members_[peer].block->core.load(std::memory_order_relaxed) != sched_getcpu()) {
+      continue;
+    }
+    // Both share a core: the peer goes on only if this rank gives way.
+    if (++yields > kMostYields) return false;
+    if (!oversubscribed_ && rank_ > peer) step_aside();
+    sched_yield();
+    i = 0;
   }
   return false;
 }

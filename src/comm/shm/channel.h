@@ -111,7 +111,8 @@ class Channel {
  private:
   void await(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
   void compare(int peer, uint64_t last);
-  bool spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target) const;
+  bool spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
+  void step_aside();
   bool is_gone(int peer) const;
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;
   std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
@@ -135,6 +136,7 @@ class Channel {
   uint64_t round_ = 0;     // next free one
   Pending entered_;
   std::atomic<bool> failed_{false};
+  Clock::time_point last_step_aside_{};
   mutable std::array<std::atomic<int64_t>, kMaxRanks>
       left_seen_{};  // when each peer was first seen to have left
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};

@@ -32,7 +32,8 @@ build: setup  ## the library, tools, examples and tests into build/release
 	$(call build,release)
 
 test: build  ## all tests; leaves build/release/test-results.xml
-	@ctest --preset release; status=$$?; \
+	@# gloo's rendezvous now and then drops a connection on a busy machine: a second try, which ctest reports.
+	@ctest --preset release --repeat until-pass:2; status=$$?; \
 	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
 
 train: setup  ## the main training job, on two ranks

@@ -31,7 +31,9 @@ function(tessera_test)
     _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")
   endforeach()
-  _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
+  if(NOT "*" IN_LIST taken)
+    _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
+  endif()
 endfunction()
 
 # Registers the tests of `name` that match `pattern` and none of `excluded`; the remaining arguments are labels.

@@ -1,12 +1,15 @@
 #include "comm/shm/all_reduce_large.h"
 
+#include "comm/shm/copy.h"
+
 #include <algorithm>
-#include <cstring>
 
 namespace tessera::comm::shm {
 namespace {
 
 constexpr size_t kInPlaceSlots = 4;
+constexpr size_t kSmallestChunk = size_t{128} << 10;
+constexpr size_t kLeastChunks = 8;  // enough of them to overlap one's sum with another's copy
 
 }  // namespace
 
@@ -17,7 +20,8 @@ AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descrip
       size_(channel.size()),
       data_(data),
       combine_(combine),
-      chunk_bytes_(channel.slot_bytes()),
+      chunk_bytes_(std::min(channel.slot_bytes(),
+                            std::max(kSmallestChunk, data.size / kLeastChunks / 4096 * 4096))),
       chunks_(divide_up(data.size, chunk_bytes_)),
       peers_(all_but(rank_, size_)),
       operands_(size_) {
@@ -63,7 +67,7 @@ void AllReduceLarge::exchange_whole(Channel& channel) {
   const int peer = peers_[0];
   for (uint64_t step = 0; step <= chunks_; ++step) {
     if (step < chunks_) {
-      std::memcpy(channel.slot(first + step), data_.data + at(step), length(step));
+      copy_to_cache(channel.slot(first + step), data_.data + at(step), length(step));
       channel.post_through(first + step + 1);
     }
     if (step == 0) continue;
@@ -82,23 +86,24 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
   const uint64_t first = channel.take_rounds(2 * steps);
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t chunk_round = first + 2 * step;
-    if (step < chunks_) std::memcpy(channel.slot(chunk_round), data_.data + at(step), length(step));
+    if (step < chunks_)
+      copy_to_cache(channel.slot(chunk_round), data_.data + at(step), length(step));
     channel.post_through(chunk_round + 1);
     if (step >= 1 && step <= chunks_) {
       const auto own = part(step - 1, rank_);
       for (const int peer : peers_)
         operands_[peer] = channel.peer_slot(peer, chunk_round - 2) + own.begin;
-      operands_[rank_] = data_.data + at(step - 1) + own.begin;
+      operands_[rank_] = channel.peer_slot(rank_, chunk_round - 2) + own.begin;
       auto* result = channel.slot(chunk_round + 1);
       combine_into(result, own.bytes);
-      std::memcpy(data_.data + at(step - 1) + own.begin, result, own.bytes);
+      copy_past_cache(data_.data + at(step - 1) + own.begin, result, own.bytes);
     }
     channel.post_through(chunk_round + 2);
     if (step >= 2) {
       for (const int peer : peers_) {
         const auto theirs = part(step - 2, peer);
         const auto* result = channel.peer_slot(peer, chunk_round - 1);
-        std::memcpy(data_.data + at(step - 2) + theirs.begin, result, theirs.bytes);
+        copy_past_cache(data_.data + at(step - 2) + theirs.begin, result, theirs.bytes);
       }
     }
     // Read so far: chunks before this step's and results before the previous step's round.
@@ -108,7 +113,10 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
 }
 
 void AllReduceLarge::work_in_place(Channel& channel) {
-  chunk_bytes_ *= kInPlaceSlots;  // nothing goes through the slots: larger chunks, fewer meetings
+  chunk_bytes_ = std::max(
+      chunk_bytes_,
+      kInPlaceSlots *
+          kSmallestChunk);  // nothing goes through the slots: larger chunks, fewer meetings
   chunks_ = divide_up(data_.size, chunk_bytes_);
   const uint64_t first = channel.take_rounds(chunks_ + 1);
   channel.post_through(first + 1);  // the tensor is ready to be read
@@ -132,7 +140,7 @@ void AllReduceLarge::work_in_place(Channel& channel) {
       const auto theirs = part(step - 1, peer);
       channel.await_posted(peer, first + step + 1);
       const size_t begin = at(step - 1) + theirs.begin;
-      std::memcpy(data_.data + begin, tensors[peer] + begin, theirs.bytes);
+      copy_past_cache(data_.data + begin, tensors[peer] + begin, theirs.bytes);
     }
   }
   for (const int peer : peers_) channel.check_kept(peer);

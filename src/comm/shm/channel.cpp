@@ -107,7 +107,7 @@ void Channel::announce(Descriptor& descriptor) {
   }
   auto& block = *self().block;
   block.descriptors[sequence_ % kDescriptorRing] = descriptor;
-  block.core.store(sched_getcpu(), std::memory_order_relaxed);
+  tell_core();
   block.started.store(sequence_, std::memory_order_seq_cst);
   reach(Phase::Announced, descriptor);
   ring();
@@ -128,7 +128,7 @@ uint8_t* Channel::slot(uint64_t round) {
 
 void Channel::post_through(uint64_t end) {
   reach(Phase::Filled, entered_.descriptor);
-  self().block->core.store(sched_getcpu(), std::memory_order_relaxed);
+  tell_core();
   self().block->posted.store(end, std::memory_order_seq_cst);
   ring();
   reach(Phase::Posted, entered_.descriptor);
@@ -169,6 +169,7 @@ const uint8_t* Channel::peer_slot(int peer, uint64_t round) {
 }
 
 void Channel::consume_through(uint64_t end) {
+  tell_core();
   self().block->consumed.store(end, std::memory_order_seq_cst);
   ring();
 }
@@ -184,6 +185,14 @@ void Channel::conclude() {
   self().block->finished.store(entered_.descriptor.sequence, std::memory_order_seq_cst);
   ring();
   reach(Phase::Concluded, entered_.descriptor);
+}
+
+int Channel::tell_core() {
+  const int core = sched_getcpu();
+  auto& told = self().block->core;
+  // Peers read the line while they spin: leave it alone unless it changes.
+  if (told.load(std::memory_order_relaxed) != core) told.store(core, std::memory_order_relaxed);
+  return core;
 }
 
 // Two ranks that wake each other are kept on one core by the scheduler, even next to an idle one:
@@ -207,10 +216,8 @@ bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t targ
   for (int i = 0; i < spin_limit_; ++i) {
     if (counter.load(std::memory_order_acquire) >= target) return true;
     relax();
-    if (i % 64 != 8 ||
-        members_[peer].block->core.load(std::memory_order_relaxed) != sched_getcpu()) {
-      continue;
-    }
+    if (i % 64 != 8) continue;
+    if (members_[peer].block->core.load(std::memory_order_relaxed) != tell_core()) continue;
     // Both share a core: the peer goes on only if this rank gives way.
     if (++yields > kMostYields) return false;
     if (!oversubscribed_ && rank_ > peer) step_aside();
@@ -224,6 +231,7 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
   if (spin(peer, counter, target)) return;
   wait(entered_, members_[peer].block->bell, peer,
        [&] { return counter.load(std::memory_order_seq_cst) >= target; });
+  tell_core();  // waking up often means waking elsewhere
 }
 
 void Channel::wait(const Pending& pending, Bell& bell, int watched,

@@ -112,6 +112,7 @@ class Channel {
   void await(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
   void compare(int peer, uint64_t last);
   bool spin(int peer, const std::atomic<uint64_t>& counter, uint64_t target);
+  int tell_core();
   void step_aside();
   bool is_gone(int peer) const;
   std::optional<std::string> find_problem(const Pending& pending, int watched) const;

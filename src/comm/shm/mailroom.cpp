@@ -1,6 +1,7 @@
 #include "comm/shm/mailroom.h"
 
 #include "base/text.h"
+#include "comm/shm/copy.h"
 #include "comm/shm/mail_work.h"
 
 #include <c10/util/Exception.h>
@@ -176,7 +177,7 @@ bool Mailroom::try_send(MailWork& work) {
   const auto in_place = Arena::own()->offset_of(message.data.data, message.data.size);
   const auto offset = in_place ? *in_place : Arena::own()->allocate(message.data.size, "send");
   if (!in_place && message.data.size > 0) {
-    std::memcpy(Arena::own()->base() + offset, message.data.data, message.data.size);
+    copy_to_cache(Arena::own()->base() + offset, message.data.data, message.data.size);
   }
   entry->tag = message.tag;
   entry->dtype = message.dtype;
@@ -275,7 +276,7 @@ bool Mailroom::try_receive(MailWork& work) {
 void Mailroom::take(MailWork& work, MailEntry& entry) {
   const auto& source = channel_.member(work.source_);
   if (entry.bytes > 0)
-    std::memcpy(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
+    copy_to_cache(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
   // A sender that gave up waiting may have changed a tensor that is read in place.
   if (entry.is_buffered == 0) channel_.check_kept(work.pending(), work.source_);
   entry.state.store(MailEntry::Taken, std::memory_order_seq_cst);

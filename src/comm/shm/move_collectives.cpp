@@ -1,4 +1,5 @@
 // Collectives that move bytes and leave them as they are.
+#include "comm/shm/copy.h"
 #include "comm/shm/rounds.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@ namespace tessera::comm::shm {
 namespace {
 
 void copy(uint8_t* to, const uint8_t* from, size_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
+  if (bytes > 0 && to != from) copy_to_cache(to, from, bytes);
 }
 
 // Results from this size on leave the cache before anybody reads them.
@@ -17,7 +18,7 @@ constexpr size_t kStreamedBytes = size_t{4} << 20;
 /// Writes a part of a result of `total` bytes.
 void deliver(uint8_t* to, const uint8_t* from, size_t bytes, size_t total) {
   if (total < kStreamedBytes) return copy(to, from, bytes);
-  if (bytes > 0 && to != from) find_streaming_copy()(to, from, bytes);
+  if (bytes > 0 && to != from) copy_past_cache(to, from, bytes);
 }
 
 /// Bytes of a stream of `total` that go into chunk `chunk` of at most `chunk_bytes`.

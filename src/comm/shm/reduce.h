@@ -37,8 +37,4 @@ using Reduce = void (*)(void* out, const void* const* inputs, int input_count,
 /// average of integers).
 Reduce find_reduce(Element element, Reduction reduction);
 
-/// memcpy for what will not be read soon: does not fetch the destination into the cache first.
-using Copy = void (*)(void* to, const void* from, size_t bytes);
-Copy find_streaming_copy();
-
 }  // namespace tessera::comm::shm

@@ -1,11 +1,9 @@
 #define TESSERA_REDUCE_TABLE find_reduce_baseline
-#define TESSERA_STREAMING_COPY find_streaming_copy_baseline
 #include "comm/shm/reduce_kernels.inc"
 
 namespace tessera::comm::shm {
 
 Reduce find_reduce_avx2(Element element, Reduction op);
-Copy find_streaming_copy_avx2();
 
 namespace {
 
@@ -22,11 +20,6 @@ bool has_avx2() {
 
 Reduce find_reduce(Element element, Reduction op) {
   return has_avx2() ? find_reduce_avx2(element, op) : find_reduce_baseline(element, op);
-}
-
-Copy find_streaming_copy() {
-  static const Copy copy = has_avx2() ? find_streaming_copy_avx2() : find_streaming_copy_baseline();
-  return copy;
 }
 
 }  // namespace tessera::comm::shm

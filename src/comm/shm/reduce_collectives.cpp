@@ -1,6 +1,7 @@
 // Collectives that combine what the ranks contribute. Operands are always combined in rank order,
 // on whichever rank it happens, so every rank gets the same bits.
 #include "comm/shm/all_reduce_large.h"
+#include "comm/shm/copy.h"
 #include "comm/shm/rounds.h"
 
 #include <algorithm>
@@ -35,7 +36,7 @@ class DirectReduce final : public RoundsCollective {
     return channel.size() == 1 ? 0 : divide_up(data_.size, chunk_bytes_);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
-    std::memcpy(slot, data_.data + at(chunk), length(chunk));
+    copy_to_cache(slot, data_.data + at(chunk), length(chunk));
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     for (const int source : sources_) operands_[source] = read(channel, source, round, at(chunk));
@@ -83,7 +84,7 @@ class ReduceScatter final : public RoundsCollective {
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (const int peer : sources_) {
-      std::memcpy(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk));
+      copy_to_cache(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk));
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {

@@ -198,14 +198,21 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--ops", settings.ops, "collectives")
       ->delimiter(',')
+      ->capture_default_str()
       ->check(CLI::IsMember(comm_ops()));
   app.add_option("--dtypes", settings.dtypes, "element types")
       ->delimiter(',')
+      ->capture_default_str()
       ->check(CLI::IsMember(kDtypes));
-  app.add_option("--sizes", settings.sizes, "bytes")->delimiter(',')->check(CLI::NonNegativeNumber);
+  app.add_option("--sizes", settings.sizes, "bytes")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--repeats", settings.repeats, "timed batches; the median counts")
+      ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  app.add_option("--wait", settings.wait_seconds, "seconds of the waiting test; 0: none");
+  app.add_option("--wait", settings.wait_seconds, "seconds of the waiting test; 0: none")
+      ->capture_default_str();
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", list, "print the collectives and stop");
   CLI11_PARSE(app, argc, argv);

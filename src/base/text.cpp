@@ -1,5 +1,6 @@
 #include "base/text.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -33,6 +34,17 @@ std::string format_list(const std::vector<int>& numbers) {
   for (size_t i = 1; i < numbers.size(); ++i) {
     text += (i + 1 == numbers.size() ? " and " : ", ") + std::to_string(numbers[i]);
   }
+  return text;
+}
+
+std::string format_list(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 12;
+  if (names.empty()) return "none";
+  std::string text = "'" + names.front() + "'";
+  const size_t shown = std::min(names.size(), kMost);
+  for (size_t i = 1; i < shown; ++i)
+    text += (i + 1 == names.size() ? " and '" : ", '") + names[i] + "'";
+  if (shown < names.size()) text += " and " + std::to_string(names.size() - shown) + " more";
   return text;
 }
 

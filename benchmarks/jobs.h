@@ -1,0 +1,29 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::benchmarks {
+
+/// What is trained: a model, equal on every rank, and its loss on this rank's batch.
+/// peers/jobs.py has the same jobs for PyTorch.
+struct Job {
+  std::shared_ptr<torch::nn::Module> model;
+  std::function<at::Tensor()> forward;                       // the model's output
+  std::function<at::Tensor(const at::Tensor& output)> loss;  // of the output, a scalar
+};
+
+/// mlp, net2000, gpt.
+std::vector<std::string> job_names();
+
+/// Weights depend on the job alone, the batch also on `rank`. Reseeds the default generator.
+Job make_job(const std::string& name, int rank);
+
+/// Steps per timed block: long enough for the clock and for other processes' noise to even out.
+int steps_per_block(const std::string& name);
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,109 @@
+// How fast do ranks train together? Against PyTorch, and against not talking at all.
+#include <tessera/comm.h>
+
+#include "train_modes.h"
+#include "train_options.h"
+#include "train_peers.h"
+#include "train_rank0.h"
+#include "train_sides.h"
+#include "train_table.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <iostream>
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::benchmarks;
+
+constexpr int kCheckedSteps = 3;
+
+struct Timed {
+  Side* side;
+  std::vector<double>* seconds;
+};
+
+/// Blocks of the sides in turn, so that a busy moment of the machine hits all alike; who begins
+/// changes from round to round. The first round only warms up.
+void time_in_turn(std::vector<Timed> sides, int rounds, int steps) {
+  for (int round = 0; round <= rounds; ++round) {
+    for (const auto& [side, seconds] : sides) {
+      const double result = side->time_block(steps);
+      if (round > 0) seconds->push_back(result);
+    }
+    std::rotate(sides.begin(), sides.begin() + 1, sides.end());
+  }
+}
+
+void compare(const std::string& job_name, const std::string& mode, const TrainOptions& options,
+             TrainTable& table) {
+  const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name);
+  auto job = make_job(job_name, rank());
+  parallelise(job, mode);
+  const auto ours = make_local_side(std::move(job));
+  const auto limit = make_local_side(make_job(job_name, rank()));
+  const auto expected = ours->train(kCheckedSteps);
+  for (const auto& name : options.peers) {
+    const auto peer = make_peer(name, job_name, mode);
+    require_agreement(expected, peer->train(kCheckedSteps),
+                      "peer " + name + " (job " + job_name + ", mode " + mode + ")");
+    Comparison row{.job = job_name, .mode = mode, .peer = name};
+    time_in_turn({{ours.get(), &row.tessera_seconds},
+                  {peer.get(), &row.peer_seconds},
+                  {limit.get(), &row.limit_seconds}},
+                 options.pairs, steps);
+    table.add(row);
+  }
+}
+
+void run(const TrainOptions& options) {
+  TrainTable table(options.csv);
+  for (const auto& job : options.jobs) {
+    for (const auto& mode : options.modes) compare(job, mode, options, table);
+  }
+}
+
+int fail(const std::string& message) {
+  std::cerr << "tessera: " << message << std::endl;
+  return 1;
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app(
+      "Training steps of Tessera against PyTorch's, and against the same step without "
+      "communication; results are compared before they are timed",
+      "tessera bench train");
+  TrainOptions options;
+  add_train_options(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return rank() == 0 ? app.exit(error) : 0;
+  }
+  if (!options.list) {
+    run(options);
+  } else if (rank() == 0) {
+    std::cout << list_choices();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    at::set_num_threads(1);
+    init();
+    const int code = parse_and_run(argc, argv);
+    shutdown();
+    return code;
+  } catch (const StoppedByRank0&) {
+    return 0;
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}

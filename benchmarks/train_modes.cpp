@@ -1,0 +1,66 @@
+#include "train_modes.h"
+
+#include <tessera/comm.h>
+#include <tessera/replicate.h>
+
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::benchmarks {
+namespace {
+
+struct Mode {
+  const char* name;
+  void (*apply)(Job&);
+};
+const Mode kModes[] = {
+    {"replicate", [](Job& job) { tessera::replicate(job.model); }},
+};
+
+Group group_of_all(const std::string& backend) {
+  std::vector<int> everybody(static_cast<size_t>(world_size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return new_group(everybody, {.backend = backend});
+}
+
+}  // namespace
+
+std::vector<std::string> mode_names() {
+  std::vector<std::string> names;
+  for (const auto& mode : kModes) names.emplace_back(mode.name);
+  return names;
+}
+
+void parallelise(Job& job, const std::string& name) {
+  for (const auto& mode : kModes) {
+    if (name == mode.name) return mode.apply(job);
+  }
+  TORCH_CHECK_VALUE(false, "bench train: expected a mode of --list, got '", name, "'");
+}
+
+void parallelise_with_reducer(Job& job, const std::string& backend) {
+  const auto parameters = job.model->parameters();
+  const std::vector<bool> sparse(parameters.size(), false);
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(
+      parameters, {c10d::kDefaultFirstBucketBytes, c10d::kDefaultBucketBytesCap}, sparse));
+  // Gradients come in the order opposite to the parameters'; after the first step the reducer
+  // buckets them anew, by the order it saw.
+  std::reverse(buckets.begin(), buckets.end());
+  auto reducer = std::make_shared<c10d::Reducer>(
+      parameters, std::move(buckets), group_of_all(backend), sparse, c10d::kDefaultBucketBytesCap,
+      /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/false,
+      /*param_names=*/std::unordered_map<size_t, std::string>(), c10d::kDefaultFirstBucketBytes,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      /*bucket_bytes_cap_list=*/std::vector<int64_t>());
+  job.forward = [reducer, forward = std::move(job.forward)] {
+    reducer->prepare_for_forward();
+    reducer->rebuild_buckets();
+    auto output = forward();
+    reducer->prepare_for_backward({});
+    return output;
+  };
+}
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "jobs.h"
+
+#include <string>
+#include <vector>
+
+namespace tessera::benchmarks {
+
+/// replicate, …
+std::vector<std::string> mode_names();
+
+/// Makes all ranks train the job together, Tessera's way. Every rank calls it.
+void parallelise(Job& job, const std::string& mode);
+
+/// The same with libtorch's own engine behind DistributedDataParallel, c10d::Reducer, as Python
+/// sets it up by default, over a group of this backend.
+void parallelise_with_reducer(Job& job, const std::string& backend);
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,120 @@
+#include "train_peer_job.h"
+
+#include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
+#include <poll.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace tessera::benchmarks {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kRemedy =
+    "run `make setup`, or name a Python that has it by TESSERA_PYTHON=/path/to/python";
+std::string python() {
+  const char* variable = std::getenv("TESSERA_PYTHON");
+  const std::string path = variable != nullptr ? variable : TESSERA_PYTHON;
+  TORCH_CHECK_VALUE(access(path.c_str(), X_OK) == 0, "bench train: expected a Python with torch ",
+                    TORCH_VERSION, " at ", path, ", but there is no program; ", kRemedy);
+  return path;
+}
+
+std::string without_build(const std::string& version) {
+  return version.substr(0, version.find('+'));
+}
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  return static_cast<int>(std::max<int64_t>(left.count(), 0));
+}
+
+}  // namespace
+
+PeerJob::PeerJob(Options options) : options_(std::move(options)) {
+  auto environment = options_.environment;
+  environment["OMP_NUM_THREADS"] = "1";
+  environment["PYTHONDONTWRITEBYTECODE"] = "1";
+  const auto program = python();
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    everybody_.push_back(rank);
+    processes_.emplace_back(
+        std::vector<std::string>{program, TESSERA_PEERS "/train.py", "--job", options_.job,
+                                 "--mode", options_.mode, "--rank", std::to_string(rank),
+                                 "--world-size", std::to_string(options_.world_size)},
+        environment);
+  }
+  start();
+}
+
+void PeerJob::start() {
+  const auto port = nlohmann::json::parse(receive({0})[0]).at("port").get<int>();
+  for (int rank = 1; rank < options_.world_size; ++rank) send(rank, std::to_string(port));
+  for (const auto& answer : receive(everybody_)) {
+    const auto version = nlohmann::json::parse(answer).at("ready").get<std::string>();
+    TORCH_CHECK_VALUE(without_build(version) == without_build(TORCH_VERSION),
+                      "bench train: expected peer ", options_.name, " to use torch ", TORCH_VERSION,
+                      ", which this program was built with, but its torch is ", version, "; ",
+                      kRemedy);
+  }
+  is_ready_ = true;
+}
+
+std::vector<std::string> PeerJob::ask(const std::string& request) {
+  for (const int rank : everybody_) send(rank, request);
+  return receive(everybody_);
+}
+
+void PeerJob::send(int rank, const std::string& line) {
+  if (!processes_[rank].send(line)) fail_ended(rank);
+}
+
+std::vector<std::string> PeerJob::receive(const std::vector<int>& ranks) {
+  // All at once: when one ends, the others wait for it in vain, and the one that ended knows why.
+  const auto deadline = Clock::now() + kPeerTimeout;
+  std::map<int, std::string> lines;
+  while (lines.size() < ranks.size()) {
+    std::vector<pollfd> waiting;
+    std::vector<int> silent;
+    for (const int rank : ranks) {
+      if (lines.contains(rank)) continue;
+      silent.push_back(rank);
+      waiting.push_back({.fd = processes_[rank].descriptor(), .events = POLLIN, .revents = 0});
+    }
+    if (poll(waiting.data(), waiting.size(), milliseconds_until(deadline)) == 0) {
+      fail(silent[0], c10::str("said nothing for ", kPeerTimeout.count(), " s and was killed"),
+           "Give fewer --steps, or a machine that is less busy");
+    }
+    for (size_t i = 0; i < silent.size(); ++i) {
+      std::string line;
+      const auto received = processes_[silent[i]].receive(line);
+      if (received == PeerProcess::Received::Line) lines[silent[i]] = line;
+      if (received == PeerProcess::Received::End) fail_ended(silent[i]);
+    }
+  }
+  std::vector<std::string> result;
+  for (const int rank : ranks) result.push_back(lines[rank]);
+  return result;
+}
+
+void PeerJob::fail_ended(int rank) {
+  fail(rank, "ended with " + processes_[rank].end(),
+       is_ready_ ? "Run it again; if the machine was short of memory, with fewer ranks"
+                 : std::string("If torch is missing there, ") + kRemedy);
+}
+
+void PeerJob::fail(int rank, const std::string& what, const std::string& remedy) {
+  processes_[rank].end();
+  const auto words = processes_[rank].last_words();
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str("bench train: expected an answer of peer ", options_.name, " (job ", options_.job,
+               ", mode ", options_.mode, "), but its rank ", rank, " ", what,
+               words.empty() ? "; it wrote nothing. " : "; its last words:\n" + words, remedy));
+}
+
+}  // namespace tessera::benchmarks

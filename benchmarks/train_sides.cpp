@@ -1,0 +1,167 @@
+#include "train_sides.h"
+
+#include <tessera/comm.h>
+#include <tessera/optim.h>
+
+#include "train_rank0.h"
+
+#include <ATen/ATen.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace tessera::benchmarks {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kSamples = 64;
+constexpr double kRelative = 1.3e-6;
+constexpr double kAbsolute = 1e-5;
+
+/// As fingerprint() in peers/train.py.
+std::vector<double> fingerprint(const at::Tensor& parameter) {
+  const auto flat = parameter.detach().reshape(-1).to(at::kDouble);
+  const auto sampled =
+      flat.slice(0, 0, std::nullopt, std::max<int64_t>(flat.numel() / kSamples, 1)).contiguous();
+  std::vector<double> result = {static_cast<double>(flat.numel()), flat.sum().item<double>(),
+                                flat.norm().item<double>()};
+  result.insert(result.end(), sampled.const_data_ptr<double>(),
+                sampled.const_data_ptr<double>() + sampled.numel());
+  return result;
+}
+
+RankReport report_of(const std::string& text) {
+  const auto answer = json::parse(text);
+  return {.losses = answer.at("losses"), .parameters = answer.at("parameters")};
+}
+
+double slowest(const std::vector<std::string>& answers) {
+  double seconds = 0;
+  for (const auto& answer : answers)
+    seconds = std::max(seconds, json::parse(answer).at("seconds").get<double>());
+  return seconds;
+}
+
+class LocalSide final : public Side {
+ public:
+  explicit LocalSide(Job job)
+      : job_(std::move(job)), optimizer_(job_.model->parameters(), {.lr = 1e-3, .fused = true}) {}
+
+  Report train(int steps) override {
+    RankReport mine;
+    for (int i = 0; i < steps; ++i) mine.losses.push_back(step().item<double>());
+    for (const auto& parameter : job_.model->parameters())
+      mine.parameters.push_back(fingerprint(parameter));
+    const json text = {{"losses", mine.losses}, {"parameters", mine.parameters}};
+    Report report;
+    for (const auto& answer : gather_bytes(text.dump())) report.push_back(report_of(answer));
+    return report;
+  }
+
+  double time_block(int steps) override {
+    for (int i = 0; i <= steps / 10; ++i) step();
+    barrier();
+    const auto start = Clock::now();
+    for (int i = 0; i < steps; ++i) step();
+    const std::chrono::duration<double> elapsed = Clock::now() - start;
+    return slowest(gather_bytes(json{{"seconds", elapsed.count()}}.dump())) / steps;
+  }
+
+ private:
+  at::Tensor step() {
+    optimizer_.zero_grad();
+    auto loss = job_.loss(job_.forward());
+    loss.backward();
+    optimizer_.step();
+    return loss;
+  }
+
+  Job job_;
+  optim::AdamW optimizer_;
+};
+
+class PythonSide final : public Side {
+ public:
+  explicit PythonSide(PeerJob::Options options) {
+    on_rank0([&] {
+      job_ = std::make_unique<PeerJob>(std::move(options));
+      return std::string();
+    });
+  }
+
+  Report train(int steps) override {
+    Report report;
+    for (const auto& answer : ask("train", steps)) report.push_back(report_of(answer));
+    return report;
+  }
+
+  double time_block(int steps) override { return slowest(ask("time", steps)) / steps; }
+
+ private:
+  std::vector<std::string> ask(const std::string& what, int steps) {
+    return json::parse(
+        on_rank0([&] { return json(job_->ask(what + " " + std::to_string(steps))).dump(); }));
+  }
+
+  std::unique_ptr<PeerJob> job_;  // on rank 0
+};
+
+void require_close(double expected, double actual, double tolerance, const std::string& who,
+                   const std::string& what) {
+  if (std::abs(expected - actual) <= tolerance) return;  // false for NaN
+  stop_all(c10::str("bench train: expected ", who, " to train as Tessera does, but ", what, " is ",
+                    actual, " instead of ", expected, " (tolerance ", tolerance,
+                    "); nothing was measured: one of the two is wrong"));
+}
+
+void compare_parameter(const std::vector<double>& expected, const std::vector<double>& actual,
+                       const std::string& who, const std::string& which) {
+  const double numel = expected[0];
+  require_close(static_cast<double>(expected.size()), static_cast<double>(actual.size()), 0, who,
+                "the number of samples of " + which);
+  require_close(numel, actual[0], 0, who, "the size of " + which);
+  // Rounding errors are independent of each other: those of a sum grow with the root of its length.
+  const double spread = kAbsolute * std::sqrt(numel) + kRelative * expected[2];
+  require_close(expected[1], actual[1], spread, who, "the sum of " + which);
+  require_close(expected[2], actual[2], spread, who, "the norm of " + which);
+  for (size_t i = 3; i < expected.size(); ++i) {
+    require_close(expected[i], actual[i], kAbsolute + kRelative * std::abs(expected[i]), who,
+                  "sample " + std::to_string(i - 3) + " of " + which);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Side> make_local_side(Job job) {
+  return std::make_unique<LocalSide>(std::move(job));
+}
+
+std::unique_ptr<Side> make_python_side(PeerJob::Options options) {
+  return std::make_unique<PythonSide>(std::move(options));
+}
+
+void require_agreement(const Report& expected, const Report& actual, const std::string& who) {
+  TORCH_INTERNAL_ASSERT(expected.size() == actual.size());
+  for (size_t rank = 0; rank < expected.size(); ++rank) {
+    const auto on_rank = " on rank " + std::to_string(rank);
+    const auto& [losses, parameters] = expected[rank];
+    require_close(static_cast<double>(parameters.size()),
+                  static_cast<double>(actual[rank].parameters.size()), 0, who,
+                  "the number of parameters" + on_rank);
+    for (size_t step = 0; step < losses.size(); ++step) {
+      require_close(losses[step], actual[rank].losses.at(step),
+                    kAbsolute + kRelative * std::abs(losses[step]), who,
+                    "the loss of step " + std::to_string(step) + on_rank);
+    }
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      compare_parameter(parameters[i], actual[rank].parameters[i], who,
+                        "parameter " + std::to_string(i) + on_rank);
+    }
+  }
+}
+
+}  // namespace tessera::benchmarks

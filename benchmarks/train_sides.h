@@ -1,0 +1,38 @@
+#pragma once
+
+#include "jobs.h"
+#include "train_peer_job.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::benchmarks {
+
+/// What a rank has to show after training: enough to tell a wrong result from a rounded one.
+struct RankReport {
+  std::vector<double> losses;                   // by step
+  std::vector<std::vector<double>> parameters;  // of each: numel, sum, norm, then sampled elements
+};
+using Report = std::vector<RankReport>;  // by rank
+
+/// One of those that are compared: as many processes as ranks, of one thread each, that train one
+/// job. Every rank calls the members and gets the same result. While one side works, the processes
+/// of the others sleep.
+class Side {
+ public:
+  virtual ~Side() = default;
+  virtual Report train(int steps) = 0;
+  /// Seconds per step, of the slowest rank; a tenth more steps before them warm up.
+  virtual double time_block(int steps) = 0;
+};
+
+/// Trains the job in the calling processes, with AdamW.
+std::unique_ptr<Side> make_local_side(Job job);
+/// Trains in processes of peers/train.py, which rank 0 starts.
+std::unique_ptr<Side> make_python_side(PeerJob::Options options);
+
+/// Throws unless losses and parameters of all ranks agree within float32's tolerance.
+void require_agreement(const Report& expected, const Report& actual, const std::string& who);
+
+}  // namespace tessera::benchmarks

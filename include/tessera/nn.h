@@ -1,0 +1,9 @@
+#pragma once
+
+/// Modules that can be hooked, and what else modules lack in C++.
+///   TESSERA_MODULE(Block);                   instead of TORCH_MODULE(Block)
+///   tessera::nn::Linear up(256, 1024);       instead of torch::nn::Linear
+///   auto handle = tessera::register_forward_hook(up, [](auto& module, auto& args, auto& out) {…});
+#include <tessera/nn/methods.h>
+#include <tessera/nn/modules.h>
+#include <tessera/nn/services.h>

@@ -1,0 +1,150 @@
+#pragma once
+
+#include <tessera/comm.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// Python PyTorch's optimizers on ATen's foreach and fused kernels, bit for bit as there.
+namespace tessera::optim {
+
+/// In Python's order. `foreach`, `fused`: which kernels; by default foreach if all parameters are
+/// on an accelerator, else one parameter after the other. Fused is the fastest, on the CPU as well.
+struct SGDOptions {
+  double lr = 1e-3, momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, maximize = false;
+  std::optional<bool> foreach = std::nullopt, fused = std::nullopt;
+};
+struct AdamOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8, weight_decay = 0;
+  bool amsgrad = false;
+  std::optional<bool> foreach = std::nullopt;
+  bool maximize = false;
+  std::optional<bool> fused = std::nullopt;
+  bool decoupled_weight_decay = false;  // true: AdamW
+};
+struct AdamWOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8, weight_decay = 1e-2;
+  bool amsgrad = false, maximize = false;
+  std::optional<bool> foreach = std::nullopt, fused = std::nullopt;
+};
+
+using ParamGroup = torch::optim::OptimizerParamGroup;
+/// Parameters with options of their own, which are complete: nothing is inherited. A group made
+/// without options has the optimizer's.
+ParamGroup param_group(std::vector<at::Tensor> params, SGDOptions options);
+ParamGroup param_group(std::vector<at::Tensor> params, AdamOptions options);
+ParamGroup param_group(std::vector<at::Tensor> params, AdamWOptions options);
+
+/// What an optimizer keeps for one parameter, by Python's names: "step", "exp_avg", …
+using State = std::map<std::string, at::Tensor>;
+
+/// What SGD, Adam and AdamW share. torch::optim's schedulers work on it: options are read at every
+/// step. Parameters without a gradient are left alone.
+class Optimizer : public torch::optim::Optimizer {
+ public:
+  Optimizer(Optimizer&&) noexcept;
+  Optimizer& operator=(Optimizer&&) noexcept;
+  ~Optimizer() override;
+
+  /// One update; with a closure, first evaluates it (gradients on) and returns its loss.
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void zero_grad(bool set_to_none = true);
+  void add_param_group(const ParamGroup& group);
+
+  /// Empty before the parameter's first step. Valid until the next load.
+  const State& state_of(const at::Tensor& parameter) const;
+  /// Copies `state`, as state_of() gives it, to the parameter's dtype and device; tensors that are
+  /// there already keep their place in memory. An empty one forgets.
+  void load_state_of(const at::Tensor& parameter, const State& state);
+
+  /// For torch::save and torch::load: options and state, parameters by their position.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  class Rule;
+
+ protected:
+  Optimizer(const std::vector<ParamGroup>& groups, std::unique_ptr<Rule> rule,
+            std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+  torch::optim::OptimizerOptions& options_of(size_t group);
+
+ private:
+  friend class GradScaler;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class SGD : public Optimizer {
+ public:
+  explicit SGD(std::vector<at::Tensor> params, SGDOptions options = {});
+  explicit SGD(const std::vector<ParamGroup>& groups, SGDOptions defaults = {});
+  /// Of one group, to read or change between steps.
+  SGDOptions& options(size_t group = 0);
+};
+class Adam : public Optimizer {
+ public:
+  explicit Adam(std::vector<at::Tensor> params, AdamOptions options = {});
+  explicit Adam(const std::vector<ParamGroup>& groups, AdamOptions defaults = {});
+  AdamOptions& options(size_t group = 0);
+};
+class AdamW : public Optimizer {
+ public:
+  explicit AdamW(std::vector<at::Tensor> params, AdamWOptions options = {});
+  explicit AdamW(const std::vector<ParamGroup>& groups, AdamWOptions defaults = {});
+  AdamWOptions& options(size_t group = 0);
+};
+
+/// The norm of all tensors as one vector; 0 if there are none. On the first tensor's device.
+at::Tensor get_total_norm(at::TensorList tensors, double norm_type = 2.0,
+                          bool error_if_nonfinite = false,
+                          std::optional<bool> foreach = std::nullopt);
+/// Scales gradients in place to a total norm of at most `max_norm`; gives the norm they had.
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type = 2.0,
+                           bool error_if_nonfinite = false,
+                           std::optional<bool> foreach = std::nullopt);
+/// Clamps gradients in place to [-clip_value, clip_value].
+void clip_grad_value_(at::TensorList parameters, double clip_value,
+                      std::optional<bool> foreach = std::nullopt);
+
+struct GradScalerOptions {
+  c10::DeviceType device = c10::DeviceType::CUDA;
+  double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+  bool enabled = true;                        // false: everything passes through
+  std::optional<Group> group = std::nullopt;  // its ranks skip steps together, each calls them all
+};
+
+/// Scales losses so that half-precision gradients do not vanish, and skips steps whose gradients
+/// are not finite: scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update();
+class GradScaler {
+ public:
+  explicit GradScaler(GradScalerOptions options = {});
+  ~GradScaler();
+  at::Tensor scale(const at::Tensor& output);
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
+  /// Divides the gradients by the scale, for clipping between it and step(). Once per step.
+  void unscale_(torch::optim::Optimizer& optimizer);
+  void step(torch::optim::Optimizer& optimizer);
+  void update(std::optional<double> new_scale = std::nullopt);
+  double get_scale() const;  // waits for the device
+  bool is_enabled() const;
+  /// By Python's names; between update() and the next scale().
+  std::map<std::string, double> state_dict() const;
+  void load_state_dict(const std::map<std::string, double>& state);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::optim

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct ReplicateOptions;
+
+/// What the engine did; times are of the last synchronising iteration.
+struct ReplicateStats {
+  int64_t iterations = 0;             // backwards that averaged
+  bool buckets_rebuilt = false;       // by the order in which gradients really came
+  std::vector<int64_t> bucket_bytes;  // in the order of launch
+  std::vector<std::vector<std::string>> bucket_parameters;
+  double forward_seconds = 0;
+  double backward_compute_seconds = 0;  // from the end of forward to the last gradient
+  double communication_seconds = 0;     // from the first launch to the last result
+  double overlap_seconds = 0;           // of these, before the last gradient
+};
+
+/// The data parallel engine of one replicated module.
+class ReplicateEngine {
+ public:
+  virtual ~ReplicateEngine() = default;
+  virtual ReplicateStats stats() const = 0;
+  /// Where inputs are moved: one index, or none for the CPU.
+  std::optional<std::vector<int64_t>> device_ids;
+};
+
+/// What replicate keeps with a module.
+class ReplicateState {
+ public:
+  virtual ~ReplicateState() = default;
+  /// Names of the parameters it averages, relative to the module. Empty before the engine exists.
+  virtual std::vector<std::string> param_names() const = 0;
+  /// Null before the first forward of a hookable module. Lives as long as the state.
+  virtual ReplicateEngine* engine() const = 0;
+  virtual bool requires_gradient_sync() const = 0;
+};
+
+/// Null if replicate was never applied to this module.
+std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module);
+template <class M>
+  requires requires(const M& m) { m.operator*(); }
+std::shared_ptr<ReplicateState> replicate_state(const M& module) {
+  return replicate_state(*module);
+}
+
+namespace detail {
+void replicate_module(torch::nn::Module& module, ReplicateOptions options);
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+/// The contract between composable functions (replicate, checkpoint, fully_shard, …): each is
+/// applied to a module at most once, says which others it can't share a module with, leaves the
+/// names of parameters, buffers and submodules alone, and keeps its state with the module.
+namespace tessera::nn {
+
+class ComposableState {
+ public:
+  virtual ~ComposableState() = default;
+};
+
+/// States of one module, in the order of application.
+struct ComposableStates {
+  struct Applied {
+    std::string function;
+    std::shared_ptr<ComposableState> state;
+  };
+  std::vector<Applied> applied;
+
+  std::shared_ptr<ComposableState> find(const std::string& function) const;
+};
+
+/// The state `function` left with this module; null if it was never applied to it.
+std::shared_ptr<ComposableState> find_state(const torch::nn::Module& module,
+                                            const std::string& function);
+/// Names of the functions applied to this module, in order.
+std::vector<std::string> applied_functions(const torch::nn::Module& module);
+
+struct Contract {
+  const char* function;
+  std::vector<std::string> excludes = {};  // functions that must not have been applied
+};
+
+/// Applies a composable function: checks the contract, runs `apply`, checks that names are
+/// unchanged, and keeps the state that it returns. If anything throws the module has no state of
+/// it.
+void apply_composable(torch::nn::Module& module, const Contract& contract,
+                      const std::function<std::shared_ptr<ComposableState>()>& apply);
+
+/// The class of a module as its author wrote it, for messages.
+std::string name_of(const torch::nn::Module& module);
+
+}  // namespace tessera::nn

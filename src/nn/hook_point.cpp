@@ -1,0 +1,152 @@
+#include <tessera/nn/hook_point.h>
+
+#include "nn/backward_passage.h"
+#include "nn/module_hooks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace tessera {
+namespace nn {
+
+template <class Hook>
+HookHandle ModuleHooks::insert(HookList<Hook>& hooks, Hook hook, bool prepend, bool always_call) {
+  auto entry = std::make_shared<HookEntry<Hook>>(HookEntry<Hook>{std::move(hook), always_call});
+  hooks.insert(prepend ? hooks.begin() : hooks.end(), entry);
+  refresh();
+  return HookHandle([this, &hooks, weak = std::weak_ptr(entry), alive = std::weak_ptr(alive_)] {
+    const auto entry = weak.lock();
+    if (!entry || alive.expired()) return;
+    std::erase(hooks, entry);
+    refresh();
+  });
+}
+
+HookHandle ModuleHooks::add(ForwardPreHook hook, ForwardPreHookOptions options) {
+  return insert(before_, std::move(hook), options.prepend);
+}
+
+HookHandle ModuleHooks::add(ForwardHook hook, ForwardHookOptions options) {
+  return insert(after_, std::move(hook), options.prepend, options.always_call);
+}
+
+HookHandle ModuleHooks::add(BackwardPreHook hook) {
+  return insert(before_backward_, std::move(hook), /*prepend=*/false);
+}
+
+HookHandle ModuleHooks::add(BackwardHook hook) {
+  return insert(after_backward_, std::move(hook), /*prepend=*/false);
+}
+
+void ModuleHooks::refresh() {
+  point_.hooked_ =
+      !before_.empty() || !after_.empty() || !before_backward_.empty() || !after_backward_.empty();
+}
+
+HookPoint::HookPoint(torch::nn::Module& module, const std::type_info& type) : module_(module) {
+  name_after(module, type);
+}
+HookPoint::~HookPoint() = default;
+
+ModuleHooks& HookPoint::hooks() {
+  if (!hooks_) hooks_ = std::make_unique<ModuleHooks>(*this);
+  return *hooks_;
+}
+
+struct HookPoint::Call::Snapshot {
+  HookList<ForwardPreHook> before;
+  HookList<ForwardHook> after;
+  std::shared_ptr<BackwardPassage> passage;  // null without backward hooks
+  size_t reached = 0;                        // hooks after forward that have been started
+
+  explicit Snapshot(HookPoint& point)
+      : before(point.hooks().before()), after(point.hooks().after()) {
+    const auto& hooks = point.hooks();
+    if (!hooks.before_backward().empty() || !hooks.after_backward().empty())
+      passage = std::make_shared<BackwardPassage>(point.module(), hooks);
+  }
+};
+
+HookPoint::Call::Call(HookPoint& point, Arguments& arguments)
+    : point_(point), arguments_(arguments), snapshot_(std::make_unique<Snapshot>(point)) {}
+HookPoint::Call::~Call() = default;
+
+// As in Python, the gradients that backward hooks see are those of the arguments that forward gets
+// and of the result that the caller gets.
+void HookPoint::Call::before() {
+  for (const auto& hook : snapshot_->before) hook->run(point_.module(), arguments_);
+  if (snapshot_->passage) snapshot_->passage->enter(arguments_);
+}
+
+void HookPoint::Call::after(Result result) {
+  auto& hooks = snapshot_->after;
+  while (snapshot_->reached < hooks.size()) {
+    hooks[snapshot_->reached++]->run(point_.module(), arguments_, result);
+  }
+  if (snapshot_->passage) snapshot_->passage->leave(result);
+}
+
+void HookPoint::Call::failed() noexcept {
+  auto& hooks = snapshot_->after;
+  auto result = Result::failure();
+  while (snapshot_->reached < hooks.size()) {
+    const auto& hook = *hooks[snapshot_->reached++];
+    if (!hook.always_call) continue;
+    try {
+      hook.run(point_.module(), arguments_, result);
+    } catch (const std::exception& error) {
+      // The first exception is on its way to the caller; a second one can only be told.
+      TORCH_WARN("a hook that is always called threw after a failed forward: ", error.what());
+    } catch (...) {
+      TORCH_WARN("a hook that is always called threw after a failed forward");
+    }
+  }
+}
+
+HookPoint* find_hook_point(torch::nn::Module& module) {
+  auto* hookable = dynamic_cast<Hookable*>(&module);
+  return hookable ? &hookable->tessera_hook_point() : nullptr;
+}
+
+HookPoint& require_hook_point(torch::nn::Module& module, const char* function) {
+  auto* point = find_hook_point(module);
+  TORCH_CHECK_VALUE(point, function, ": expected a module whose calls can be hooked, got ",
+                    name_of(module),
+                    "; declare it with TESSERA_MODULE instead of TORCH_MODULE, or take "
+                    "tessera::nn's module instead of torch::nn's");
+  return *point;
+}
+
+namespace {
+
+template <class Hook>
+ModuleHooks& hooks_for(torch::nn::Module& module, const Hook& hook, const char* function) {
+  TORCH_CHECK_VALUE(hook, function, ": expected a function, got an empty one");
+  return require_hook_point(module, function).hooks();
+}
+
+}  // namespace
+}  // namespace nn
+
+HookHandle register_forward_pre_hook(nn::ModuleRef module, nn::ForwardPreHook hook,
+                                     nn::ForwardPreHookOptions options) {
+  return nn::hooks_for(module, hook, "register_forward_pre_hook").add(std::move(hook), options);
+}
+
+HookHandle register_forward_hook(nn::ModuleRef module, nn::ForwardHook hook,
+                                 nn::ForwardHookOptions options) {
+  return nn::hooks_for(module, hook, "register_forward_hook").add(std::move(hook), options);
+}
+
+HookHandle register_full_backward_pre_hook(nn::ModuleRef module, nn::BackwardPreHook hook) {
+  return nn::hooks_for(module, hook, "register_full_backward_pre_hook").add(std::move(hook));
+}
+
+HookHandle register_full_backward_hook(nn::ModuleRef module, nn::BackwardHook hook) {
+  return nn::hooks_for(module, hook, "register_full_backward_hook").add(std::move(hook));
+}
+
+bool is_hookable(nn::ModuleRef module) { return nn::find_hook_point(module) != nullptr; }
+
+}  // namespace tessera

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <tessera/nn/hook_point.h>
+
+#include "nn/composable.h"
+
+namespace tessera::nn {
+
+/// A registered hook. Shared with the snapshots of running calls.
+template <class Hook>
+struct HookEntry {
+  Hook run;
+  bool always_call = false;
+};
+template <class Hook>
+using HookList = std::vector<std::shared_ptr<HookEntry<Hook>>>;
+
+/// What a hookable module carries besides the user's members.
+class ModuleHooks {
+ public:
+  explicit ModuleHooks(HookPoint& point) : point_(point) {}
+
+  HookHandle add(ForwardPreHook hook, ForwardPreHookOptions options);
+  HookHandle add(ForwardHook hook, ForwardHookOptions options);
+  HookHandle add(BackwardPreHook hook);
+  HookHandle add(BackwardHook hook);
+
+  const HookList<ForwardPreHook>& before() const { return before_; }
+  const HookList<ForwardHook>& after() const { return after_; }
+  const HookList<BackwardPreHook>& before_backward() const { return before_backward_; }
+  const HookList<BackwardHook>& after_backward() const { return after_backward_; }
+  ComposableStates& states() { return states_; }
+
+ private:
+  template <class Hook>
+  HookHandle insert(HookList<Hook>& hooks, Hook hook, bool prepend, bool always_call = false);
+  void refresh();
+
+  HookPoint& point_;
+  HookList<ForwardPreHook> before_;
+  HookList<ForwardHook> after_;
+  HookList<BackwardPreHook> before_backward_;
+  HookList<BackwardHook> after_backward_;
+  ComposableStates states_;
+  // Tells handles whether the module still exists.
+  std::shared_ptr<ModuleHooks*> alive_ = std::make_shared<ModuleHooks*>(this);
+};
+
+/// Null if the module can't be hooked.
+HookPoint* find_hook_point(torch::nn::Module& module);
+/// Throws, naming the function, the module and the remedy, if the module can't be hooked.
+HookPoint& require_hook_point(torch::nn::Module& module, const char* function);
+
+/// Lets Module::name() say `type`, unless it has said something already.
+void name_after(torch::nn::Module& module, const std::type_info& type);
+
+}  // namespace tessera::nn

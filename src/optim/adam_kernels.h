@@ -1,0 +1,22 @@
+#pragma once
+
+#include "optim/rule.h"
+
+namespace tessera::optim {
+
+/// Order of state in a bucket of Adam's.
+enum AdamState : size_t { kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq };
+
+/// What Adam and AdamW calculate with; `options` without the choice of kernels.
+struct AdamStep {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool amsgrad, maximize, decoupled_weight_decay;
+};
+
+/// One parameter after the other. Under a recorder nothing that depends on the step leaves the
+/// tensors; the bits are the same.
+void adam_in_loop(Bucket& bucket, const AdamStep& step);
+void adam_with_lists(Bucket& bucket, const AdamStep& step);
+void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling);
+
+}  // namespace tessera::optim

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::optim {
+
+/// Whether a recorder stands in front of this thread's operators. Numbers that change from step to
+/// step must then stay in tensors, or the recording would repeat the step it saw.
+bool is_recorded();
+
+/// tensor *= factor as Python does it: in reduced precision the factor keeps its own. (The operator
+/// that takes a scalar rounds it first; list kernels do so in Python, too.)
+void scale_(at::Tensor& tensor, double factor);
+
+}  // namespace tessera::optim

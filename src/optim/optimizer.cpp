@@ -1,0 +1,181 @@
+#include "optim/rule.h"
+
+#include <ATen/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_zero.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace tessera::optim {
+
+namespace {
+
+void check_parameters(const char* optimizer, const std::vector<at::Tensor>& params,
+                      const std::vector<ParamGroup>& groups) {
+  std::unordered_set<const c10::TensorImpl*> others;
+  for (const ParamGroup& group : groups)
+    for (const at::Tensor& param : group.params()) others.insert(param.unsafeGetTensorImpl());
+  std::unordered_set<const c10::TensorImpl*> own;
+  for (const auto i : c10::irange(params.size())) {
+    const at::Tensor& param = params[i];
+    TORCH_CHECK_TYPE(param.defined(), optimizer,
+                     ": expected tensors, got an undefined one as parameter ", i,
+                     " of its group; register the parameter before making the optimizer");
+    TORCH_CHECK_VALUE(param.is_leaf() || param.retains_grad(), optimizer,
+                      ": can't optimize a non-leaf tensor, got one of shape ", param.sizes(),
+                      " as parameter ", i,
+                      " of its group; pass the tensor it was computed from, or detach() it");
+    TORCH_CHECK_VALUE(others.count(param.unsafeGetTensorImpl()) == 0, optimizer,
+                      ": some parameters appear in more than one parameter group, parameter ", i,
+                      " of shape ", param.sizes(), " among them; leave it in one of them");
+    TORCH_CHECK_VALUE(own.insert(param.unsafeGetTensorImpl()).second, optimizer,
+                      ": expected distinct parameters, got parameter ", i, " of shape ",
+                      param.sizes(),
+                      " twice in a group; pass it once (libtorch's parameters() lists tied weights "
+                      "under each of their names)");
+  }
+}
+
+std::optional<at::Tensor> moved(const at::Tensor& tensor, c10::Device device) {
+  if (!tensor.defined()) return std::nullopt;
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/true);
+}
+
+}  // namespace
+
+std::optional<at::Tensor> AmpScaling::grad_scale_on(c10::Device device) const {
+  return moved(grad_scale, device);
+}
+
+std::optional<at::Tensor> AmpScaling::found_inf_on(c10::Device device) const {
+  return moved(found_inf, device);
+}
+
+void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !sparse, optimizer,
+      ": fused kernels know no sparse gradients, got one for a parameter of "
+      "shape ",
+      parameter.sizes(), "; leave fused out");
+  const c10::DeviceType device = parameter.device().type();
+  const bool known_device = device == at::kCPU || device == at::kCUDA || device == at::kXPU ||
+                            device == at::kMPS || device == at::kHPU ||
+                            device == at::DeviceType::MTIA || device == at::kPrivateUse1;
+  TORCH_CHECK(known_device && at::isFloatingType(parameter.scalar_type()), optimizer,
+              ": fused expected floating-point parameters on a device with fused kernels, got one "
+              "of ",
+              parameter.scalar_type(), " on ", parameter.device(), "; leave fused out");
+  TORCH_CHECK(!is_plain(parameter) || parameter.is_non_overlapping_and_dense(), optimizer,
+              ": fused expected parameters whose elements lie side by side in memory, got one of "
+              "shape ",
+              parameter.sizes(), " with strides ", parameter.strides(),
+              "; leave fused out, or make the parameter contiguous");
+}
+
+void match_strides(Bucket& bucket) {
+  for (const auto i : c10::irange(bucket.params.size())) {
+    at::Tensor& grad = bucket.grads[i];
+    if (grad.strides() != bucket.params[i].strides())
+      grad = at::empty_like(bucket.params[i], grad.options()).copy_(grad);
+  }
+}
+
+bool Optimizer::Impl::all_fused(std::vector<ParamGroup>& groups) const {
+  return std::all_of(groups.begin(), groups.end(), [&](ParamGroup& group) {
+    return rule->demand(group.options()).fused.value_or(false);
+  });
+}
+
+Optimizer::Optimizer(const std::vector<ParamGroup>& groups, std::unique_ptr<Rule> rule,
+                     std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : torch::optim::Optimizer(std::vector<ParamGroup>{}, std::move(defaults)),
+      impl_(std::make_unique<Impl>()) {
+  impl_->rule = std::move(rule);
+  TORCH_CHECK_VALUE(!groups.empty() && !(groups.size() == 1 && groups[0].params().empty()),
+                    impl_->rule->name(),
+                    ": got an empty parameter list; pass the parameters to optimize, e.g. "
+                    "module->parameters()");
+  for (const ParamGroup& group : groups) add_param_group(group);
+}
+
+Optimizer::Optimizer(Optimizer&&) noexcept = default;
+Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
+Optimizer::~Optimizer() = default;
+
+void Optimizer::add_param_group(const ParamGroup& group) {
+  check_parameters(impl_->rule->name(), group.params(), param_groups_);
+  // Not by the base class, which merges options of the optimizers it knows and drops all others.
+  ParamGroup copy = group;
+  if (!copy.has_options()) copy.set_options(defaults_->clone());
+  impl_->rule->demand(copy.options());
+  param_groups_.push_back(std::move(copy));
+}
+
+at::Tensor Optimizer::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable(true);
+    loss = closure();
+  }
+  impl_->plans.resize(param_groups_.size());
+  for (const auto i : c10::irange(param_groups_.size())) {
+    GroupPlan& plan = impl_->plans[i];
+    const std::vector<at::Tensor>& params = param_groups_[i].params();
+    torch::optim::OptimizerOptions& options = param_groups_[i].options();
+    const Demand demand = impl_->rule->demand(options);
+    const struct Release {
+      GroupPlan& plan;
+      ~Release() { plan.release_grads(); }
+    } release{plan};
+    if (!plan.collect(params, demand, state_.size())) {
+      try {
+        plan.build(params, demand, *impl_->rule, state_);
+      } catch (...) {
+        plan.clear();
+        throw;
+      }
+      TORCH_INTERNAL_ASSERT(plan.collect(params, demand, state_.size()));
+    }
+    for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, impl_->scaling);
+  }
+  return loss;
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> on_devices;
+  for (const ParamGroup& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) {
+      if (!param.grad().defined()) continue;
+      at::Tensor& grad = param.mutable_grad();
+      if (set_to_none) {
+        grad.reset();
+        continue;
+      }
+      if (grad.grad_fn()) {
+        grad.detach_();
+      } else {
+        grad.set_requires_grad(false);
+      }
+      if (on_accelerator(grad)) {
+        on_devices.push_back(grad);
+      } else {
+        grad.zero_();
+      }
+    }
+  }
+  if (!on_devices.empty()) at::_foreach_zero_(on_devices);
+}
+
+torch::optim::OptimizerOptions& Optimizer::options_of(size_t group) {
+  TORCH_CHECK_VALUE(group < param_groups_.size(), impl_->rule->name(),
+                    "::options: expected a group from 0 to ", param_groups_.size() - 1, ", got ",
+                    group, "; the optimizer has ", param_groups_.size(), " groups");
+  return param_groups_[group].options();
+}
+
+}  // namespace tessera::optim

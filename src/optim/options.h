@@ -1,0 +1,33 @@
+#pragma once
+
+#include <tessera/optim.h>
+
+#include <string>
+
+namespace tessera::optim {
+
+/// The options of one parameter group in the form that libtorch's schedulers and archives know.
+template <class Options>
+class GroupOptions final : public torch::optim::OptimizerOptions {
+ public:
+  explicit GroupOptions(Options options) : values(std::move(options)) {}
+
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  double get_lr() const override { return values.lr; }
+  void set_lr(double lr) override { values.lr = lr; }
+
+  Options values;
+};
+
+/// Throws a ValueError in the name of the optimizer unless every number makes sense.
+void check_options(const SGDOptions& options);
+void check_options(const AdamOptions& options);
+void check_options(const AdamWOptions& options);
+
+/// The options of a group of this optimizer; of another kind: a TypeError.
+template <class Options>
+Options& options_as(torch::optim::OptimizerOptions& options, const char* optimizer);
+
+}  // namespace tessera::optim

@@ -1,0 +1,135 @@
+#include "optim/plan.h"
+
+#include "optim/rule.h"
+
+#include <ATen/Tensor.h>
+#include <c10/util/irange.h>
+
+namespace tessera::optim {
+
+namespace {
+
+/// Python's default where neither is named.
+Kernels choose_kernels(const std::vector<at::Tensor>& params, const Demand& demand) {
+  if (demand.fused.value_or(false)) return Kernels::Fused;
+  if (demand.foreach) return *demand.foreach ? Kernels::Foreach : Kernels::Loop;
+  if (demand.fused) return Kernels::Loop;
+  for (const at::Tensor& param : params)
+    if (param.grad().defined() && !on_accelerator(param)) return Kernels::Loop;
+  return Kernels::Foreach;
+}
+
+ParamState& state_in(
+    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states,
+    const at::Tensor& param) {
+  auto& state = states[param.unsafeGetTensorImpl()];
+  if (!state) state = std::make_unique<ParamState>();
+  return static_cast<ParamState&>(*state);
+}
+
+}  // namespace
+
+bool is_plain(const at::Tensor& tensor) {
+  const c10::DispatchKeySet keys = tensor.key_set();
+  return !keys.has_backend(c10::BackendComponent::PrivateUse2Bit) &&
+         !keys.has_backend(c10::BackendComponent::PrivateUse3Bit);
+}
+
+bool on_accelerator(const at::Tensor& tensor) {
+  switch (tensor.device().type()) {
+    case c10::DeviceType::CUDA:
+    case c10::DeviceType::XPU:
+    case c10::DeviceType::MTIA:
+    case c10::DeviceType::PrivateUse1:
+      return is_plain(tensor);
+    default:
+      return false;
+  }
+}
+
+bool GroupPlan::collect(const std::vector<at::Tensor>& params, const Demand& demand,
+                        size_t state_count) {
+  if (!built_ || !(demand == demand_) || members_.size() != params.size() ||
+      state_count_ != state_count) {
+    return false;
+  }
+  for (const auto i : c10::irange(params.size())) {
+    const Member& member = members_[i];
+    const at::Tensor& param = params[i];
+    const at::Tensor& grad = param.grad();
+    bool fits =
+        param.unsafeGetTensorImpl() == member.param && grad.defined() == (member.bucket != kNoGrad);
+    if (fits && grad.defined()) {
+      fits = grad.is_sparse() == buckets_[member.bucket].sparse &&
+             param.scalar_type() == member.dtype && param.device() == member.device;
+      if (fits) buckets_[member.bucket].grads.push_back(grad);
+    }
+    if (!fits) {
+      release_grads();
+      return false;
+    }
+  }
+  return true;
+}
+
+void GroupPlan::build(
+    const std::vector<at::Tensor>& params, const Demand& demand, const Optimizer::Rule& rule,
+    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state) {
+  clear();
+  const Kernels kernels = choose_kernels(params, demand);
+  const std::vector<std::string>& names = rule.state_names();
+  for (const at::Tensor& param : params) {
+    const at::Tensor& grad = param.grad();
+    int index = kNoGrad;
+    if (grad.defined()) {
+      rule.check(param, grad.is_sparse(), kernels);
+      State& tensors = state_in(state, param).tensors;
+      index = bucket_for(param, grad.is_sparse(), kernels, names.size());
+      Bucket& bucket = buckets_[index];
+      bucket.params.push_back(param);
+      bucket.owners.push_back(&tensors);
+      for (const auto i : c10::irange(names.size())) {
+        if ((demand.kept >> i & 1U) == 0) continue;
+        if (rule.starts_with_state() && tensors.count(names[i]) == 0)
+          tensors[names[i]] = rule.new_state(names[i], param, kernels == Kernels::Fused);
+        const auto found = tensors.find(names[i]);
+        bucket.state[i].push_back(found != tensors.end() ? found->second : at::Tensor());
+      }
+    }
+    members_.push_back({param.unsafeGetTensorImpl(), index, param.scalar_type(), param.device()});
+  }
+  for (Bucket& bucket : buckets_) bucket.grads.reserve(bucket.params.size());
+  demand_ = demand;
+  state_count_ = state.size();
+  built_ = true;
+}
+
+int GroupPlan::bucket_for(const at::Tensor& param, bool sparse, Kernels kernels,
+                          size_t state_names) {
+  if (sparse) kernels = Kernels::Loop;  // list kernels know no sparse tensors
+  for (const auto i : c10::irange(buckets_.size())) {
+    const Bucket& bucket = buckets_[i];
+    const at::Tensor& first = bucket.params.front();
+    if (bucket.sparse == sparse && first.scalar_type() == param.scalar_type() &&
+        first.device() == param.device()) {
+      return static_cast<int>(i);
+    }
+  }
+  Bucket& bucket = buckets_.emplace_back();
+  bucket.kernels = kernels;
+  bucket.sparse = sparse;
+  bucket.state.resize(state_names);
+  return static_cast<int>(buckets_.size() - 1);
+}
+
+void GroupPlan::release_grads() {
+  for (Bucket& bucket : buckets_) bucket.grads.clear();
+}
+
+void GroupPlan::clear() {
+  built_ = false;
+  members_.clear();
+  buckets_.clear();
+}
+
+}  // namespace tessera::optim

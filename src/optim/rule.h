@@ -1,0 +1,66 @@
+#pragma once
+
+#include <tessera/optim.h>
+
+#include "optim/plan.h"
+
+#include <string>
+#include <vector>
+
+namespace tessera::optim {
+
+/// Handed to fused kernels by a GradScaler: they divide gradients by `grad_scale` and do nothing if
+/// `found_inf` is not 0. Undefined: no scaling.
+struct AmpScaling {
+  at::Tensor grad_scale;
+  at::Tensor found_inf;
+
+  /// As arguments of a kernel on this device.
+  std::optional<at::Tensor> grad_scale_on(c10::Device device) const;
+  std::optional<at::Tensor> found_inf_on(c10::Device device) const;
+};
+
+/// How one kind of optimizer updates parameters.
+class Optimizer::Rule {
+ public:
+  using Options = torch::optim::OptimizerOptions;
+
+  virtual ~Rule() = default;
+  virtual const char* name() const = 0;
+  /// Names of state tensors, in the order of Bucket::state.
+  virtual const std::vector<std::string>& state_names() const = 0;
+  /// Also checks that the options are of this optimizer's type.
+  virtual Demand demand(Options& options) const = 0;
+  /// Zeros: state `name` of a parameter.
+  virtual at::Tensor new_state(const std::string& name, const at::Tensor& parameter,
+                               bool fused) const = 0;
+  /// False: the first update makes the state.
+  virtual bool starts_with_state() const = 0;
+  /// Throws if these kernels can't take the parameter and its gradient.
+  virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
+  virtual void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const = 0;
+};
+
+/// State of one parameter in libtorch's map.
+struct ParamState final : torch::optim::OptimizerCloneableParamState<ParamState> {
+  State tensors;
+};
+
+struct Optimizer::Impl {
+  std::unique_ptr<Rule> rule;
+  std::vector<GroupPlan> plans;  // by parameter group
+  AmpScaling scaling;            // set for the length of GradScaler::step
+
+  /// Whether every group's kernels take an AmpScaling.
+  bool all_fused(std::vector<ParamGroup>& groups) const;
+  /// Index of the group that has the parameter.
+  static std::optional<size_t> group_of(const std::vector<ParamGroup>& groups,
+                                        const at::Tensor& parameter);
+};
+
+/// What fused kernels demand: floating point, a device they know, memory without gaps.
+void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);
+/// Fused kernels walk through memory: gives every gradient its parameter's strides.
+void match_strides(Bucket& bucket);
+
+}  // namespace tessera::optim

@@ -1,0 +1,178 @@
+#include "optim/arithmetic.h"
+#include "optim/options.h"
+#include "optim/rule.h"
+
+#include <ATen/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_neg.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+
+namespace tessera::optim {
+
+namespace {
+
+constexpr size_t kMomentum = 0;
+const std::vector<std::string>& names() {
+  static const std::vector<std::string> kNames = {"momentum_buffer"};
+  return kNames;
+}
+
+void keep_momentum(Bucket& bucket, size_t i, at::Tensor buffer) {
+  (*bucket.owners[i])[names()[kMomentum]] = buffer;
+  bucket.state[kMomentum][i] = std::move(buffer);
+}
+
+/// The buffer after this gradient; the first gradient becomes the buffer.
+const at::Tensor& advance_momentum(Bucket& bucket, size_t i, const at::Tensor& grad,
+                                   const SGDOptions& options) {
+  at::Tensor& buffer = bucket.state[kMomentum][i];
+  if (buffer.defined()) {
+    scale_(buffer, options.momentum);
+    buffer.add_(grad, 1 - options.dampening);
+  } else {
+    keep_momentum(bucket, i, grad.clone());
+  }
+  return buffer;
+}
+
+void update_in_loop(Bucket& bucket, const SGDOptions& options) {
+  for (const auto i : c10::irange(bucket.params.size())) {
+    at::Tensor& param = bucket.params[i];
+    at::Tensor grad = options.maximize ? bucket.grads[i].neg() : bucket.grads[i];
+    if (options.weight_decay != 0) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !bucket.sparse,
+          "SGD: weight_decay of a sparse gradient is not there, got one for "
+          "a parameter of shape ",
+          param.sizes(), "; put the parameter into a group without weight_decay");
+      grad = grad.add(param, options.weight_decay);
+    }
+    if (options.momentum != 0) {
+      const at::Tensor& buffer = advance_momentum(bucket, i, grad, options);
+      grad = options.nesterov ? grad.add(buffer, options.momentum) : buffer;
+    }
+    param.add_(grad, -options.lr);
+  }
+}
+
+void update_with_lists(Bucket& bucket, const SGDOptions& options) {
+  std::vector<at::Tensor> made;
+  at::TensorList grads = bucket.grads;
+  if (options.maximize) {
+    made = at::_foreach_neg(grads);
+    grads = made;
+  }
+  if (options.weight_decay != 0) {
+    if (options.maximize) {
+      at::_foreach_add_(grads, bucket.params, options.weight_decay);
+    } else {
+      made = at::_foreach_add(grads, bucket.params, options.weight_decay);
+      grads = made;
+    }
+  }
+  if (options.momentum != 0) {
+    std::vector<at::Tensor>& buffers = bucket.state[kMomentum];
+    const bool first = std::any_of(buffers.begin(), buffers.end(),
+                                   [](const at::Tensor& buffer) { return !buffer.defined(); });
+    if (first) {
+      for (const auto i : c10::irange(buffers.size()))
+        advance_momentum(bucket, i, grads[i], options);
+    } else {
+      at::_foreach_mul_(buffers, options.momentum);
+      at::_foreach_add_(buffers, grads, 1 - options.dampening);
+    }
+    if (options.nesterov && !made.empty()) {
+      at::_foreach_add_(grads, buffers, options.momentum);
+    } else if (options.nesterov) {
+      made = at::_foreach_add(grads, buffers, options.momentum);
+      grads = made;
+    } else {
+      grads = buffers;
+    }
+  }
+  at::_foreach_add_(bucket.params, grads, -options.lr);
+}
+
+void update_fused(at::TensorList params, at::TensorList grads, at::TensorList buffers,
+                  bool first_step, const SGDOptions& options, const AmpScaling& scaling) {
+  const c10::Device device = params.front().device();
+  at::_fused_sgd_(params, grads, buffers, options.weight_decay, options.momentum, options.lr,
+                  options.dampening, options.nesterov, options.maximize, first_step,
+                  scaling.grad_scale_on(device), scaling.found_inf_on(device));
+}
+
+/// Parameters whose first gradient comes later than others' need a call of their own.
+void update_fused(Bucket& bucket, const SGDOptions& options, const AmpScaling& scaling) {
+  match_strides(bucket);
+  std::vector<at::Tensor>& buffers = bucket.state[kMomentum];
+  std::vector<at::Tensor> params[2], grads[2], states[2];  // [is it the first]
+  const bool some_first = std::any_of(buffers.begin(), buffers.end(),
+                                      [](const at::Tensor& buffer) { return !buffer.defined(); });
+  if (!some_first) {
+    update_fused(bucket.params, bucket.grads, buffers, /*first_step=*/false, options, scaling);
+    return;
+  }
+  for (const auto i : c10::irange(bucket.params.size())) {
+    const bool first = !buffers[i].defined();
+    // Zeros, for a scaler may skip the step that would have filled them.
+    if (first) keep_momentum(bucket, i, at::zeros_like(bucket.params[i]));
+    params[first].push_back(bucket.params[i]);
+    grads[first].push_back(bucket.grads[i]);
+    states[first].push_back(buffers[i]);
+  }
+  for (const bool first : {true, false}) {
+    if (params[first].empty()) continue;
+    update_fused(params[first], grads[first], states[first], first, options, scaling);
+  }
+}
+
+class SgdRule final : public Optimizer::Rule {
+ public:
+  const char* name() const override { return "SGD"; }
+  const std::vector<std::string>& state_names() const override { return names(); }
+
+  Demand demand(Options& options) const override {
+    const auto& values = options_as<SGDOptions>(options, name());
+    return {values.foreach, values.fused, values.momentum != 0 ? 1U << kMomentum : 0U};
+  }
+
+  at::Tensor new_state(const std::string&, const at::Tensor& parameter, bool) const override {
+    return at::zeros_like(parameter);
+  }
+
+  bool starts_with_state() const override { return false; }
+
+  void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const override {
+    if (kernels == Kernels::Fused) check_fused(name(), parameter, sparse);
+  }
+
+  void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const override {
+    const auto& values = options_as<SGDOptions>(options, name());
+    switch (bucket.kernels) {
+      case Kernels::Loop:
+        return update_in_loop(bucket, values);
+      case Kernels::Foreach:
+        return update_with_lists(bucket, values);
+      case Kernels::Fused:
+        return update_fused(bucket, values, scaling);
+    }
+  }
+};
+
+}  // namespace
+
+SGD::SGD(std::vector<at::Tensor> params, SGDOptions options)
+    : SGD(std::vector<ParamGroup>{ParamGroup(std::move(params))}, options) {}
+
+SGD::SGD(const std::vector<ParamGroup>& groups, SGDOptions defaults)
+    : Optimizer(groups, std::make_unique<SgdRule>(),
+                (check_options(defaults), std::make_unique<GroupOptions<SGDOptions>>(defaults))) {}
+
+SGDOptions& SGD::options(size_t group) { return options_as<SGDOptions>(options_of(group), "SGD"); }
+
+}  // namespace tessera::optim

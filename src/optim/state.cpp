@@ -1,0 +1,89 @@
+#include "optim/rule.h"
+
+#include <ATen/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+
+namespace tessera::optim {
+
+namespace {
+
+void check_state(const std::string& caller, const std::vector<std::string>& names, unsigned kept,
+                 const at::Tensor& parameter, const State& state, bool complete) {
+  for (const auto& [name, tensor] : state) {
+    TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), name) != names.end(), caller,
+                      ": expected state of ", c10::Join(", ", names), ", got \"", name,
+                      "\"; load the state of the same kind of optimizer");
+    const bool fits = tensor.defined() &&
+                      (name == "step" ? tensor.numel() == 1 : tensor.sizes() == parameter.sizes());
+    TORCH_CHECK_VALUE(fits, caller, ": expected \"", name, "\" of shape ",
+                      name == "step" ? at::IntArrayRef() : parameter.sizes(), ", got ",
+                      tensor.defined() ? c10::str(tensor.sizes()) : "an undefined tensor",
+                      "; load the state of the same parameter");
+  }
+  if (!complete || state.empty()) return;
+  for (const auto i : c10::irange(names.size())) {
+    TORCH_CHECK_VALUE((kept >> i & 1U) == 0 || state.count(names[i]) == 1, caller, ": expected \"",
+                      names[i], "\" for a parameter of shape ", parameter.sizes(),
+                      ", got state without it; load state that was saved with the same options");
+  }
+}
+
+}  // namespace
+
+std::optional<size_t> Optimizer::Impl::group_of(const std::vector<ParamGroup>& groups,
+                                                const at::Tensor& parameter) {
+  for (const auto i : c10::irange(groups.size()))
+    for (const at::Tensor& param : groups[i].params())
+      if (param.is_same(parameter)) return i;
+  return std::nullopt;
+}
+
+const State& Optimizer::state_of(const at::Tensor& parameter) const {
+  static const State kNone;
+  const auto found = state_.find(parameter.unsafeGetTensorImpl());
+  if (found != state_.end()) return static_cast<const ParamState&>(*found->second).tensors;
+  TORCH_CHECK_VALUE(Impl::group_of(param_groups_, parameter), impl_->rule->name(),
+                    "::state_of: expected one of the optimizer's parameters, got another tensor; "
+                    "pass the very tensor that the optimizer was made with");
+  return kNone;
+}
+
+void Optimizer::load_state_of(const at::Tensor& parameter, const State& state) {
+  const at::NoGradGuard no_grad;
+  const std::string caller = std::string(impl_->rule->name()) + "::load_state_of";
+  const auto group = Impl::group_of(param_groups_, parameter);
+  TORCH_CHECK_VALUE(group, caller,
+                    ": expected one of the optimizer's parameters, got another tensor; pass the "
+                    "very tensor that the optimizer was made with");
+  const Demand demand = impl_->rule->demand(param_groups_[*group].options());
+  check_state(caller, impl_->rule->state_names(), demand.kept, parameter, state,
+              impl_->rule->starts_with_state());
+  for (GroupPlan& plan : impl_->plans) plan.clear();
+  if (state.empty()) {
+    state_.erase(parameter.unsafeGetTensorImpl());
+    return;
+  }
+  auto& slot = state_[parameter.unsafeGetTensorImpl()];
+  if (!slot) slot = std::make_unique<ParamState>();
+  State& tensors = static_cast<ParamState&>(*slot).tensors;
+  State loaded;
+  for (const auto& [name, value] : state) {
+    at::Tensor& target = loaded[name];
+    const auto existing = tensors.find(name);
+    if (value.is_sparse()) {
+      target = value.to(parameter.options().layout(at::kSparse), /*non_blocking=*/false,
+                        /*copy=*/true);
+      continue;
+    }
+    target = existing != tensors.end() && !existing->second.is_sparse()
+                 ? existing->second
+                 : impl_->rule->new_state(name, parameter, demand.fused.value_or(false));
+    target.copy_(name == "step" ? value.reshape({}) : value);
+  }
+  tensors = std::move(loaded);
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <tessera/replicate/comm_hooks.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace tessera::replication {
+
+/// How the gradients of a bucket travel.
+enum class Travel {
+  InPlace,  // large ones are reduced where they are, small ones through the flat buffer
+  Flat,     // all through the flat buffer: comm hooks, bucket views, and backends that want one
+            // message
+  Sparse,   // one gradient, its indices and values gathered
+};
+
+struct BucketSettings {
+  Group group;
+  Travel travel;
+  bool gradients_are_views;  // only with Travel::Flat
+  bool in_background;        // false: launch() returns with the result
+};
+
+/// Gradients that are averaged together.
+class Bucket {
+ public:
+  Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& parameters,
+         const BucketSettings& settings);
+
+  const std::vector<size_t>& members() const { return members_; }
+  size_t bytes() const { return bytes_; }
+  bool is_complete() const { return pending_ == 0; }
+
+  /// Forgets the last iteration.
+  void reset();
+  /// The member's gradient is in its parameter.
+  void collect(size_t position);
+  /// The member has none in this iteration: its old one, or zeros, travels for it.
+  void collect_missing(size_t position);
+  bool is_missing(size_t position) const { return slots_[position].is_missing; }
+
+  void launch(size_t index, bool is_last, const CommHook& hook);
+  void wait();
+  /// Puts the results into the parameters' gradients. `is_used` says of missing members whether
+  /// any rank has a gradient for them; if not, what they have stays.
+  void deliver(const std::vector<bool>& is_used);
+
+ private:
+  struct Slot {
+    at::Tensor parameter;
+    at::Tensor view;      // of the flat buffer; undefined if the gradient travels by itself
+    at::Tensor traveler;  // by itself: the gradient, or what stands in for it
+    bool is_missing = false;
+  };
+  void make_buffer(const BucketSettings& settings);
+  void put(Slot& slot, const at::Tensor& gradient);
+  c10::intrusive_ptr<c10d::Work> reduce();
+  void reduce_sparse();
+
+  Group group_;
+  Travel travel_;
+  bool gradients_are_views_;
+  bool in_background_;
+  std::vector<size_t> members_;
+  std::vector<Slot> slots_;
+  size_t bytes_ = 0;
+  size_t pending_ = 0;
+  at::Tensor buffer_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  BucketFuture future_;
+};
+
+}  // namespace tessera::replication

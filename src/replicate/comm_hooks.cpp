@@ -1,0 +1,71 @@
+#include <tessera/replicate/comm_hooks.h>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace tessera {
+namespace {
+
+/// A future of one tensor that completes with the work.
+BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,
+                       std::function<at::Tensor()> result) {
+  const auto type = c10::TensorType::get();
+  if (!work) {
+    auto done = c10::make_intrusive<c10::ivalue::Future>(type);
+    done->markCompleted(result());
+    return done;
+  }
+  return work->getFuture()->then(
+      [result = std::move(result)](c10::ivalue::Future& future) -> c10::IValue {
+        if (future.hasError()) future.value();  // throws the collective's own error
+        return result();
+      },
+      type);
+}
+
+c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& group) {
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  return group->getBackend(tensor.device().type())->allreduce(tensors, options);
+}
+
+BucketFuture compress(GradBucket& bucket, c10::ScalarType dtype) {
+  const auto small = bucket.buffer().to(dtype);
+  return future_of(average(small, bucket.group()), [small, buffer = bucket.buffer()] {
+    buffer.copy_(small);
+    return buffer;
+  });
+}
+
+}  // namespace
+
+GradBucket::GradBucket(size_t index, bool is_last, at::Tensor buffer,
+                       std::vector<at::Tensor> parameters, Group group)
+    : index_(index),
+      is_last_(is_last),
+      buffer_(std::move(buffer)),
+      parameters_(std::move(parameters)),
+      group_(std::move(group)) {}
+
+std::vector<at::Tensor> GradBucket::gradients() const {
+  std::vector<at::Tensor> views;
+  int64_t offset = 0;
+  for (const auto& parameter : parameters_) {
+    views.push_back(parameter.is_non_overlapping_and_dense()
+                        ? buffer_.as_strided(parameter.sizes(), parameter.strides(), offset)
+                        : buffer_.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+  return views;
+}
+
+BucketFuture allreduce_hook(GradBucket& bucket) {
+  return future_of(average(bucket.buffer(), bucket.group()),
+                   [buffer = bucket.buffer()] { return buffer; });
+}
+
+BucketFuture fp16_compress_hook(GradBucket& bucket) { return compress(bucket, at::kHalf); }
+BucketFuture bf16_compress_hook(GradBucket& bucket) { return compress(bucket, at::kBFloat16); }
+
+}  // namespace tessera

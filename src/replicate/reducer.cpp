@@ -1,0 +1,286 @@
+#include "replicate/reducer.h"
+
+#include <tessera/nn/hooks.h>
+
+#include "base/text.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::replication {
+
+Reducer::Reducer(ManagedParameters parameters, ReducerSettings settings)
+    : parameters_(std::move(parameters)), settings_(std::move(settings)) {
+  const auto& tensors = parameters_.tensors;
+  uses_.assign(tensors.size(), 1);
+  learns_uses_ = settings_.static_graph;
+  // Until the order of gradients is known, one bucket per kind; where it can't be learned, the
+  // last registered come first.
+  const bool will_rebuild = settings_.static_graph || !settings_.find_unused;
+  const BucketLimits unlimited{.first = kUnlimited, .rest = kUnlimited};
+  auto assignment =
+      assign_buckets(tensors, parameters_.is_sparse, will_rebuild ? unlimited : settings_.limits);
+  std::reverse(assignment.buckets.begin(), assignment.buckets.end());
+  rebuilt_ = !will_rebuild;
+  make_buckets(assignment);
+}
+
+void Reducer::attach() {
+  for (size_t i = 0; i < parameters_.tensors.size(); ++i) {
+    register_post_accumulate_grad_hook(parameters_.tensors[i],
+                                       [weak = weak_from_this(), i](const at::Tensor&) {
+                                         if (const auto self = weak.lock()) self->on_gradient(i);
+                                       });
+  }
+}
+
+void Reducer::make_buckets(const Assignment& assignment) {
+  buckets_.clear();
+  places_.resize(parameters_.tensors.size());
+  for (const auto& members : assignment.buckets) {
+    const auto device = parameters_.tensors[members[0]].device().type();
+    const bool may_work_in_place = !settings_.views && !hook_ &&
+                                   settings_.group->getBackend(device)->getBackendName() == "shm";
+    const auto travel = parameters_.is_sparse[members[0]] ? Travel::Sparse
+                        : may_work_in_place               ? Travel::InPlace
+                                                          : Travel::Flat;
+    for (size_t position = 0; position < members.size(); ++position)
+      places_[members[position]] = {buckets_.size(), position};
+    buckets_.emplace_back(
+        members, parameters_.tensors,
+        BucketSettings{.group = settings_.group,
+                       .travel = travel,
+                       .gradients_are_views = settings_.views && travel == Travel::Flat,
+                       .in_background = settings_.in_background});
+  }
+}
+
+void Reducer::set_hook(CommHook hook) {
+  hook_ = std::move(hook);
+  Assignment same;
+  for (const auto& bucket : buckets_) same.buckets.push_back(bucket.members());
+  make_buckets(same);  // a hook wants flat buckets
+}
+
+std::vector<std::string> Reducer::missing_names() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < expected_.size(); ++i) {
+    if (expected_[i] > 0) names.push_back(parameters_.names[i]);
+  }
+  return names;
+}
+
+void Reducer::check_finished() const {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::Sync || taken_ == 0 || taken_ == parameters_.tensors.size()) return;
+  if (order_.empty()) return;  // only parameters known to be unused were taken: no backward yet
+  TORCH_CHECK(false, "replicate: expected every parameter of ", settings_.module_name,
+              " to get a gradient in the last backward before the next forward, but these got "
+              "none: ",
+              format_list(missing_names()),
+              ". Either they are not used by the loss (pass find_unused_parameters = true, or "
+              "ignored_modules), or backward ended early");
+}
+
+void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds) {
+  check_finished();
+  const std::lock_guard lock(mutex_);
+  forward_seconds_ = forward_seconds;
+  if (!synchronise) {
+    phase_ = Phase::Local;
+    return;
+  }
+  start_iteration(unused);
+}
+
+void Reducer::start_iteration(const std::vector<size_t>& unused) {
+  phase_ = Phase::Sync;
+  began_ = last_gradient_ = first_launch_ = Clock::now();
+  for (auto& bucket : buckets_) bucket.reset();
+  expected_ = uses_;
+  is_missing_.assign(parameters_.tensors.size(), false);
+  order_.clear();
+  next_launch_ = taken_ = 0;
+  if (learns_uses_) {
+    std::fill(uses_.begin(), uses_.end(), 0);
+    return;
+  }
+  for (const size_t index : unused) take(index, /*is_missing=*/true);
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    if (uses_[i] == 0 && !is_missing_[i]) take(i, /*is_missing=*/true);
+  }
+}
+
+void Reducer::check_gradient(size_t index) const {
+  const auto& parameter = parameters_.tensors[index];
+  const auto& name = parameters_.names[index];
+  TORCH_CHECK(phase_ != Phase::Idle, "replicate: parameter '", name, "' of ", settings_.module_name,
+              " got a gradient, but there was no forward through the replicated module since its "
+              "gradients were last averaged; call the module itself (not its parts, not a "
+              "reference to its base class), once per backward");
+  const auto& gradient = parameter.grad();
+  TORCH_CHECK_NOT_IMPLEMENTED(!gradient.requires_grad(),
+                              "replicate: expected a gradient without "
+                              "a graph for parameter '",
+                              name,
+                              "', got one of backward(create_graph = true); gradients of averaged "
+                              "gradients are not supported");
+  TORCH_CHECK_TYPE(gradient.scalar_type() == parameter.scalar_type(),
+                   "replicate: expected a gradient of ", parameter.scalar_type(),
+                   " for parameter '", name, "', got ", gradient.scalar_type());
+  TORCH_CHECK_TYPE(gradient.is_sparse() == parameters_.is_sparse[index], "replicate: expected a ",
+                   parameters_.is_sparse[index] ? "sparse" : "dense", " gradient for parameter '",
+                   name, "', got a ", gradient.is_sparse() ? "sparse" : "dense",
+                   " one; gradients are taken for sparse where an Embedding or EmbeddingBag says "
+                   "sparse(true)");
+}
+
+void Reducer::on_gradient(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ == Phase::Local) return;
+  if (phase_ == Phase::Idle && !settings_.has_forward) {
+    if (!requires_sync_) return;
+    start_iteration({});
+  }
+  check_gradient(index);
+  queue_end_of_backward();
+  last_gradient_ = Clock::now();
+  if (learns_uses_) {
+    if (uses_[index]++ == 0) order_.push_back(index);
+    return;
+  }
+  TORCH_CHECK(expected_[index] > 0, "replicate: parameter '", parameters_.names[index], "' of ",
+              settings_.module_name,
+              is_missing_[index]
+                  ? " got a gradient, though the outputs of the last forward don't depend on it; "
+                    "call forward once per backward"
+                  : " got a second gradient in one iteration; if the model uses it several times "
+                    "in separate backwards (nested checkpoints), pass static_graph = true");
+  if (--expected_[index] > 0) return;
+  order_.push_back(index);
+  take(index, /*is_missing=*/false);
+}
+
+void Reducer::take(size_t index, bool is_missing) {
+  const auto [bucket, position] = places_[index];
+  is_missing_[index] = is_missing;
+  expected_[index] = 0;
+  if (is_missing)
+    buckets_[bucket].collect_missing(position);
+  else
+    buckets_[bucket].collect(position);
+  ++taken_;
+  if (settings_.in_background && !order_.empty()) launch_complete();
+}
+
+void Reducer::launch_complete() {
+  // One order on all ranks, or the collectives of two buckets would meet each other.
+  while (next_launch_ < buckets_.size() && buckets_[next_launch_].is_complete())
+    launch(next_launch_++);
+}
+
+void Reducer::launch(size_t index) {
+  if (index == 0) first_launch_ = Clock::now();
+  buckets_[index].launch(index, index + 1 == buckets_.size(), hook_);
+}
+
+void Reducer::queue_end_of_backward() {
+  if (callback_queued_) return;
+  callback_queued_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->end_backward(); });
+}
+
+void Reducer::settle_static_graph() {
+  learns_uses_ = false;
+  expected_ = uses_;
+  for (size_t i = 0; i < uses_.size(); ++i) take(i, uses_[i] == 0);
+}
+
+void Reducer::end_backward() {
+  const std::lock_guard lock(mutex_);
+  callback_queued_ = false;
+  if (phase_ != Phase::Sync) return;
+  if (learns_uses_) settle_static_graph();
+  if (taken_ < parameters_.tensors.size()) return;  // another backward may bring the rest
+  finish_iteration();
+}
+
+std::vector<bool> Reducer::agree_on_used() {
+  std::vector<bool> is_used(parameters_.tensors.size(), true);
+  if (!settings_.find_unused && !settings_.static_graph) return is_used;
+  std::vector<int32_t> counts;
+  for (const bool is_missing : is_missing_) counts.push_back(is_missing ? 0 : 1);
+  const auto device = parameters_.tensors[0].device();
+  std::vector<at::Tensor> used{at::tensor(counts, at::kInt).to(device)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::SUM;
+  options.asyncOp = false;
+  const auto work = settings_.group->getBackend(device.type())->allreduce(used, options);
+  if (work) work->wait();
+  const auto result = used[0].cpu();
+  for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = result.const_data_ptr<int32_t>()[i] > 0;
+  return is_used;
+}
+
+void Reducer::finish_iteration() {
+  const at::NoGradGuard no_grad;
+  launch_complete();
+  for (auto& bucket : buckets_) bucket.wait();
+  const auto is_used = agree_on_used();
+  done_ = Clock::now();
+  for (auto& bucket : buckets_) bucket.deliver(is_used);
+  phase_ = Phase::Idle;
+  ++iterations_;
+  if (!rebuilt_) rebuild_buckets();
+}
+
+void Reducer::rebuild_buckets() {
+  rebuilt_ = true;
+  // Unused ones of a static graph come last: they are ready before any other.
+  std::vector<bool> is_ordered(parameters_.tensors.size(), false);
+  for (const size_t index : order_) is_ordered[index] = true;
+  for (size_t i = 0; i < is_ordered.size(); ++i) {
+    if (!is_ordered[i]) order_.push_back(i);
+  }
+  const auto own = at::tensor(std::vector<int64_t>(order_.begin(), order_.end()), at::kLong);
+  const auto device = parameters_.tensors[0].device();
+  std::vector<at::Tensor> order{own.to(device)};
+  c10d::BroadcastOptions options;
+  options.asyncOp = false;
+  const auto work = settings_.group->getBackend(device.type())->broadcast(order, options);
+  if (work) work->wait();
+  const auto agreed = order[0].cpu();
+  const auto* indices = agreed.const_data_ptr<int64_t>();
+  make_buckets(assign_buckets(parameters_.tensors, parameters_.is_sparse, settings_.limits,
+                              std::vector<size_t>(indices, indices + agreed.numel())));
+}
+
+ReplicateStats Reducer::stats() const {
+  const std::lock_guard lock(mutex_);
+  const auto seconds = [](Clock::time_point from, Clock::time_point to) {
+    return std::max(0.0, std::chrono::duration<double>(to - from).count());
+  };
+  ReplicateStats stats;
+  stats.iterations = iterations_;
+  stats.buckets_rebuilt = rebuilt_;
+  for (const auto& bucket : buckets_) {
+    stats.bucket_bytes.push_back(static_cast<int64_t>(bucket.bytes()));
+    auto& names = stats.bucket_parameters.emplace_back();
+    for (const size_t member : bucket.members()) names.push_back(parameters_.names[member]);
+  }
+  if (iterations_ == 0) return stats;
+  stats.forward_seconds = forward_seconds_;
+  stats.backward_compute_seconds = seconds(began_, last_gradient_);
+  stats.communication_seconds = seconds(first_launch_, done_);
+  stats.overlap_seconds = seconds(first_launch_, std::min(last_gradient_, done_));
+  return stats;
+}
+
+}  // namespace tessera::replication

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <tessera/replicate/state.h>
+
+#include "replicate/bucket.h"
+#include "replicate/bucket_assignment.h"
+
+#include <c10/util/FunctionRef.h>
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+
+namespace tessera::replication {
+
+struct ManagedParameters {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> names;
+  std::vector<bool> is_sparse;
+};
+
+struct ReducerSettings {
+  std::string module_name;  // for messages
+  Group group;
+  BucketLimits limits;
+  bool find_unused;
+  bool views;
+  bool static_graph;
+  bool in_background;
+  bool has_forward;  // begin() tells of every forward; without, every backward averages
+};
+
+/// Averages gradients while backward runs. One iteration: begin() at the end of forward, then
+/// on_gradient() per parameter, in any order; buckets are launched in one order on all ranks as
+/// they fill; a callback at the end of backward waits for the results and delivers them.
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  Reducer(ManagedParameters parameters, ReducerSettings settings);
+  /// Hooks the parameters. Apart from the constructor, which has no shared_ptr yet.
+  void attach();
+
+  void set_hook(CommHook hook);
+  bool has_started() const { return iterations_ > 0; }
+  void require_sync(bool required) { requires_sync_ = required; }
+
+  /// Throws if the last backward left parameters without gradient.
+  void check_finished() const;
+  /// A forward has ended. `unused`: indices of parameters that its outputs do not depend on.
+  void begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds);
+
+  const ManagedParameters& parameters() const { return parameters_; }
+  ReplicateStats stats() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  /// What a gradient means when it comes.
+  enum class Phase {
+    Idle,   // no forward since the last average: an error
+    Local,  // it is only added up
+    Sync,   // it is averaged
+  };
+
+  void make_buckets(const Assignment& assignment);
+  void start_iteration(const std::vector<size_t>& unused);
+  void on_gradient(size_t index);
+  void check_gradient(size_t index) const;
+  void take(size_t index, bool is_missing);
+  void launch_complete();
+  void launch(size_t index);
+  void queue_end_of_backward();
+  void end_backward();
+  void settle_static_graph();
+  std::vector<bool> agree_on_used();
+  void finish_iteration();
+  void rebuild_buckets();
+  std::vector<std::string> missing_names() const;
+
+  ManagedParameters parameters_;
+  ReducerSettings settings_;
+  CommHook hook_;
+  bool requires_sync_ = true;
+
+  mutable std::mutex mutex_;  // gradients of several devices come on several threads
+  Phase phase_ = Phase::Idle;
+  std::vector<Bucket> buckets_;
+  struct Place {
+    size_t bucket;
+    size_t position;
+  };
+  std::vector<Place> places_;  // by parameter
+  std::vector<int> expected_;  // gradients still to come in this iteration
+  std::vector<int> uses_;      // of a static graph, as the first iteration showed
+  std::vector<bool> is_missing_;
+  std::vector<size_t> order_;  // in which gradients came
+  size_t next_launch_ = 0;
+  size_t taken_ = 0;
+  bool callback_queued_ = false;
+  bool rebuilt_ = false;
+  bool learns_uses_ = false;  // first iteration of a static graph
+
+  int64_t iterations_ = 0;
+  double forward_seconds_ = 0;
+  Clock::time_point began_, last_gradient_, first_launch_, done_;
+};
+
+}  // namespace tessera::replication

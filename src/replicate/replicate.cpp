@@ -1,0 +1,100 @@
+#include <tessera/replicate.h>
+
+#include "nn/module_hooks.h"
+#include "replicate/state_impl.h"
+
+#include <c10/util/Exception.h>
+
+namespace tessera {
+namespace replication {
+namespace {
+
+constexpr const char* kName = "replicate";
+
+void add_hooks(torch::nn::Module& module, const std::shared_ptr<State>& state) {
+  auto& hooks = nn::require_hook_point(module, kName).hooks();
+  // The module owns the state and the hooks, so they end together.
+  hooks.add(
+      [state](torch::nn::Module&, nn::Arguments& arguments) {
+        state->before_forward([&](nn::TensorVisitor visit) { arguments.for_each_tensor(visit); });
+      },
+      nn::ForwardPreHookOptions{});
+  hooks.add(
+      [state](torch::nn::Module&, nn::Arguments&, nn::Result& result) {
+        state->after_forward([&](nn::TensorVisitor visit) { result.for_each_tensor(visit); });
+      },
+      nn::ForwardHookOptions{});
+}
+
+std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
+                                              const char* function) {
+  std::vector<std::shared_ptr<State>> states;
+  if (auto own = state_of(module)) states.push_back(std::move(own));
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    if (auto state = state_of(*part)) states.push_back(std::move(state));
+  }
+  TORCH_CHECK_VALUE(!states.empty(), function,
+                    ": expected a replicated module, or one with "
+                    "replicated parts, got ",
+                    nn::name_of(module), "; call replicate first");
+  return states;
+}
+
+}  // namespace
+
+std::shared_ptr<State> state_of(const torch::nn::Module& module) {
+  return std::dynamic_pointer_cast<State>(nn::find_state(module, kName));
+}
+
+std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options, bool is_wrapped) {
+  const bool is_hooked = !is_wrapped && is_hookable(module);
+  const auto boundary = is_wrapped  ? Boundary::Wrapper
+                        : is_hooked ? Boundary::Hooks
+                                    : Boundary::None;
+  std::shared_ptr<State> state;
+  nn::apply_composable(module, {.function = kName, .excludes = {"fully_shard"}}, [&] {
+    state = std::make_shared<State>(module, std::move(options), boundary);
+    if (is_hooked)
+      add_hooks(module, state);
+    else
+      state->build();
+    return state;
+  });
+  return state;
+}
+
+}  // namespace replication
+
+void detail::replicate_module(torch::nn::Module& module, ReplicateOptions options) {
+  replication::apply(module, std::move(options), /*is_wrapped=*/false);
+}
+
+std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module) {
+  return replication::state_of(module);
+}
+
+void set_requires_gradient_sync(torch::nn::Module& module, bool requires_sync) {
+  for (const auto& state : replication::states_in(module, "set_requires_gradient_sync"))
+    state->set_requires_sync(requires_sync);
+}
+
+void register_comm_hook(torch::nn::Module& module, CommHook hook) {
+  const auto state = replication::state_of(module);
+  TORCH_CHECK_VALUE(state, "register_comm_hook: expected a replicated module, got ",
+                    nn::name_of(module), "; call replicate first");
+  state->set_hook(std::move(hook));
+}
+
+NoSync::NoSync(torch::nn::Module& module) {
+  for (const auto& state : replication::states_in(module, "NoSync")) {
+    before_.emplace_back(state, state->requires_gradient_sync());
+    state->set_requires_sync(false);
+  }
+}
+
+NoSync::~NoSync() {
+  for (const auto& [state, required] : before_)
+    static_cast<replication::State&>(*state).set_requires_sync(required);
+}
+
+}  // namespace tessera

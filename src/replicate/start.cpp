@@ -1,0 +1,159 @@
+#include "replicate/start.h"
+
+#include "nn/composable.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/api/include/torch/nn/modules/embedding.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <sstream>
+#include <unordered_set>
+
+namespace tessera::replication {
+namespace {
+
+constexpr int64_t kBroadcastBytes = int64_t{250} << 20;
+
+bool has_sparse_gradient(const torch::nn::Module& module) {
+  if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module))
+    return embedding->options.sparse();
+  if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module))
+    return bag->options.sparse();
+  return false;
+}
+
+using Visit = c10::function_ref<void(const torch::nn::Module&, const std::string& prefix)>;
+
+void walk(const torch::nn::Module& module, const std::string& prefix, bool is_root,
+          const std::set<const torch::nn::Module*>& ignored, Visit visit) {
+  if (ignored.count(&module) || nn::find_state(module, "fully_shard")) return;
+  if (!is_root && nn::find_state(module, "replicate")) return;
+  visit(module, prefix);
+  for (const auto& child : module.named_children())
+    walk(*child.value(), prefix + child.key() + ".", false, ignored, visit);
+}
+
+std::string describe(const ManagedParameters& parameters, size_t index) {
+  std::ostringstream out;
+  const auto& tensor = parameters.tensors[index];
+  out << parameters.names[index] << " " << tensor.sizes() << " " << tensor.strides() << " "
+      << tensor.scalar_type();
+  return out.str();
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+ManagedParameters collect_parameters(const torch::nn::Module& module,
+                                     const std::set<const torch::nn::Module*>& ignored) {
+  ManagedParameters result;
+  std::unordered_set<const at::TensorImpl*> seen;
+  walk(module, "", /*is_root=*/true, ignored,
+       [&](const torch::nn::Module& part, const std::string& prefix) {
+         for (const auto& item : part.named_parameters(/*recurse=*/false)) {
+           const auto& tensor = item.value();
+           if (!tensor.defined() || !tensor.requires_grad()) continue;
+           if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+           result.tensors.push_back(tensor);
+           result.names.push_back(prefix + item.key());
+           result.is_sparse.push_back(has_sparse_gradient(part));
+         }
+       });
+  return result;
+}
+
+std::vector<at::Tensor> collect_buffers(const torch::nn::Module& module,
+                                        const std::set<const torch::nn::Module*>& ignored) {
+  std::vector<at::Tensor> buffers;
+  walk(module, "", /*is_root=*/true, ignored,
+       [&](const torch::nn::Module& part, const std::string&) {
+         for (const auto& item : part.named_buffers(/*recurse=*/false)) {
+           if (item.value().defined()) buffers.push_back(item.value());
+         }
+       });
+  return buffers;
+}
+
+void verify_parameters(const ManagedParameters& parameters, const Group& group) {
+  std::string own;
+  for (size_t i = 0; i < parameters.tensors.size(); ++i) own += describe(parameters, i) + "\n";
+  const auto all = gather_bytes(own, group);
+  const auto first = split_lines(all[0]);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    const auto other = split_lines(all[rank]);
+    size_t i = 0;
+    while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
+    const auto line = [&](const std::vector<std::string>& lines) {
+      return i < lines.size() ? lines[i] : std::string("none");
+    };
+    TORCH_CHECK(false, "replicate: expected the same parameters on all ranks, but parameter ", i,
+                " is ", line(first), " on rank 0 (of ", first.size(), ") and ", line(other),
+                " on rank ", rank, " (of ", other.size(),
+                "); name, sizes, strides and dtype must agree: build the model alike on all ranks");
+  }
+}
+
+void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group) {
+  const at::NoGradGuard no_grad;
+  std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> kinds;
+  for (const auto& tensor : tensors)
+    kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
+  for (const auto& [kind, members] : kinds) {
+    for (size_t begin = 0; begin < members.size();) {
+      std::vector<at::Tensor> flat;
+      size_t end = begin;
+      for (int64_t bytes = 0; end < members.size() && bytes < kBroadcastBytes; ++end) {
+        flat.push_back(members[end].detach().contiguous().view(-1));
+        bytes += static_cast<int64_t>(members[end].nbytes());
+      }
+      std::vector<at::Tensor> message{at::cat(flat)};
+      const auto work = group->getBackend(message[0].device().type())->broadcast(message);
+      if (work) work->wait();
+      int64_t offset = 0;
+      for (; begin < end; ++begin) {
+        const auto& member = members[begin];
+        member.detach().copy_(message[0].narrow(0, offset, member.numel()).view(member.sizes()));
+        offset += member.numel();
+      }
+    }
+  }
+}
+
+std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& parameters) {
+  using torch::autograd::Node;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> to_visit;
+  const auto reach = [&](const Node* node) {
+    if (node != nullptr && seen.insert(node).second) to_visit.push_back(node);
+  };
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    reach(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!to_visit.empty()) {
+    const auto* node = to_visit.back();
+    to_visit.pop_back();
+    for (const auto& edge : node->next_edges()) reach(edge.function.get());
+  }
+  std::vector<size_t> unused;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    // A parameter that never was in a graph has no accumulator yet.
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameters[i]);
+    if (!accumulator || !seen.count(accumulator.get())) unused.push_back(i);
+  }
+  return unused;
+}
+
+}  // namespace tessera::replication

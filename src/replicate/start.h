@@ -1,0 +1,29 @@
+#pragma once
+
+#include "replicate/reducer.h"
+
+#include <torch/csrc/api/include/torch/nn/module.h>
+
+#include <set>
+
+/// What happens once, before the first iteration.
+namespace tessera::replication {
+
+/// Parameters below `module` that need a gradient, depth first; not those of ignored, fully sharded
+/// or separately replicated modules. One that is shared is taken once.
+ManagedParameters collect_parameters(const torch::nn::Module& module,
+                                     const std::set<const torch::nn::Module*>& ignored);
+std::vector<at::Tensor> collect_buffers(const torch::nn::Module& module,
+                                        const std::set<const torch::nn::Module*>& ignored);
+
+/// Throws on every rank, naming the first parameter that differs, unless all ranks of the group
+/// have the same.
+void verify_parameters(const ManagedParameters& parameters, const Group& group);
+/// Group rank 0's values, on all ranks.
+void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group);
+
+/// Indices of parameters that none of `outputs` depends on.
+std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& parameters);
+
+}  // namespace tessera::replication

@@ -1,0 +1,161 @@
+#include "replicate/state_impl.h"
+
+#include "base/warm_memory.h"
+#include "replicate/managed.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <sched.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace tessera::replication {
+namespace {
+
+std::optional<c10::Device> device_of(const c10::IValue& id) {
+  if (id.isNone()) return std::nullopt;
+  TORCH_CHECK(id.isInt() || id.isDevice(),
+              "replicate: Expected device_id to be int or torch.device, "
+              "but got ",
+              id.tagKind(), "; pass one index or one c10::Device");
+  const auto device =
+      id.isDevice() ? id.toDevice()
+                    : c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(id.toInt()));
+  if (device.is_cpu()) return std::nullopt;
+  return device;
+}
+
+bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+State::State(torch::nn::Module& module, ReplicateOptions options, Boundary boundary)
+    : module_(module),
+      options_(std::move(options)),
+      boundary_(boundary),
+      device_(device_of(options_.device_id)) {
+  TORCH_CHECK_VALUE(!options_.group || !options_.mesh,
+                    "replicate: expected a group or a mesh, got both; leave one out");
+  TORCH_CHECK_VALUE(
+      !options_.mesh || options_.mesh->ndim() == 1, "replicate: expected a 1-D mesh, got a ",
+      options_.mesh ? options_.mesh->ndim() : 0, "-D one; slice it first, e.g. mesh[\"dp\"]");
+  TORCH_CHECK_VALUE(!options_.bucket_cap_mb || *options_.bucket_cap_mb > 0,
+                    "replicate: expected bucket_cap_mb to be positive, got ",
+                    options_.bucket_cap_mb.value_or(0));
+  TORCH_CHECK_VALUE(boundary != Boundary::None || !(device_ || options_.find_unused_parameters),
+                    "replicate: expected a module whose calls can be hooked for ",
+                    device_ ? "device_id" : "find_unused_parameters", ", got ", nn::name_of(module),
+                    "; declare it with TESSERA_MODULE instead of TORCH_MODULE");
+  for (const auto& ignored : options_.ignored_modules) ignored_.insert(&*ignored);
+}
+
+State::~State() {
+  if (engine_) forget_managed(engine_->reducer().parameters().tensors);
+}
+
+std::vector<std::string> State::param_names() const {
+  return engine_ ? engine_->reducer().parameters().names : std::vector<std::string>();
+}
+
+void State::check_parameters(const ManagedParameters& parameters) const {
+  const auto& tensors = parameters.tensors;
+  TORCH_CHECK_VALUE(!tensors.empty(), "replicate: expected ", nn::name_of(module_),
+                    " to have a parameter that requires grad, but it has none; there is nothing to "
+                    "average");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    TORCH_CHECK_VALUE(tensors[i].device().type() == tensors[0].device().type(),
+                      "replicate: expected all parameters on one kind of device, but '",
+                      parameters.names[0], "' is on ", tensors[0].device(), " and '",
+                      parameters.names[i], "' on ", tensors[i].device(), "; move the module first");
+  }
+  TORCH_CHECK_VALUE(!device_ || device_->type() == tensors[0].device().type(),
+                    "replicate: expected device_id to name the parameters' device, ",
+                    tensors[0].device(), ", got ", device_ ? device_->str() : "",
+                    "; leave it out for a module on the CPU");
+}
+
+bool State::has_cores_to_spare() const {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  return usable >= 2 * world_size(group_);
+}
+
+void State::build() {
+  group_ = options_.group  ? options_.group
+           : options_.mesh ? options_.mesh->group(0)
+                           : default_group();
+  auto parameters = collect_parameters(module_, ignored_);
+  check_parameters(parameters);
+  const auto device = parameters.tensors[0].device().type();
+  if (options_.broadcast_buffers) buffers_ = collect_buffers(module_, ignored_);
+  if (options_.init_sync) {
+    verify_parameters(parameters, group_);
+    broadcast_values(parameters.tensors, group_);
+    broadcast_values(buffers_, group_);
+  }
+  const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
+  const auto reducer = std::make_shared<Reducer>(
+      std::move(parameters),
+      ReducerSettings{.module_name = nn::name_of(module_),
+                      .group = group_,
+                      .limits = limits_of(options_.bucket_cap_mb),
+                      .find_unused = options_.find_unused_parameters,
+                      .views = options_.gradient_as_bucket_view,
+                      .static_graph = options_.static_graph,
+                      .in_background = options_.overlap.value_or(!is_shm || has_cores_to_spare()),
+                      .has_forward = boundary_ != Boundary::None});
+  remember_managed(reducer->parameters(), nn::name_of(module_));
+  if (hook_) reducer->set_hook(hook_);
+  reducer->require_sync(requires_sync_);
+  reducer->attach();
+  engine_ = std::make_unique<Engine>(reducer);
+  if (device_) engine_->device_ids = {device_->index()};
+  if (device == c10::DeviceType::CPU) keep_memory_warm();
+}
+
+void State::set_requires_sync(bool required) {
+  requires_sync_ = required;
+  if (engine_) engine_->reducer().require_sync(required);
+}
+
+void State::set_hook(CommHook hook) {
+  TORCH_CHECK_VALUE(hook, "register_comm_hook: expected a function, got an empty one");
+  TORCH_CHECK(!hook_, "register_comm_hook: ", nn::name_of(module_), " already has a comm hook");
+  TORCH_CHECK(!engine_ || !engine_->reducer().has_started(),
+              "register_comm_hook: expected to be called before the first backward of ",
+              nn::name_of(module_), ", which has had one");
+  hook_ = std::move(hook);
+  if (engine_) engine_->reducer().set_hook(hook_);
+}
+
+void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
+  if (is_in_backward()) return;  // a checkpoint computes again what has been counted
+  if (!engine_) build();
+  if (device_) {
+    for_each_input([&](at::Tensor& tensor) {
+      if (tensor.defined()) tensor = tensor.to(*device_, /*non_blocking=*/true);
+    });
+  }
+  if (!c10::GradMode::is_enabled()) return;
+  engine_->reducer().check_finished();
+  if (requires_sync_ && !buffers_.empty()) broadcast_values(buffers_, group_);
+  forward_began_ = std::chrono::steady_clock::now();
+}
+
+void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
+  if (is_in_backward() || !engine_ || !c10::GradMode::is_enabled()) return;
+  std::vector<size_t> unused;
+  auto& reducer = engine_->reducer();
+  if (requires_sync_ && options_.find_unused_parameters && !options_.static_graph) {
+    std::vector<at::Tensor> outputs;
+    for_each_output([&](at::Tensor& tensor) { outputs.push_back(tensor); });
+    unused = find_unused(outputs, reducer.parameters().tensors);
+  }
+  reducer.begin(requires_sync_, unused, seconds_since(forward_began_));
+}
+
+}  // namespace tessera::replication

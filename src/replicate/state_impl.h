@@ -1,0 +1,65 @@
+#pragma once
+
+#include <tessera/replicate.h>
+
+#include "nn/composable.h"
+#include "replicate/start.h"
+
+namespace tessera::replication {
+
+/// How calls of a replicated module are seen.
+enum class Boundary {
+  Hooks,    // hooks of a hookable module
+  Wrapper,  // DistributedDataParallel calls before and after
+  None,     // a plain module: not at all
+};
+
+class Engine final : public ReplicateEngine {
+ public:
+  explicit Engine(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
+  ReplicateStats stats() const override { return reducer_->stats(); }
+  Reducer& reducer() { return *reducer_; }
+
+ private:
+  std::shared_ptr<Reducer> reducer_;
+};
+
+class State final : public nn::ComposableState, public ReplicateState {
+ public:
+  /// Checks what can be checked without the other ranks.
+  State(torch::nn::Module& module, ReplicateOptions options, Boundary boundary);
+  ~State() override;
+
+  std::vector<std::string> param_names() const override;
+  ReplicateEngine* engine() const override { return engine_.get(); }
+  bool requires_gradient_sync() const override { return requires_sync_; }
+
+  /// Joins the other ranks; a collective.
+  void build();
+  void set_requires_sync(bool required);
+  void set_hook(CommHook hook);
+
+  void before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_input);
+  void after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
+
+ private:
+  void check_parameters(const ManagedParameters& parameters) const;
+  bool has_cores_to_spare() const;
+
+  torch::nn::Module& module_;
+  ReplicateOptions options_;
+  Boundary boundary_;
+  std::set<const torch::nn::Module*> ignored_;
+  std::optional<c10::Device> device_;  // where inputs go
+  Group group_;
+  bool requires_sync_ = true;
+  CommHook hook_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<at::Tensor> buffers_;
+  std::chrono::steady_clock::time_point forward_began_;
+};
+
+std::shared_ptr<State> state_of(const torch::nn::Module& module);
+std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options, bool is_wrapped);
+
+}  // namespace tessera::replication

@@ -1,4 +1,10 @@
 #pragma once
 
+#include <tessera/checkpoint.h>
 #include <tessera/comm.h>
 #include <tessera/mesh.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+#include <tessera/replicate.h>
+#include <tessera/replicate/ddp.h>
+#include <tessera/state_dict.h>

@@ -1,5 +1,7 @@
 #include "comm/arguments.h"
 
+#include "comm/dtype_names.h"
+
 #include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
@@ -52,8 +54,8 @@ const Tensors& Arguments::only(const TensorLists& lists) const {
 
 void Arguments::check_same_dtype(const at::Tensor& tensor, const at::Tensor& other) const {
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), backend_, ": ", name_,
-                   ": expected tensors of one dtype, got ", tensor.scalar_type(), " and ",
-                   other.scalar_type());
+                   ": expected tensors of one dtype, got ", name_of_dtype(tensor.scalar_type()),
+                   " and ", name_of_dtype(other.scalar_type()));
 }
 
 void Arguments::check_parts(const char* what, const Tensors& parts, const at::Tensor& like,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "comm/store_keys.h"
+
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -20,7 +22,8 @@ struct BackendRequest {
   std::string group_name;
   std::vector<int> world_ranks;  // by group rank, for messages
   std::chrono::milliseconds timeout;
-  int ranks_on_host = 1;  // of the world: they share its cores
+  int ranks_on_host = 1;     // of the world: they share its cores
+  Processes processes = {};  // by group rank
 };
 
 using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);

@@ -8,8 +8,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include <algorithm>
 
 namespace tessera {
 namespace {
@@ -50,11 +53,29 @@ at::Tensor cut_blocks(const at::Tensor& tensor, int64_t dim, int64_t ranks) {
   return dim == 0 ? tensor.contiguous() : at::cat(tensor.chunk(ranks, dim), 0);
 }
 
-void check_tensor(const char* caller, const at::Tensor& tensor) {
+/// Meta tensors pass: they ask what would come out, and move nothing.
+void check_device(const char* caller, const at::Tensor& tensor, const Group& group) {
+  const auto device = tensor.device();
+  const auto served = group->getDeviceTypes();
+  const auto is_it = [&](c10::Device other) { return other.type() == device.type(); };
+  if (device.is_meta() || std::any_of(served.begin(), served.end(), is_it)) return;
+  std::string places;
+  for (const auto& other : served) {
+    places += c10::str(places.empty() ? "" : " or ", other.type(), " (",
+                       group->getBackend(other.type())->getBackendName(), ")");
+  }
+  TORCH_CHECK_VALUE(false, caller, ": expected a tensor on ", places, " in group '",
+                    group->getGroupName(), "', got one on ", device, "; move it there with .to(), ",
+                    "or make the group with a backend for ", device.type(),
+                    device.is_cuda() ? " (nccl)" : "");
+}
+
+void check_tensor(const char* caller, const at::Tensor& tensor, const Group& group) {
   TORCH_CHECK_VALUE(tensor.defined(), caller, ": expected a tensor, got an undefined one");
   TORCH_CHECK_VALUE(tensor.layout() == c10::kStrided, caller,
                     ": expected a dense tensor, got layout ", tensor.layout(),
                     "; call .to_dense() first");
+  check_device(caller, tensor, group);
 }
 
 int64_t wrap_dim(const char* caller, const at::Tensor& tensor, int64_t dim) {
@@ -191,19 +212,19 @@ std::vector<int64_t> complete_splits(const char* which, const at::Tensor& tensor
 
 at::Tensor all_reduce(const at::Tensor& tensor, ReduceOp op, const Group& group) {
   const auto used = comm::resolve(group, "all_reduce");
-  check_tensor("all_reduce", tensor);
+  check_tensor("all_reduce", tensor, used);
   return AllReduce::apply(tensor, static_cast<int64_t>(op.op_), used);
 }
 
 at::Tensor all_gather(const at::Tensor& tensor, int64_t dim, const Group& group) {
   const auto used = comm::resolve(group, "all_gather");
-  check_tensor("all_gather", tensor);
+  check_tensor("all_gather", tensor, used);
   return AllGather::apply(tensor, wrap_dim("all_gather", tensor, dim), used);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim, ReduceOp op, const Group& group) {
   const auto used = comm::resolve(group, "reduce_scatter");
-  check_tensor("reduce_scatter", tensor);
+  check_tensor("reduce_scatter", tensor, used);
   dim = wrap_dim("reduce_scatter", tensor, dim);
   TORCH_CHECK_VALUE(tensor.size(dim) % used->getSize() == 0, "reduce_scatter: expected dimension ",
                     dim, " to be divisible by ", used->getSize(), " ranks, got sizes ",
@@ -214,14 +235,14 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, int64_t dim, ReduceOp op, co
 at::Tensor all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& output_splits,
                       const std::vector<int64_t>& input_splits, const Group& group) {
   const auto used = comm::resolve(group, "all_to_all");
-  check_tensor("all_to_all", tensor);
+  check_tensor("all_to_all", tensor, used);
   return AllToAll::apply(tensor, complete_splits("output", tensor, output_splits, used->getSize()),
                          complete_splits("input", tensor, input_splits, used->getSize()), used);
 }
 
 at::Tensor broadcast(const at::Tensor& tensor, int source, const Group& group) {
   const auto used = comm::resolve(group, "broadcast");
-  check_tensor("broadcast", tensor);
+  check_tensor("broadcast", tensor, used);
   TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(),
                     "broadcast: expected a source from 0 to ", used->getSize() - 1, ", got ",
                     source);

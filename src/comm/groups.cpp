@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "comm/backends.h"
+#include "comm/closing.h"
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
@@ -92,7 +93,8 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .group_name = options.description.empty() ? name : options.description + ": " + name,
       .world_ranks = ranks,
       .timeout = options.timeout.value_or(context.timeout),
-      .ranks_on_host = context.world.local_world_size};
+      .ranks_on_host = context.world.local_world_size,
+      .processes = processes_of(context.world, ranks)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   add_backends(
@@ -105,6 +107,20 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
   context.groups.push_back(group);
   context.group_ranks[name] = ranks;
   return group;
+}
+
+Processes processes_of(const World& world, const std::vector<int>& ranks) {
+  Processes processes;
+  if (world.processes.empty()) return processes;
+  for (const int rank : ranks) processes.push_back(world.processes[rank]);
+  return processes;
+}
+
+void begin_end(const Group& group, std::chrono::steady_clock::time_point deadline) {
+  for (const auto device : group->getDeviceTypes()) {
+    if (auto* closing = dynamic_cast<Closing*>(group->getBackend(device.type()).get()))
+      closing->begin_close(deadline);
+  }
 }
 
 void end_group(const Group& group) {

@@ -21,6 +21,8 @@
 namespace tessera {
 namespace {
 
+// For what is under way in all groups together when a rank leaves.
+constexpr std::chrono::seconds kCloseGrace{10};
 // How long rank 0 keeps the store for ranks that are still leaving.
 constexpr std::chrono::milliseconds kLeaveGrace{2000};
 
@@ -88,6 +90,8 @@ void shutdown() {
     context->mesh_groups.clear();
   }
   context->default_group.reset();
+  const auto deadline = std::chrono::steady_clock::now() + kCloseGrace;
+  for (const auto& group : groups) comm::begin_end(group, deadline);
   while (!groups.empty()) {
     try {
       comm::end_group(groups.back());

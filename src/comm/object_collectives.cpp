@@ -1,7 +1,7 @@
 // Barriers, and bytes instead of tensors.
 #include <tessera/comm.h>
 
-#include "comm/context.h"
+#include "comm/groups.h"
 #include "comm/store_keys.h"
 
 #include <ATen/ops/empty.h>
@@ -80,9 +80,13 @@ void monitored_barrier(const Group& group, std::optional<std::chrono::millisecon
     const std::lock_guard lock(context->mutex);
     count = context->barrier_counts[used->getGroupName()]++;
   }
-  comm::exchange(*used->getStore(), "monitored barrier " + std::to_string(count), used->getRank(),
-                 used->getSize(), "here", limit,
-                 "monitored_barrier in group '" + used->getGroupDesc() + "'");
+  comm::exchange({.store = *used->getStore(),
+                  .rank = used->getRank(),
+                  .size = used->getSize(),
+                  .timeout = limit,
+                  .caller = "monitored_barrier in group '" + used->getGroupDesc() + "'",
+                  .processes = comm::processes_of(context->world, ranks(used))},
+                 "monitored barrier " + std::to_string(count), "here");
 }
 
 std::string broadcast_bytes(const std::string& bytes, int source, const Group& group) {

@@ -1,12 +1,12 @@
 #include "comm/rendezvous.h"
 
 #include "base/text.h"
+#include "comm/file_store.h"
 #include "comm/host.h"
 #include "comm/store_address.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -82,7 +82,7 @@ StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milli
   return store;
 }
 
-StorePtr open_file_store(const Launch& launch, const StoreAddress& address) {
+StorePtr open_store_in_file(const Launch& launch, const StoreAddress& address) {
   const auto folder = std::filesystem::path(address.path).parent_path();
   std::error_code error;
   TORCH_CHECK_VALUE(std::filesystem::is_directory(folder, error), "init: rank ", launch.rank,
@@ -91,7 +91,7 @@ StorePtr open_file_store(const Launch& launch, const StoreAddress& address) {
   TORCH_CHECK_VALUE(!std::filesystem::is_directory(address.path, error), "init: rank ", launch.rank,
                     ": init_method \"", launch.init_method,
                     "\" is a folder, expected the path of a file");
-  return c10::make_intrusive<c10d::FileStore>(address.path, launch.world_size);
+  return open_file_store(address.path, launch.rank, launch.world_size);
 }
 
 /// One rank on its way into the world; see Note [joining].
@@ -103,7 +103,7 @@ class Joining {
   World join() {
     say_world_size();
     claim_rank();
-    store_->set(host_key(launch_.rank), host_identity());
+    store_->set(host_key(launch_.rank), c10::str(getpid(), " ", host_identity()));
     if (store_->add("arrived", 1) == launch_.world_size) store_->compareSet("verdict", "", kAgreed);
     wait_for_verdict();
     return describe_world();
@@ -202,18 +202,32 @@ class Joining {
                 .world_size = launch_.world_size,
                 .serves_store = serves_store(launch_),
                 .store = store_};
-    if (store_->hasExtendedApi()) {
-      for (const auto& host : store_->multiGet(keys))
-        world.hosts.emplace_back(host.begin(), host.end());
-    } else {
-      for (const auto& key : keys) world.hosts.push_back(store_->get_to_str(key));
+    std::vector<int> pids;
+    for (const auto& text : get_all(keys)) {
+      const auto blank = text.find(' ');
+      pids.push_back(std::stoi(text.substr(0, blank)));
+      world.hosts.push_back(text.substr(blank + 1));
     }
     const std::string& here = world.hosts[launch_.rank];
+    for (int rank = 0; rank < launch_.world_size; ++rank)
+      world.processes.push_back(world.hosts[rank] == here ? PeerProcess::watch(pids[rank])
+                                                          : nullptr);
     world.local_world_size = std::count(world.hosts.begin(), world.hosts.end(), here);
     const int local_rank =
         std::count(world.hosts.begin(), world.hosts.begin() + launch_.rank, here);
     world.local_rank = launch_.local_rank.value_or(local_rank);
     return world;
+  }
+
+  std::vector<std::string> get_all(const std::vector<std::string>& keys) {
+    std::vector<std::string> values;
+    if (store_->hasExtendedApi()) {
+      for (const auto& value : store_->multiGet(keys))
+        values.emplace_back(value.begin(), value.end());
+    } else {
+      for (const auto& key : keys) values.push_back(store_->get_to_str(key));
+    }
+    return values;
   }
 
   static std::string host_key(int rank) { return c10::str("host/", rank); }
@@ -250,7 +264,7 @@ StorePtr open_store(const Launch& launch, milliseconds timeout) {
   const StoreAddress address = parse_store_address(launch.init_method);
   StorePtr store = address.kind == StoreAddress::Kind::Tcp
                        ? open_tcp_store(launch, address, timeout)
-                       : open_file_store(launch, address);
+                       : open_store_in_file(launch, address);
   store->setTimeout(timeout);
   return store;
 }

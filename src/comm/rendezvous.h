@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/launch.h"
+#include "comm/store_keys.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -20,6 +21,7 @@ struct World {
   /// By rank. Equal strings: the same machine, in namespaces that let processes pass each other
   /// descriptors.
   std::vector<std::string> hosts = {};
+  Processes processes = {};  // by rank; empty in a world without peers
   /// Keys of this joining only: a world joined again in the same store has others.
   c10::intrusive_ptr<c10d::Store> store = {};
 };

@@ -3,11 +3,23 @@
 #include "base/text.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
 
 namespace tessera::comm {
 namespace {
 
-std::vector<int> missing_ranks(c10d::Store& store, const std::vector<std::string>& keys) {
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Keys = std::vector<std::string>;  // by rank
+
+/// How often a rank that waits looks whether its peers still live.
+constexpr milliseconds kHealthCheck{500};
+
+std::string key_of(const std::string& topic, int rank) { return c10::str(topic, "/", rank); }
+
+std::vector<int> missing_ranks(c10d::Store& store, const Keys& keys) {
   std::vector<int> missing;
   for (size_t rank = 0; rank < keys.size(); ++rank) {
     if (!store.check({keys[rank]})) missing.push_back(static_cast<int>(rank));
@@ -15,18 +27,48 @@ std::vector<int> missing_ranks(c10d::Store& store, const std::vector<std::string
   return missing;
 }
 
+/// Throws if a process that has not set its key has ended.
+void check_processes(const Meeting& meeting, const Keys& keys) {
+  for (size_t rank = 0; rank < meeting.processes.size(); ++rank) {
+    const auto& process = meeting.processes[rank];
+    if (!process || !process->has_exited()) continue;
+    TORCH_CHECK(meeting.store.check({keys[rank]}), "rank ", rank, " (process ", process->pid(),
+                ") has ended; look at its own output for the cause");
+  }
+}
+
+void await(const Meeting& meeting, const Keys& keys) {
+  const auto deadline = Clock::now() + meeting.timeout;
+  while (true) {
+    const auto begun = Clock::now();
+    const auto left = std::chrono::ceil<milliseconds>(deadline - begun);
+    try {
+      return meeting.store.wait(keys, std::clamp(left, milliseconds(1), kHealthCheck));
+    } catch (const std::exception&) {
+      // Earlier than it was to: not a timeout, the store itself has failed.
+      if (left <= kHealthCheck || Clock::now() < begun + kHealthCheck) throw;
+    }
+    check_processes(meeting, keys);
+  }
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* own = dynamic_cast<const c10::Error*>(&error);
+  return own ? own->what_without_backtrace() : error.what();
+}
+
 }  // namespace
 
-std::vector<std::string> exchange(c10d::Store& store, const std::string& topic, int rank, int size,
-                                  const std::string& value, std::chrono::milliseconds timeout,
-                                  const std::string& caller) {
-  std::vector<std::string> keys;
-  for (int peer = 0; peer < size; ++peer) keys.push_back(topic + "/" + std::to_string(peer));
-  store.set(keys[rank], std::vector<uint8_t>(value.begin(), value.end()));
+std::vector<std::string> exchange(const Meeting& meeting, const std::string& topic,
+                                  const std::string& value) {
+  auto& store = meeting.store;
+  Keys keys;
+  for (int rank = 0; rank < meeting.size; ++rank) keys.push_back(key_of(topic, rank));
+  tell(meeting, topic, value);
   // Set by whoever gave up: a rank that comes too late must not think that all are there.
   const auto given_up = topic + "/given up";
   try {
-    store.wait(keys, timeout);
+    await(meeting, keys);
     TORCH_CHECK(!store.check({given_up}), "another rank has given up waiting");
   } catch (const std::exception& error) {
     std::vector<int> missing;
@@ -37,17 +79,18 @@ std::vector<std::string> exchange(c10d::Store& store, const std::string& topic, 
       // The store itself is gone; its own words are all there is.
     }
     TORCH_CHECK_WITH(
-        DistBackendError, false, caller, ": expected ", size, " ranks within ",
-        format_seconds(static_cast<double>(timeout.count()) / 1e3), ", rank ", rank,
-        " still misses ", missing.empty() ? "the store" : "rank " + format_list(missing),
-        "; did every rank get here, with the same world size and store? (", error.what(), ")");
+        DistBackendError, false, meeting.caller, ": expected ", meeting.size, " ranks within ",
+        format_seconds(static_cast<double>(meeting.timeout.count()) / 1e3), ", rank ", meeting.rank,
+        missing.empty() ? " can't go on" : " still misses rank " + format_list(missing),
+        "; did every rank get here, with the same world size and store? (", text_of(error), ")");
   }
   std::vector<std::string> answers;
-  for (const auto& key : keys) {
-    const auto bytes = store.get(key);
-    answers.emplace_back(bytes.begin(), bytes.end());
-  }
+  for (const auto& key : keys) answers.push_back(store.get_to_str(key));
   return answers;
+}
+
+void tell(const Meeting& meeting, const std::string& topic, const std::string& value) {
+  meeting.store.set(key_of(topic, meeting.rank), std::vector<uint8_t>(value.begin(), value.end()));
 }
 
 }  // namespace tessera::comm

@@ -22,7 +22,7 @@ TEST(Interrupt, EndsARankThatWaitsAtOnceAndItsPeersNotice) {
         Beacon("begun." + std::to_string(rank())).signal();
         EXPECT_TRUE(rank() != 2 || Beacon("go").wait());
         EXPECT_THAT(error_of([] { call_all_reduce(sample(rank(), kLarge)); }),
-                    AllOf(HasSubstr("all_reduce #2 (Float, 1 MiB, sum) in group 'world'"),
+                    AllOf(HasSubstr("all_reduce #2 (262144 float32, 1 MiB, sum) in group 'world'"),
                           HasSubstr("rank 1 (process "), HasSubstr(") died")));
       },
       {.may_die = {1}});

@@ -62,11 +62,10 @@ void wait_for_message_of_the_dead() {
   barrier();
   if (rank() == 1) raise(SIGKILL);
   if (rank() == 2) return;
-  EXPECT_THAT(
-      error_of([] { receive(at::zeros({4}), 1)->wait(); }),
-      AllOf(HasSubstr(
-                "shm: recv #1 (Float, 16 B, from 1) in group 'world' on rank 0: rank 1 (process "),
-            HasSubstr(") died")));
+  EXPECT_THAT(error_of([] { receive(at::zeros({4}), 1)->wait(); }),
+              AllOf(HasSubstr("shm: recv #1 (4 float32, 16 B, from 1) in group 'world' on rank 0: "
+                              "rank 1 (process "),
+                    HasSubstr(") died")));
 }
 
 void receive_what_the_dead_had_sent() {
@@ -83,8 +82,8 @@ void send_in_place_to_the_dead() {
   barrier();
   if (rank() == 1) raise(SIGKILL);
   EXPECT_THAT(error_of([] { send(shared_sample(0, kLarge), 1)->wait(); }),
-              AllOf(HasSubstr("send #1 (Float, 1 MiB, to 1)"), HasSubstr("rank 1 (process "),
-                    HasSubstr(") died")));
+              AllOf(HasSubstr("send #1 (262144 float32, 1 MiB, to 1)"),
+                    HasSubstr("rank 1 (process "), HasSubstr(") died")));
 }
 
 void fill_the_outbox_to_the_dead() {
@@ -199,6 +198,26 @@ TEST(PeerThatEnds, IsSaidToHaveLeft) {
                                                  })},
   });
 }
+
+class PeerDeathBeforeAGroup : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PeerDeathBeforeAGroup, IsNoticedBeforeTheTimeout) {
+  const auto body = [] {
+    if (rank() == 2) raise(SIGKILL);
+    const auto begun = Clock::now();
+    EXPECT_THAT(error_of([] { new_group({0, 1, 2}, {.timeout = 60s}); }),
+                AllOf(HasSubstr("group 'ranks 0,1,2'"), HasSubstr("still misses rank 2"),
+                      HasSubstr("rank 2 (process "), HasSubstr(") has ended; look at its own")));
+    EXPECT_LT(Clock::now() - begun, 10s);
+    if (GetParam() != "gloo") return;
+    EXPECT_THAT(error_of([] { monitored_barrier({}, 60s); }), HasSubstr("rank 2 (process "));
+    EXPECT_LT(Clock::now() - begun, 20s);
+  };
+  testing::run_processes(3, body, {.backend = GetParam(), .may_die = {2}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, PeerDeathBeforeAGroup, ::testing::Values("shm", "gloo"),
+                         [](const auto& instance) { return instance.param; });
 
 }  // namespace
 }  // namespace tessera::comm::shm

@@ -48,15 +48,15 @@ TEST(RecentCollectives, TellWhatRanAndWhatWaits) {
           recent_collectives(),
           AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':\n"),
                 ContainsRegex("  barrier #1: done, issued [0-9.]+ m?s ago, took [0-9.e+]+ us\n"),
-                ContainsRegex("  all_reduce #2 \\(Float, 400 B, sum\\): done, "),
-                ContainsRegex("  recv #1 \\(Float, 8 B, from 1\\): running, "),
-                ContainsRegex("  all_reduce.* \\(Float, 400 B, sum\\): queued, ")));
+                ContainsRegex("  all_reduce #2 \\(100 float32, 400 B, sum\\): done, "),
+                ContainsRegex("  recv #1 \\(2 float32, 8 B, from 1\\): running, "),
+                ContainsRegex("  all_reduce.* \\(100 float32, 400 B, sum\\): queued, ")));
       Beacon("looked").signal();
       waiting->wait();
       receive->wait();
       EXPECT_THAT(recent_collectives(),
-                  AllOf(HasSubstr("  recv #1 (Float, 8 B, from 1): done"),
-                        HasSubstr("  all_reduce #3 (Float, 400 B, sum): done")));
+                  AllOf(HasSubstr("  recv #1 (2 float32, 8 B, from 1): done"),
+                        HasSubstr("  all_reduce #3 (100 float32, 400 B, sum): done")));
       return;
     }
     EXPECT_TRUE(Beacon("looked").wait());
@@ -104,7 +104,7 @@ TEST(RecordOnError, IsPrintedWithTheErrorOnce) {
   EXPECT_THAT(
       output,
       AllOf(HasSubstr("tessera: shm: barrier #2 in group 'world' on rank 0: rank 1 (process "),
-            HasSubstr("  all_reduce #1 (Float, 400 B, sum): done, "),
+            HasSubstr("  all_reduce #1 (100 float32, 400 B, sum): done, "),
             HasSubstr("  barrier #2: running, ")));
   EXPECT_EQ(output.find("tessera: recent"), output.rfind("tessera: recent"));
 }
@@ -117,7 +117,7 @@ TEST(RecordOnSignal, IsWrittenWhileTheRankHangs) {
     call_all_reduce(sample(rank(), kLarge));
   });
   ASSERT_TRUE(processes.beacon("begun.0").wait());
-  const std::string waiting = "  all_reduce #2 (Float, 1 MiB, sum): running, issued ";
+  const std::string waiting = "  all_reduce #2 (262144 float32, 1 MiB, sum): running, issued ";
   EXPECT_THAT(ask(processes, 0, SIGUSR2, waiting, /*times=*/2),
               AllOf(HasSubstr("tessera: recent collectives of rank 0 in group 'world':"),
                     HasSubstr("  barrier #1: done"), HasSubstr(waiting)));

@@ -206,6 +206,25 @@ TEST(RendezvousFile, SaysThatTheFileIsLeftFromAnEarlierJob) {
   }
 }
 
+TEST(RendezvousFile, StaysForRanksThatJoinAgain) {
+  FileName file;
+  const auto all = launches_of(2, "file://" + file.path);
+  EXPECT_EQ(join_all(all, 20s), std::vector<std::string>(2));
+  EXPECT_TRUE(std::filesystem::exists(file.path))
+      << "removed between two worlds, it would be lost for who is early in the second";
+  EXPECT_EQ(join_all(all, 20s), std::vector<std::string>(2));
+}
+
+TEST(RendezvousFile, MayBeRemovedBetweenTwoWorlds) {
+  FileName file;
+  for (int time = 0; time < 3; ++time) {
+    const auto all = launches_of(2, "file://" + file.path);
+    EXPECT_EQ(join_all(all, 20s, [](World& world) { EXPECT_LE(world.store->add("x", 1), 2); }),
+              std::vector<std::string>(2));
+    std::filesystem::remove(file.path);
+  }
+}
+
 TEST(RendezvousFile, RefusesAFolderThatIsNotThere) {
   for (const auto& error : join_all(launches_of(1, "file:///nowhere/at/all"), 1s)) {
     EXPECT_THAT(error, HasSubstr("the folder /nowhere/at does not exist"));

@@ -139,7 +139,8 @@ TEST(Timeout, OfACallCanBeShorterThanTheGroups) {
   expect_timeouts(
       {
           {"an all_reduce", call_with_timeout,
-           "shm: all_reduce #1 (Float, 400 B, sum) in group 'ranks 0,1' on rank 0: timed out"},
+           "shm: all_reduce #1 (100 float32, 400 B, sum) in group 'ranks 0,1' on rank 0: timed "
+           "out"},
           {"a monitored barrier", [](const Group& group) { monitored_barrier(group, kShort); },
            "shm: monitored_barrier #1 in group 'ranks 0,1 #2' on rank 0: timed out after 4"},
       },
@@ -158,9 +159,10 @@ TEST(Timeout, OfAWaitLeavesTheCollectiveUnderWay) {
       EXPECT_THAT(error_of([&] { sum->wait(kShort); }),
                   AllOf(HasSubstr("shm: wait: all_reduce"), HasSubstr(" in group 'world'"),
                         HasSubstr("not complete after 400 ms; it is still under way")));
-      EXPECT_THAT(error_of([&] { message->wait(kShort); }),
-                  AllOf(HasSubstr("shm: wait: recv #1 (Float, 400 B, from 1) in group 'world'"),
-                        HasSubstr("not complete after 400 ms; it is still under way")));
+      EXPECT_THAT(
+          error_of([&] { message->wait(kShort); }),
+          AllOf(HasSubstr("shm: wait: recv #1 (100 float32, 400 B, from 1) in group 'world'"),
+                HasSubstr("not complete after 400 ms; it is still under way")));
       Beacon("given up").signal();
     }
     sum->wait();
@@ -216,7 +218,7 @@ TEST(Timeout, OfASendInPlaceKeepsTheReceiverFromWhatChangedSince) {
     Tensors tensors{tensor};
     if (rank() == 0) {
       EXPECT_THAT(error_of([&] { group->send(tensors, 1, 0)->wait(); }),
-                  HasSubstr("send #1 (Float, 1 MiB, to 1)"));
+                  HasSubstr("send #1 (262144 float32, 1 MiB, to 1)"));
       tensor.fill_(-1);
       Beacon("changed").signal();
       return;

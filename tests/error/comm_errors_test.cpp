@@ -115,6 +115,25 @@ TEST(CommErrors, TensorThatIsNotOnTheCpu) {
   });
 }
 
+/// What the group sees of a tensor on a device, without the device.
+at::Tensor pretended_cuda_tensor() {
+  return at::detail::make_tensor<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                  caffe2::TypeMeta::Make<float>(),
+                                                  c10::Device(at::kCUDA, 0));
+}
+
+TEST(CommErrors, TensorOnADeviceThatTheGroupHasNoBackendFor) {
+  on_two_ranks([] {
+    const auto tensor = pretended_cuda_tensor();
+    EXPECT_EQ(error_of([&] { all_reduce(tensor); }),
+              "all_reduce: expected a tensor on cpu (shm) in group 'world', got one on cuda:0; "
+              "move it there with .to(), or make the group with a backend for cuda (nccl)");
+    EXPECT_THAT(error_of([&] { broadcast(tensor, 0); }),
+                StartsWith("broadcast: expected a tensor"));
+    EXPECT_THAT(error_of([&] { all_to_all(tensor); }), StartsWith("all_to_all: expected a tensor"));
+  });
+}
+
 TEST(CommErrors, TensorThatIsNotDense) {
   on_two_ranks([] {
     Tensors tensors{at::ones({2}).to_sparse()};
@@ -199,12 +218,13 @@ TEST(CommErrors, DtypesThatDiffer) {
   on_two_ranks([] {
     auto input = at::ones({3});
     auto output = at::ones({6}, at::kDouble);
-    EXPECT_EQ(error_of<c10::TypeError>([&] { shm()._allgather_base(output, input, {}); }),
-              "shm: all_gather_into_tensor: expected tensors of one dtype, got Double and Float");
+    EXPECT_EQ(
+        error_of<c10::TypeError>([&] { shm()._allgather_base(output, input, {}); }),
+        "shm: all_gather_into_tensor: expected tensors of one dtype, got float64 and float32");
     Splits equal;
     EXPECT_EQ(
         error_of<c10::TypeError>([&] { shm().alltoall_base(output, input, equal, equal, {}); }),
-        "shm: all_to_all_single: expected tensors of one dtype, got Double and Float");
+        "shm: all_to_all_single: expected tensors of one dtype, got float64 and float32");
   });
 }
 
@@ -288,12 +308,12 @@ TEST(CommErrors, OperationThatTheDtypeDoesNotHave) {
       return error_of<c10::TypeError>([&] { shm().allreduce(tensors, options); });
     };
     EXPECT_EQ(reduce(at::kFloat, ReduceOp::BAND),
-              "shm: all_reduce: band of Float tensors has no meaning here; this dtype has: sum, "
+              "shm: all_reduce: band of float32 tensors has no meaning here; this dtype has: sum, "
               "avg, product, min, max");
     EXPECT_THAT(reduce(at::kLong, ReduceOp::AVG),
-                StartsWith("shm: all_reduce: avg of Long tensors has no meaning here; "));
+                StartsWith("shm: all_reduce: avg of int64 tensors has no meaning here; "));
     EXPECT_THAT(reduce(at::kComplexFloat, ReduceOp::MAX),
-                HasSubstr("max of ComplexFloat tensors has no meaning here"));
+                HasSubstr("max of complex64 tensors has no meaning here"));
     EXPECT_THAT(reduce(at::kFloat8_e5m2, ReduceOp::SUM),
                 HasSubstr("this dtype has: none; convert it first"));
   });

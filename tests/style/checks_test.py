@@ -18,6 +18,7 @@ TABLE = "base - -\ncomm comm.h base\nmesh mesh.h comm\ntools - public\n"
 FILES = {
     "include/tessera/comm.h": "",
     "include/tessera/mesh.h": "#include <tessera/comm.h>\n",
+    "include/tessera/comm/group.h": "#include <tessera/comm.h>\n",
     "src/base/environment.h": "",
     "src/comm/shm/ring.h": '#include "base/environment.h"\n#include <vector>\n',
     "src/mesh/mesh.cpp": '#include <tessera/mesh.h>\n#include "base/environment.h"\n',
@@ -56,6 +57,8 @@ class Checks(unittest.TestCase):
             "src/unknown/a.cpp": "",
             "include/tessera/comm.h": '#include "base/environment.h"',
             "include/tessera/unknown.h": "",
+            "include/tessera/comm/up.h": "#include <tessera/mesh.h>",
+            "include/tessera/unknown/a.h": "",
             "tools/tessera/private.cpp": '#include "comm/shm/ring.h"',
         }.items():
             self.assertEqual(len(self.wrong_includes(self.write(name, text))), 1, name)

@@ -130,6 +130,23 @@ TEST(Run, PrintsItsVersion) {
   EXPECT_TRUE(result.out.starts_with("tessera ")) << result.out;
 }
 
+TEST(Run, ShowsItsDefaultsInItsHelp) {
+  const auto result = run_tool({{"run", "--help"}});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  // "=5" or "[5]", as the version of CLI11 has it.
+  EXPECT_TRUE(testing::internal::RE::PartialMatch(result.out, "--grace [^\n]*5")) << result.out;
+  EXPECT_TRUE(testing::internal::RE::PartialMatch(result.out, "--max-restarts [^\n]*0"))
+      << result.out;
+  EXPECT_EQ(result.out.find('{'), std::string::npos) << result.out;
+}
+
+TEST(Bench, ShowsItsHelp) {
+  const auto result = run_tool({{"bench", "--help"}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_NE(result.out.find("--ranks"), std::string::npos) << result.out;
+}
+
 struct Refusal {
   const char* name;
   Lines arguments;
@@ -189,8 +206,42 @@ INSTANTIATE_TEST_SUITE_P(
                     Refusal{"UnknownOption",
                             {"run", "-n", "2", "--ppn", "true"},
                             2,
-                            "tessera run: The following argument was not expected: --ppn"},
-                    Refusal{"NoSubcommand", {}, 2, "tessera: A subcommand is required"},
+                            "tessera run: unknown option '--ppn', expected one of --help, -h, "},
+                    Refusal{"OptionOfAnotherLauncher",
+                            {"run", "--nproc-per-node", "2", "--", "true"},
+                            2,
+                            "tessera run: unknown option '--nproc-per-node', did you mean "
+                            "--ranks?; see tessera run --help"},
+                    Refusal{"MistypedOption",
+                            {"run", "-n", "2", "--max-restart=3", "true"},
+                            2,
+                            "tessera run: unknown option '--max-restart=3', did you mean "
+                            "--max-restarts?; see tessera run --help"},
+                    Refusal{"OptionWithoutItsValue",
+                            {"run", "-n"},
+                            2,
+                            "tessera run: expected a value after --ranks; see tessera run --help"},
+                    Refusal{"MistypedSubcommand",
+                            {"runn", "-n", "2", "true"},
+                            2,
+                            "tessera: unknown subcommand 'runn', did you mean run?; see tessera "
+                            "--help"},
+                    Refusal{"StrangeSubcommand",
+                            {"launch"},
+                            2,
+                            "tessera: unknown subcommand 'launch', expected one of run, bench"},
+                    Refusal{"MistypedOptionOfTheProgram",
+                            {"--hepl"},
+                            2,
+                            "tessera: unknown option '--hepl', did you mean --help?"},
+                    Refusal{"OptionWithoutItsSubcommand",
+                            {"-n", "2", "true"},
+                            2,
+                            "tessera: unknown option '-n', expected one of --help, -h, --version"},
+                    Refusal{"NoSubcommand",
+                            {},
+                            2,
+                            "tessera: expected one of the subcommands run, bench; see tessera"},
                     Refusal{"UnknownProgram",
                             {"run", "-n", "3", "--", "no-such-program"},
                             127,

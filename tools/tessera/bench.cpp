@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -57,14 +58,19 @@ void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
   bench->footer(
       "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
   bench->set_help_flag();  // --help belongs to the question
-  bench->add_option("question", options->question, "What to measure")->required();
+  bench->add_option("question", options->question, "What to measure");
   bench->add_option("--ranks", options->ranks, "Number of ranks, one thread each")
+      ->capture_default_str()
       ->check(CLI::Range(1, 4096));
   bench->allow_extras();
   bench->callback([options, bench] {
     auto arguments = bench->remaining();
-    if (options->question == "--help" || options->question == "-h") throw CLI::CallForHelp();
-    const bool asks = std::find(arguments.begin(), arguments.end(), "--help") != arguments.end();
+    const bool asks = std::ranges::any_of(
+        arguments, [](const std::string& word) { return word == "--help" || word == "-h"; });
+    if (options->question.empty()) {
+      if (asks) throw CLI::CallForHelp();
+      throw CLI::ValidationError("question", "expected one of: " + known_questions());
+    }
     if (asks) options->ranks = 1;
     run_benchmark(*options, arguments);
   });

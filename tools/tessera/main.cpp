@@ -1,6 +1,7 @@
 #include "bench.h"
 #include "command_line.h"
 #include "run.h"
+#include "unknown_words.h"
 
 #include <CLI/CLI.hpp>
 
@@ -19,10 +20,23 @@ constexpr void (*kCommands[])(CLI::App&, CommandLine&) = {
     tessera::tool::add_bench_command,
 };
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error) {
-  std::string command = "tessera";
-  for (const auto* subcommand : app.get_subcommands()) command += " " + subcommand->get_name();
-  std::cerr << command << ": " << error.what() << "; see " << command << " --help\n";
+/// CLI11's own words tell of its types and counts.
+std::string describe(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr)
+    return "expected a value after " + text.substr(0, text.find(':'));
+  if (app.get_subcommands().empty() && dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    std::string names;
+    for (const auto* known : app.get_subcommands({}))
+      names += (names.empty() ? "" : ", ") + known->get_name();
+    return "expected one of the subcommands " + names;
+  }
+  return text;
+}
+
+int usage_error(const CLI::App& app, const std::string& subcommand, const CLI::ParseError& error) {
+  const std::string command = app.get_name() + (subcommand.empty() ? "" : " " + subcommand);
+  std::cerr << command << ": " << describe(app, error) << "; see " << command << " --help\n";
   return kUsageError;
 }
 
@@ -37,11 +51,15 @@ int main(int argc, char** argv) {
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
   tessera::tool::take_program(app, arguments, line);
-  std::ranges::reverse(arguments);  // as CLI11 takes them
+  const bool has_subcommand =
+      !arguments.empty() && tessera::tool::find_subcommand(app, arguments[0]) != nullptr;
+  const std::string subcommand = has_subcommand ? arguments[0] : "";
   try {
+    tessera::tool::refuse_unknown_words(app, arguments);
+    std::ranges::reverse(arguments);  // as CLI11 takes them
     app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : usage_error(app, error);
+    return error.get_exit_code() == 0 ? app.exit(error) : usage_error(app, subcommand, error);
   } catch (const std::exception& error) {
     std::cerr << "tessera: " << error.what() << "\n";
     return 1;

@@ -28,6 +28,7 @@ constexpr double kLongestGrace = 1e6;
 struct RunOptions {
   JobOptions job;
   std::vector<std::string> settings;  // "NAME=VALUE", as given
+  bool no_prefix = false;
   double grace_seconds = 5;
   int max_restarts = 0;
 };
@@ -129,18 +130,21 @@ void add_run_command(CLI::App& app, CommandLine& line) {
       ->required()
       ->check(number_between(1, kMostRanks, "N"));
   run_app->add_option("--max-restarts", options->max_restarts, "Start again after so many failures")
+      ->capture_default_str()
       ->check(number_between(0, kMostRestarts, "K"));
   run_app->add_option("--env", options->settings, "Set a variable for all ranks; may be repeated")
       ->allow_extra_args(false)
       ->check(setting());
-  run_app->add_flag("!--no-prefix", options->job.has_prefix, "Leave out the rank before each line");
+  run_app->add_flag("--no-prefix", options->no_prefix, "Leave out the rank before each line");
   run_app->add_option("--grace", options->grace_seconds, "From the request to end until SIGKILL")
+      ->capture_default_str()
       ->check(number_between(0.0, kLongestGrace, "SECONDS"));
   run_app->callback([options, &line] {
     if (line.program.empty()) {
       throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");
     }
     options->job.command = line.program;
+    options->job.has_prefix = !options->no_prefix;
     options->job.grace = std::chrono::duration<double>(options->grace_seconds);
     for (const auto& text : options->settings) {
       options->job.settings.push_back(launcher::parse_setting(text));

@@ -1,7 +1,7 @@
 // Starting gloo's collectives that move bytes, and what all calls share.
 #include "comm/gloo/call.h"
 
-#include "base/text.h"
+#include "comm/dtype_names.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -41,7 +41,7 @@ GlooBackend::Call::Call(GlooBackend& backend, const char* name, c10d::OpType typ
 }
 
 void GlooBackend::Call::describe(const at::Tensor& tensor, const std::string& how) {
-  arguments_ = c10::str(tensor.scalar_type(), ", ", format_bytes(tensor.nbytes()),
+  arguments_ = c10::str(describe_elements(tensor.scalar_type(), tensor.nbytes()),
                         how.empty() ? "" : ", ", how);
 }
 

@@ -10,12 +10,15 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <sstream>
 
 namespace tessera::comm::gloo {
 namespace {
 
 constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
+
+constexpr const char* kConnected = "gloo/connected";
 
 constexpr std::chrono::seconds kGrace(5);  // for collectives that are under way at the end
 
@@ -35,23 +38,33 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
-  const auto group = c10::str("gloo: group '", request.group_name, "'");
+  const Meeting group{.store = *request.store,
+                      .rank = request.rank,
+                      .size = request.size,
+                      .timeout = request.timeout,
+                      .caller = c10::str("gloo: group '", request.group_name, "'"),
+                      .processes = request.processes};
   // gloo itself would wait for a missing rank without a word of who it is.
-  exchange(*request.store, "gloo/arrived", request.rank, request.size, "here", request.timeout,
-           group);
+  exchange(group, "gloo/arrived", "here");
+  c10::intrusive_ptr<Engine> engine;
   try {
-    auto engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
-                                              make_options(request.timeout));
-    return c10::make_intrusive<GlooBackend>(request, std::move(engine));
+    engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
+                                         make_options(request.timeout));
   } catch (const std::exception&) {
-    C10_THROW_ERROR(DistBackendError,
-                    c10::str(group, ": rank ", request.rank, " of ", request.size,
-                             " could not connect to its peers within ",
-                             format_seconds(static_cast<double>(request.timeout.count()) / 1e3),
-                             "; if the hosts see each other by another interface than the one "
-                             "their names stand for, name it by ",
-                             kInterfaces, " (", text_of(std::current_exception()), ")"));
+    const auto error = c10::str(group.caller, ": rank ", request.rank, " of ", request.size,
+                                " could not connect to its peers within ",
+                                format_seconds(static_cast<double>(request.timeout.count()) / 1e3),
+                                "; if the hosts see each other by another interface than the one "
+                                "their names stand for, name it by ",
+                                kInterfaces, " (", text_of(std::current_exception()), ")");
+    tell(group, kConnected, error);
+    C10_THROW_ERROR(DistBackendError, error);
   }
+  // A connection counts for gloo once the kernel has made it. Nobody may go on, and perhaps leave,
+  // before its peers have taken up their ends of it.
+  for (const auto& verdict : exchange(group, kConnected, kConnected))
+    TORCH_CHECK_WITH(DistBackendError, verdict == kConnected, verdict);
+  return c10::make_intrusive<GlooBackend>(request, std::move(engine));
 }
 
 bool available() { return true; }
@@ -64,6 +77,7 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
     : Backend(request.rank, request.size),
       engine_(std::move(engine)),
       store_(request.store),
+      processes_(request.processes),
       log_(std::make_shared<GroupLog>(request)) {}
 
 GlooBackend::~GlooBackend() {
@@ -79,7 +93,13 @@ void GlooBackend::shutdown() {
   log_->close();
   watchers_->close();
   // What waits for a peer that will never come must not hold up the end of this rank.
-  if (log_->has_failed() || !log_->await_idle(kGrace)) abort();
+  const auto grace = close_by_ ? std::max(*close_by_ - Clock::now(), Clock::duration(0)) : kGrace;
+  if (log_->has_failed() || !log_->await_idle(std::chrono::ceil<std::chrono::milliseconds>(grace)))
+    abort();
+}
+
+void GlooBackend::begin_close(Clock::time_point deadline) {
+  close_by_ = std::min(deadline, Clock::now() + kGrace);
 }
 
 void GlooBackend::abort() {
@@ -155,8 +175,13 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait
   const auto timeout =
       opts.timeout == c10d::kUnsetTimeout ? engine_->getOptions()->timeout : opts.timeout;
   const auto number = ++monitored_barriers_;
-  exchange(*store_, c10::str("gloo/monitored_barrier/", number), rank_, size_, "here", timeout,
-           c10::str("gloo: monitored_barrier #", number, log_->place()));
+  exchange({.store = *store_,
+            .rank = rank_,
+            .size = size_,
+            .timeout = timeout,
+            .caller = c10::str("gloo: monitored_barrier #", number, log_->place()),
+            .processes = processes_},
+           c10::str("gloo/monitored_barrier/", number), "here");
 }
 
 }  // namespace tessera::comm::gloo

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/closing.h"
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
 #include "comm/recorded.h"
@@ -28,7 +29,7 @@ class Engine final : public c10d::ProcessGroupGloo {
 };
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
-class GlooBackend final : public c10d::Backend, public Recorded {
+class GlooBackend final : public c10d::Backend, public Recorded, public Closing {
  public:
   GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;
@@ -43,6 +44,7 @@ class GlooBackend final : public c10d::Backend, public Recorded {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
   void shutdown() override;
+  void begin_close(Clock::time_point deadline) override;
   void abort() override;
   std::string recent() const override { return log_->recent(); }
 
@@ -85,12 +87,14 @@ class GlooBackend final : public c10d::Backend, public Recorded {
 
   c10::intrusive_ptr<Engine> engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
+  const Processes processes_;
   const LogPtr log_;
   const std::shared_ptr<Watchers> watchers_ = std::make_shared<Watchers>();
   uint64_t sequence_ = 0;  // of collectives: equal on all ranks
   uint64_t point_sequence_ = 0;
   uint64_t monitored_barriers_ = 0;
   std::optional<std::vector<WorkPtr>> coalescing_;
+  std::optional<Clock::time_point> close_by_;
 };
 
 }  // namespace tessera::comm::gloo

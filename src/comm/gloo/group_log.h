@@ -23,7 +23,7 @@ inline constexpr const char* kLeft = "this rank has shut the group down";
 /// One call of a collective on this rank.
 struct Issue {
   enum class State { Running, Done, Failed };
-  std::string what;  // "all_reduce #7 (Float, 4 KiB, sum)"
+  std::string what;  // "all_reduce #7 (1024 float32, 4 KiB, sum)"
   uint64_t sequence = 0;
   Clock::time_point since = Clock::now();
   std::atomic<State> state = State::Running;

@@ -72,6 +72,7 @@ class Channel {
 
   // --- waiting and failing
   /// No wait lasts beyond this point in time, whatever its own deadline; from any thread.
+  bool has_limit() const { return limit_.load() != Clock::time_point::max(); }
   void set_limit(Clock::time_point limit) { limit_.store(limit, std::memory_order_relaxed); }
   /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer
   /// make it so because it failed, left or died, or when the time is up.

@@ -1,9 +1,9 @@
 // How a channel fails, what it says, and its record of recent collectives.
 #include "base/text.h"
+#include "comm/dtype_names.h"
 #include "comm/reduce_op.h"
 #include "comm/shm/channel.h"
 
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -28,8 +28,11 @@ std::string describe(Kind kind, uint64_t sequence, int32_t dtype, uint64_t bytes
   const auto add = [&](const std::string& argument) {
     arguments += (arguments.empty() ? "" : ", ") + argument;
   };
-  if (dtype >= 0) add(c10::toString(static_cast<c10::ScalarType>(dtype)));
-  if (dtype >= 0 || bytes > 0) add(format_bytes(bytes));
+  if (dtype >= 0) {
+    add(describe_elements(static_cast<c10::ScalarType>(dtype), bytes));
+  } else if (bytes > 0) {
+    add(format_bytes(bytes));
+  }
   if (reduce >= 0) add(name_of_reduce(static_cast<c10d::ReduceOp::RedOpType>(reduce)));
   if (peer >= 0) {
     add((kind == Kind::Send      ? "to "

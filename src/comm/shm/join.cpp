@@ -84,8 +84,13 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
                      .layout_version = kLayoutVersion,
                      .block_bytes = layout.total_bytes};
   meeting.fetch_add(1);
-  const auto answers = exchange(*request.store, "shm", request.rank, request.size, ours.print(),
-                                request.timeout, "shm group '" + request.group_name + "'");
+  const Meeting group{.store = *request.store,
+                      .rank = request.rank,
+                      .size = request.size,
+                      .timeout = request.timeout,
+                      .caller = "shm group '" + request.group_name + "'",
+                      .processes = request.processes};
+  const auto answers = exchange(group, "shm", ours.print());
   meeting.fetch_add(1);
   std::vector<Member> members;
   std::string verdict = kMapped;
@@ -97,8 +102,7 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
     verdict = error.what_without_backtrace();
   }
   // A second round: nobody may go on, and perhaps end, before everybody has mapped its memory.
-  const auto verdicts = exchange(*request.store, "mapped", request.rank, request.size, verdict,
-                                 request.timeout, "shm group '" + request.group_name + "'");
+  const auto verdicts = exchange(group, "mapped", verdict);
   for (int rank = 0; rank < request.size; ++rank) {
     TORCH_CHECK_WITH(DistBackendError, verdicts[rank] == kMapped, "rank ", rank,
                      " could not join: ", verdicts[rank]);

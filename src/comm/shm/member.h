@@ -1,8 +1,8 @@
 #pragma once
 
+#include "comm/peer_process.h"
 #include "comm/shm/arena.h"
 #include "comm/shm/block.h"
-#include "comm/shm/peer_process.h"
 
 #include <chrono>
 #include <memory>

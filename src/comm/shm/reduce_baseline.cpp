@@ -1,5 +1,5 @@
 #define TESSERA_REDUCE_TABLE find_reduce_baseline
-#include "comm/shm/reduce_kernels.inc"
+#include "comm/shm/reduce_table.h"
 
 namespace tessera::comm::shm {
 

@@ -1,3 +1,4 @@
+// Making, ending and the parts of a group that are no collectives of tensors.
 #include "comm/shm/shm_backend.h"
 
 #include "comm/shm/issue.h"
@@ -5,10 +6,7 @@
 #include "comm/shm/shared_tensor.h"
 #include "comm/shm/tensors.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
-
-#include <numeric>
 
 namespace tessera::comm::shm {
 
@@ -18,28 +16,6 @@ namespace {
 
 // How long a group that is shut down waits for what nobody waited for.
 constexpr std::chrono::milliseconds kCloseTimeout{10'000};
-
-/// Equal parts, one per rank.
-std::vector<Bytes> cut(Bytes memory, int ranks) {
-  std::vector<Bytes> parts;
-  const size_t bytes = memory.size / ranks;
-  for (int rank = 0; rank < ranks; ++rank)
-    parts.push_back({.data = memory.data + rank * bytes, .size = bytes});
-  return parts;
-}
-
-/// Parts of these numbers of rows.
-std::vector<Bytes> cut_rows(Bytes memory, const std::vector<int64_t>& rows) {
-  const auto total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-  const size_t row_bytes = total == 0 ? 0 : memory.size / total;
-  std::vector<Bytes> parts;
-  auto* next = memory.data;
-  for (const auto count : rows) {
-    parts.push_back({.data = next, .size = count * row_bytes});
-    next += count * row_bytes;
-  }
-  return parts;
-}
 
 }  // namespace
 
@@ -72,10 +48,16 @@ ShmBackend::~ShmBackend() {
 
 void ShmBackend::shutdown() {
   if (!channel().is_own_process()) return;
-  channel().set_limit(Clock::now() + kCloseTimeout);
+  if (!channel().has_limit()) channel().set_limit(Clock::now() + kCloseTimeout);
   executor_->close();
   mailroom_->close();
   channel().leave();
+}
+
+void ShmBackend::begin_close(Clock::time_point deadline) {
+  if (!channel().is_own_process()) return;
+  channel().set_limit(deadline);
+  executor_->nudge();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -108,240 +90,6 @@ WorkPtr ShmBackend::endCoalescing() {
   TORCH_CHECK(coalescing_, "shm: endCoalescing: call startCoalescing first");
   const auto issue = std::move(coalescing_);
   return issue->submit();
-}
-
-WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const Check check = arguments("broadcast");
-  const auto& tensor = check.only(tensors);
-  check.check_root(opts.rootRank);
-  check.check_written(tensor);
-  Issue issue(*this, "tessera:broadcast", OpType::BROADCAST, opts.timeout, opts.asyncOp);
-  const auto descriptor = issue.describe(Kind::Broadcast, tensor, -1, opts.rootRank);
-  issue.add(make_broadcast(channel(), descriptor, issue.update(tensor)));
-  return issue.submit();
-}
-
-void ShmBackend::add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  const auto combine = find_combine("shm: all_reduce", tensor, op);
-  issue.add(make_all_reduce(channel(), issue.describe(Kind::AllReduce, tensor, op.op_),
-                            issue.update(tensor), combine));
-}
-
-WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const Check check = arguments("all_reduce");
-  const auto& tensor = check.only(tensors);
-  check.check_written(tensor);
-  Issue issue(*this, "tessera:all_reduce", OpType::ALLREDUCE, opts.timeout, opts.asyncOp);
-  add_all_reduce(issue, tensor, opts.reduceOp);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
-                                        const c10d::AllreduceCoalescedOptions& opts) {
-  const Check check = arguments("all_reduce_coalesced");
-  for (const auto& tensor : tensors) check.check_written(tensor);
-  Issue issue(*this, "tessera:all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, opts.timeout,
-              opts.asyncOp);
-  for (const auto& tensor : tensors) add_all_reduce(issue, tensor, opts.reduceOp);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const Check check = arguments("reduce");
-  const auto& tensor = check.only(tensors);
-  check.check_root(opts.rootRank);
-  check.check_written(tensor);
-  Issue issue(*this, "tessera:reduce", OpType::REDUCE, opts.timeout, opts.asyncOp);
-  const auto combine = find_combine("shm: reduce", tensor, opts.reduceOp);
-  const auto descriptor = issue.describe(Kind::Reduce, tensor, opts.reduceOp.op_, opts.rootRank);
-  issue.add(make_reduce(channel(), descriptor, issue.update(tensor), combine));
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                              const c10d::AllgatherOptions& opts) {
-  const Check check = arguments("all_gather");
-  const auto& input = check.only(inputs);
-  const auto& parts = check.only(outputs);
-  check.check_parts("outputs", parts, input, /*uneven=*/true);
-  check.check_own_part(input.numel(), parts[rank_].numel());
-  for (const auto& part : parts) check.check_written(part);
-  Issue issue(*this, "tessera:all_gather", OpType::ALLGATHER, opts.timeout, opts.asyncOp);
-  const auto memory = issue.read(input);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), memory,
-                            issue.write_all(parts)));
-  return issue.submit();
-}
-
-void ShmBackend::add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output) {
-  const auto memory = issue.write(output);
-  auto parts = cut(memory, size_);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), issue.read(input),
-                            std::move(parts)));
-}
-
-WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                    const c10d::AllgatherOptions& opts) {
-  const Check check = arguments("all_gather_into_tensor");
-  check.check_whole(output, input);
-  check.check_written(output);
-  Issue issue(*this, "tessera:all_gather_into_tensor", OpType::_ALLGATHER_BASE, opts.timeout,
-              opts.asyncOp);
-  add_all_gather(issue, input, output);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                    const c10d::AllgatherOptions& opts) {
-  const Check check = arguments("all_gather_into_tensor_coalesced");
-  check.check_pairs(outputs, inputs);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check.check_whole(outputs[i], inputs[i]);
-    check.check_written(outputs[i]);
-  }
-  Issue issue(*this, "tessera:all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout,
-              opts.asyncOp);
-  for (size_t i = 0; i < inputs.size(); ++i) add_all_gather(issue, inputs[i], outputs[i]);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                        const c10d::AllgatherOptions& opts) {
-  startCoalescing();
-  try {
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      TensorLists parts(1);
-      for (auto& list : outputs) {  // by rank, then by input
-        TORCH_CHECK_VALUE(list.size() == inputs.size(), "shm: all_gather_coalesced: expected ",
-                          inputs.size(), " outputs per rank, one per input, got ", list.size());
-        parts[0].push_back(list[i]);
-      }
-      Tensors one{inputs[i]};
-      allgather(parts, one, opts);
-    }
-  } catch (...) {
-    coalescing_.reset();
-    throw;
-  }
-  return endCoalescing();
-}
-
-WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  const Check check = arguments("gather");
-  const auto& input = check.only(inputs);
-  check.check_root(opts.rootRank);
-  check.check_root_list("outputs", outputs, opts.rootRank, input);
-  Issue issue(*this, "tessera:gather", OpType::GATHER, opts.timeout, opts.asyncOp);
-  std::vector<Bytes> parts;
-  if (rank_ == opts.rootRank) {
-    for (const auto& part : outputs[0]) check.check_written(part);
-    parts = issue.write_all(outputs[0]);
-  }
-  const auto descriptor = issue.describe(Kind::Gather, input, -1, opts.rootRank);
-  issue.add(make_gather(channel(), descriptor, issue.read(input), std::move(parts)));
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
-                            const c10d::ScatterOptions& opts) {
-  const Check check = arguments("scatter");
-  const auto& output = check.only(outputs);
-  check.check_root(opts.rootRank);
-  check.check_root_list("inputs", inputs, opts.rootRank, output);
-  check.check_written(output);
-  Issue issue(*this, "tessera:scatter", OpType::SCATTER, opts.timeout, opts.asyncOp);
-  std::vector<Bytes> parts;
-  if (rank_ == opts.rootRank) parts = issue.read_all(inputs[0]);
-  const auto descriptor = issue.describe(Kind::Scatter, output, -1, opts.rootRank);
-  issue.add(make_scatter(channel(), descriptor, std::move(parts), issue.write(output)));
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                   const c10d::ReduceScatterOptions& opts) {
-  const Check check = arguments("reduce_scatter");
-  const auto& output = check.only(outputs);
-  const auto& list = check.only(inputs);
-  check.check_parts("inputs", list, output, /*uneven=*/false);
-  check.check_written(output);
-  Issue issue(*this, "tessera:reduce_scatter", OpType::REDUCE_SCATTER, opts.timeout, opts.asyncOp);
-  const auto combine = find_combine("shm: reduce_scatter", output, opts.reduceOp);
-  const auto descriptor = issue.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
-  auto parts = issue.read_all(list);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), false, issue.write(output),
-                                combine));
-  return issue.submit();
-}
-
-void ShmBackend::add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
-                                    const c10d::ReduceOp& op) {
-  const auto combine = find_combine("shm: reduce_scatter_tensor", output, op);
-  auto parts = cut(issue.read(input), size_);
-  const auto descriptor = issue.describe(Kind::ReduceScatter, output, op.op_);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), true, issue.write(output),
-                                combine));
-}
-
-WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                         const c10d::ReduceScatterOptions& opts) {
-  const Check check = arguments("reduce_scatter_tensor");
-  check.check_whole(input, output);
-  check.check_written(output);
-  Issue issue(*this, "tessera:reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, opts.timeout,
-              opts.asyncOp);
-  add_reduce_scatter(issue, input, output, opts.reduceOp);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                    const c10d::ReduceScatterOptions& opts) {
-  const Check check = arguments("reduce_scatter_tensor_coalesced");
-  check.check_pairs(outputs, inputs);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    check.check_whole(inputs[i], outputs[i]);
-    check.check_written(outputs[i]);
-  }
-  Issue issue(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
-              opts.asyncOp);
-  for (size_t i = 0; i < inputs.size(); ++i)
-    add_reduce_scatter(issue, inputs[i], outputs[i], opts.reduceOp);
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  const Check check = arguments("all_to_all");
-  TORCH_CHECK_VALUE(!inputs.empty(), "shm: all_to_all: expected ", size_,
-                    " input tensors, one per rank, got none");
-  check.check_parts("inputs", inputs, inputs[0], /*uneven=*/true);
-  check.check_parts("outputs", outputs, inputs[0], /*uneven=*/true);
-  check.check_own_part(inputs[rank_].numel(), outputs[rank_].numel());
-  for (const auto& output : outputs) check.check_written(output);
-  Issue issue(*this, "tessera:all_to_all", OpType::ALLTOALL, opts.timeout, opts.asyncOp);
-  auto parts = issue.read_all(inputs);
-  const auto descriptor = issue.describe(Kind::AllToAll, inputs[0]);
-  issue.add(make_all_to_all(channel(), descriptor, std::move(parts), issue.write_all(outputs)));
-  return issue.submit();
-}
-
-WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
-                                  std::vector<int64_t>& output_splits,
-                                  std::vector<int64_t>& input_splits,
-                                  const c10d::AllToAllOptions& opts) {
-  const Check check = arguments("all_to_all_single");
-  check.check_tensor(input);
-  check.check_written(output);
-  check.check_same_dtype(output, input);
-  const auto sent = check.rows("input", input, input_splits);
-  const auto received = check.rows("output", output, output_splits);
-  Issue issue(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout,
-              opts.asyncOp);
-  auto inputs = cut_rows(issue.read(input), sent);
-  auto outputs = cut_rows(issue.write(output), received);
-  check.check_own_part(static_cast<int64_t>(inputs[rank_].size),
-                       static_cast<int64_t>(outputs[rank_].size));
-  issue.add(make_all_to_all(channel(), issue.describe(Kind::AllToAll, input), std::move(inputs),
-                            std::move(outputs)));
-  return issue.submit();
 }
 
 WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& opts) {

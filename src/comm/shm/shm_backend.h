@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/arguments.h"
+#include "comm/closing.h"
 #include "comm/recorded.h"
 #include "comm/shm/executor.h"
 #include "comm/shm/mailroom.h"
@@ -17,7 +18,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and
 /// queues.
-class ShmBackend final : public c10d::Backend, public Recorded {
+class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
  public:
   explicit ShmBackend(const BackendRequest& request);
   ~ShmBackend() override;
@@ -32,6 +33,7 @@ class ShmBackend final : public c10d::Backend, public Recorded {
   uint64_t getSequenceNumberForGroup() override { return issued_; }
   c10d::ErrorType getError() override;
   void shutdown() override;
+  void begin_close(Clock::time_point deadline) override;
   void abort() override { shutdown(); }
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;

@@ -1,5 +1,6 @@
 #include "comm/shm/tensors.h"
 
+#include "comm/dtype_names.h"
 #include "comm/reduce_op.h"
 
 #include <ATen/ops/empty.h>
@@ -102,7 +103,7 @@ Combine find_combine(const char* caller, const at::Tensor& tensor, const c10d::R
   const auto element = element_of(tensor.scalar_type());
   const auto kernel = find_reduce(element, reduction_of(op.op_));
   TORCH_CHECK_TYPE(kernel != nullptr, caller, ": ", name_of_reduce(op.op_), " of ",
-                   tensor.scalar_type(),
+                   name_of_dtype(tensor.scalar_type()),
                    " tensors has no meaning here; this dtype has: ", supported_ops(element));
   return {.kernel = kernel, .element_size = static_cast<size_t>(tensor.element_size())};
 }

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 
 /// Tells whether another process still runs, by a pidfd: exact even when the pid is reused or the
 /// dead process has not been reaped. One descriptor per peer process, shared by all groups.
@@ -22,4 +22,4 @@ class PeerProcess {
   int descriptor_;  // -1: the process was gone already, or this is the own process (never exited)
 };
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm

@@ -1,4 +1,4 @@
-#include "comm/shm/peer_process.h"
+#include "comm/peer_process.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <mutex>
 
-namespace tessera::comm::shm {
+namespace tessera::comm {
 namespace {
 
 int open_pidfd(int pid) {
@@ -51,4 +51,4 @@ bool PeerProcess::has_exited() const {
   return poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-}  // namespace tessera::comm::shm
+}  // namespace tessera::comm

@@ -1,0 +1,33 @@
+#pragma once
+
+/// Activation checkpointing: memory for time. What a checkpointed call computes inside is not kept
+/// for backward but computed again when backward gets there.
+#include <tessera/checkpoint/call.h>
+#include <tessera/checkpoint/options.h>
+#include <tessera/checkpoint/saved_tensor_hooks.h>
+#include <tessera/checkpoint/selective.h>
+
+namespace tessera {
+
+namespace recompute {
+void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options);
+}
+
+/// Checkpoints every call of `module` (made by TESSERA_MODULE or from tessera::nn): see
+/// checkpoint_call. Returns what it was given. Names of parameters stay as they are. The
+/// recomputation runs the module's other hooks too. Once per module; composes with replicate,
+/// fully_shard and parallelize_module, inside and around other checkpointed modules.
+template <nn::ModuleLike M>
+M checkpoint(M&& module, CheckpointOptions options = {}) {
+  recompute::apply_checkpoint(nn::as_module(module), std::move(options));
+  return std::forward<M>(module);
+}
+
+struct CheckpointState {
+  bool enabled = true;  // false: calls are plain
+};
+
+/// Of a module that checkpoint was applied to.
+CheckpointState& checkpoint_state(nn::ModuleRef module);
+
+}  // namespace tessera

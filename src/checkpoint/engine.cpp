@@ -1,0 +1,59 @@
+#include "checkpoint/engine.h"
+
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera::recompute {
+namespace {
+
+using torch::autograd::Engine;
+
+thread_local std::vector<HookSource*> sources;
+
+/// libtorch's engine; Python's has hooks by the same virtual function.
+class HookEngine final : public Engine {
+ public:
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return sources.empty() ? nullptr : sources.back()->make_hooks();
+  }
+};
+
+Engine& hook_engine() {
+  // Its device threads live as long as the process, so it is never destroyed.
+  static auto& engine = *new HookEngine();
+  return engine;
+}
+
+}  // namespace
+
+HookScope::HookScope(HookSource& source) : source_(source) { sources.push_back(&source); }
+
+HookScope::~HookScope() {
+  const auto last = std::find(sources.rbegin(), sources.rend(), &source_);
+  if (last != sources.rend()) sources.erase(std::next(last).base());
+}
+
+void require_engine(const char* function) {
+  const auto* present = &Engine::get_default_engine();
+  if (present == &hook_engine()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      present == &Engine::get_base_engine(), function,
+      ": expected libtorch's own autograd engine, got another one, as in a Python process, whose "
+      "torch owns the hooks on saved tensors; use Python's checkpoint there, or run without "
+      "Python");
+  // Device threads belong to one engine: a backward must not go on with two.
+  TORCH_CHECK(!at::hasCUDA() || torch::autograd::get_current_graph_task_id() == -1, function,
+              ": expected its first use in a process to be outside of backward, got one inside; "
+              "call it once, e.g. checkpoint(module), before the first backward");
+  torch::autograd::set_default_engine_stub(&hook_engine);
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace tessera::recompute

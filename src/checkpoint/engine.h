@@ -1,0 +1,38 @@
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <functional>
+#include <memory>
+
+/// The way into autograd's saving of tensors.
+namespace tessera::recompute {
+
+/// Decides what becomes of the tensors that autograd saves.
+class HookSource {
+ public:
+  virtual ~HookSource() = default;
+  /// For the next saved tensor.
+  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() = 0;
+};
+
+/// While it exists, `source` serves the tensors saved on this thread.
+class HookScope {
+ public:
+  explicit HookScope(HookSource& source);
+  ~HookScope();
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+
+ private:
+  HookSource& source_;
+};
+
+/// Installs the autograd engine that asks the sources, once per process. Throws in the name of
+/// `function` where another engine is in charge.
+void require_engine(const char* function);
+
+/// Runs `callback` when the backward this thread works for has ended.
+void at_end_of_backward(std::function<void()> callback);
+
+}  // namespace tessera::recompute

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <tessera/checkpoint/selective.h>
+
+#include "checkpoint/run_state.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+#include <unordered_map>
+
+namespace tessera::recompute {
+
+/// Results of operators that one checkpointed call keeps, by operator and number of its call.
+class KeptResults {
+ public:
+  explicit KeptResults(SelectivePolicy policy) : policy_(std::move(policy)) {}
+
+  /// Runs the operator and keeps what the policy says.
+  void run_and_keep(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+  /// The calls of one recomputation.
+  class Reader {
+   public:
+    explicit Reader(KeptResults& results) : results_(results) {}
+    /// Puts the kept results in place of the arguments, or runs the operator.
+    void take_or_run(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+   private:
+    KeptResults& results_;
+    std::unordered_map<c10::OperatorHandle, size_t> next_;
+  };
+
+ private:
+  struct Result {
+    c10::IValue value;
+    int64_t version;  // of a tensor when it was kept
+  };
+  /// One call; without results: to be run again.
+  struct Call {
+    std::vector<Result> results;
+    std::optional<RandomState> random_after;
+  };
+  static void take(const c10::OperatorHandle& op, const Call& call, torch::jit::Stack& stack);
+
+  SelectivePolicy policy_;
+  std::unordered_map<c10::OperatorHandle, std::vector<Call>> calls_;
+};
+
+}  // namespace tessera::recompute

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+namespace tessera::tool {
+
+/// Throws CLI::ValidationError for the first subcommand or option among `arguments` that `app` and
+/// its subcommand do not know, naming the one that was probably meant. CLI11 would speak of what
+/// is missing instead. Words that a subcommand passes on are not looked at.
+void refuse_unknown_words(const CLI::App& app, const std::vector<std::string>& arguments);
+
+/// The subcommand of this name; null if there is none.
+const CLI::App* find_subcommand(const CLI::App& app, const std::string& name);
+
+/// What of `valid` is nearest to `word` by letters changed, added and left out; empty if nothing is
+/// near.
+std::string nearest_word(const std::string& word, const std::vector<std::string>& valid);
+
+}  // namespace tessera::tool

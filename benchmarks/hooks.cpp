@@ -36,7 +36,7 @@ using Loop = std::function<void(int64_t count)>;
 template <class M>
 Loop loop_of(M module, const at::Tensor& x) {
   return [module, x](int64_t count) mutable {
-    for (int64_t i = 0; i < count; ++i) module(x);
+    for (int64_t i = 0; i < count; ++i) module->forward(x);
   };
 }
 
@@ -48,7 +48,9 @@ struct Row {
 
 template <class Plain, class Ours>
 Row row_of(const std::string& name, Plain plain, Ours ours, const at::Tensor& x) {
-  const auto is_right = [plain, ours, x]() mutable { return at::equal(plain(x), ours(x)); };
+  const auto is_right = [plain, ours, x]() mutable {
+    return at::equal(plain->forward(x), ours->forward(x));
+  };
   return {name, loop_of(plain, x), loop_of(ours, x), is_right};
 }
 

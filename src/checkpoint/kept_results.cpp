@@ -1,8 +1,10 @@
 #include "checkpoint/kept_results.h"
 
+#include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace tessera::recompute {
 namespace {
@@ -25,14 +27,39 @@ c10::IValue share(const c10::IValue& value) {
   return value;
 }
 
+void for_each_tensor(const c10::IValue& value,
+                     const std::function<void(const at::Tensor&)>& visit) {
+  const auto visit_defined = [&visit](const at::Tensor& tensor) {
+    if (tensor.defined()) visit(tensor);
+  };
+  if (value.isTensor()) visit_defined(value.toTensor());
+  if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), visit_defined);
+}
+
 int64_t version_of(const c10::IValue& value) {
   int64_t version = 0;
-  const auto add = [&version](const at::Tensor& tensor) {
-    if (tensor.defined()) version += tensor._version();
-  };
-  if (value.isTensor()) add(value.toTensor());
-  if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), add);
+  for_each_tensor(value, [&version](const at::Tensor& tensor) { version += tensor._version(); });
   return version;
+}
+
+/// Null for tensors of other kinds, whose memory is not known.
+const c10::StorageImpl* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+bool has_memory(const c10::IValue& value, const c10::StorageImpl* memory) {
+  bool found = false;
+  for_each_tensor(value, [&](const at::Tensor& tensor) { found |= memory_of(tensor) == memory; });
+  return found;
+}
+
+c10::IValue copy(const c10::IValue& value) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (value.isTensor()) return value.toTensor().clone();
+  c10::List<at::Tensor> copies;
+  for (const at::Tensor& tensor : value.toTensorVector())
+    copies.push_back(tensor.defined() ? tensor.clone() : tensor);
+  return copies;
 }
 
 /// Views share memory with an argument and writing operators have to write: both always run.
@@ -54,14 +81,44 @@ std::vector<at::Device> devices_of(const torch::jit::Stack& values) {
 
 }  // namespace
 
+void KeptResults::keep(Call& call, const c10::IValue& result) {
+  call.results.push_back({share(result), version_of(result)});
+  for_each_tensor(result, [this](const at::Tensor& tensor) { memory_.insert(memory_of(tensor)); });
+}
+
+void KeptResults::make_way(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  const auto arguments = torch::jit::last(stack, schema.arguments().size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (!alias || !alias->isWrite()) continue;
+    for_each_tensor(arguments[i], [this](const at::Tensor& written) {
+      if (!memory_.contains(memory_of(written))) return;
+      for (auto& [kept_op, calls] : calls_) {
+        for (auto& call : calls) {
+          for (auto& result : call.results) {
+            if (!has_memory(result.value, memory_of(written))) continue;
+            result.value = copy(result.value);
+            result.version = version_of(result.value);
+          }
+        }
+      }
+      memory_.erase(memory_of(written));
+    });
+  }
+}
+
 void KeptResults::run_and_keep(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (op.schema().is_mutable()) make_way(op, stack);
   op.callBoxed(stack);
   if (!can_be_kept(op.schema())) return;
   auto& call = calls_[op].emplace_back();
   const auto decision = policy_(op.operator_name());
   if (decision != CheckpointPolicy::MustSave && decision != CheckpointPolicy::PreferSave) return;
   const auto results = torch::jit::last(stack, op.schema().returns().size());
-  for (const auto& result : results) call.results.push_back({share(result), version_of(result)});
+  if (std::ranges::any_of(results, [](const auto& value) { return has_memory(value, nullptr); }))
+    return;
+  for (const auto& result : results) keep(call, result);
   // Whoever draws next in a recomputation that skips this operator must draw what it drew.
   if (op.hasTag(at::Tag::nondeterministic_seeded))
     call.random_after = RandomState::of(devices_of(results.vec()));
@@ -71,8 +128,8 @@ void KeptResults::take(const c10::OperatorHandle& op, const Call& call, torch::j
   for (const auto& result : call.results) {
     TORCH_CHECK(version_of(result.value) == result.version,
                 "checkpoint: expected the kept result of ", op.operator_name(),
-                " to be unchanged until backward, but it has been written to in place; recompute "
-                "this operator, or use the one that is not in place");
+                " to be unchanged until backward, but it has been written to in place after the "
+                "call; recompute this operator, or use the one that is not in place");
   }
   torch::jit::drop(stack, op.schema().arguments().size());
   for (const auto& result : call.results) stack.push_back(share(result.value));
@@ -80,6 +137,7 @@ void KeptResults::take(const c10::OperatorHandle& op, const Call& call, torch::j
 }
 
 void KeptResults::Reader::take_or_run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (op.schema().is_mutable()) results_.make_way(op, stack);
   if (!can_be_kept(op.schema())) return op.callBoxed(stack);
   const auto index = next_[op]++;
   const auto calls = results_.calls_.find(op);
@@ -89,7 +147,16 @@ void KeptResults::Reader::take_or_run(const c10::OperatorHandle& op, torch::jit:
   if (call.results.empty()) return op.callBoxed(stack);
   take(op, call, stack);
   // From here on the recomputed graph owns the result; a later backward, if any, runs the operator.
-  if (!torch::autograd::get_current_graph_task_keep_graph()) call = {};
+  if (!torch::autograd::get_current_graph_task_keep_graph()) {
+    call = {};
+    return;
+  }
+  // The recomputation may write to what it was given.
+  for (const auto& result : call.results) {
+    for_each_tensor(result.value, [this](const at::Tensor& tensor) {
+      results_.memory_.insert(memory_of(tensor));
+    });
+  }
 }
 
 }  // namespace tessera::recompute

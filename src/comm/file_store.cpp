@@ -55,8 +55,8 @@ void let_go_of_all() {
 
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size) {
   // Registered before init() registers shutdown(), so it runs after that.
-  static const int registered = std::atexit(let_go_of_all);
-  static_cast<void>(registered);
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(let_go_of_all); });
   auto store = c10::make_intrusive<c10d::FileStore>(path, world_size);
   const std::lock_guard lock(kept_mutex);
   auto& kept = kept_stores[{getpid(), path, rank}];

@@ -27,8 +27,8 @@ at::Tensor call(const char* name, torch::jit::Stack arguments) {
   auto& dispatcher = c10::Dispatcher::singleton();
   dispatcher.findSchemaOrThrow((std::string("_c10d_functional::") + name).c_str(), "")
       .callBoxed(arguments);
-  static const auto wait = dispatcher.findSchemaOrThrow("_c10d_functional::wait_tensor", "");
-  wait.callBoxed(arguments);
+  static const auto kWait = dispatcher.findSchemaOrThrow("_c10d_functional::wait_tensor", "");
+  kWait.callBoxed(arguments);
   return arguments.back().toTensor();
 }
 

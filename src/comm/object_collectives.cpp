@@ -55,7 +55,11 @@ std::vector<int64_t> gather_counts(int64_t count, const Group& group) {
 void barrier(const Group& group) {
   c10d::BarrierOptions options;
   options.asyncOp = false;
-  comm::resolve(group, "barrier")->barrier(options)->wait();
+  // Not ProcessGroup::barrier: it keeps a tensor in a static variable, which ranks that are threads
+  // would free twice.
+  const auto used = comm::resolve(group, "barrier");
+  const auto work = used->getBackend(device_of(used).type())->barrier(options);
+  if (work) work->wait();
 }
 
 void monitored_barrier(const Group& group, std::optional<std::chrono::milliseconds> timeout) {

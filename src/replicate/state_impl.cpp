@@ -8,6 +8,8 @@
 #include <sched.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+
 namespace tessera::replication {
 namespace {
 
@@ -91,6 +93,10 @@ void State::build() {
   auto parameters = collect_parameters(module_, ignored_);
   check_parameters(parameters);
   const auto device = parameters.tensors[0].device().type();
+  const auto served = group_->getDeviceTypes();
+  TORCH_CHECK_VALUE(std::find(served.begin(), served.end(), device) != served.end(),
+                    "replicate: expected a group with a backend for ", device, " tensors, got '",
+                    group_->getGroupDesc(), "'; make it with the backend \"auto\"");
   if (options_.broadcast_buffers) buffers_ = collect_buffers(module_, ignored_);
   if (options_.init_sync) {
     verify_parameters(parameters, group_);

@@ -15,10 +15,17 @@ TEST(Text, FormatsBytesInTheLargestFittingUnit) {
 }
 
 TEST(Text, FormatsListsAsAPersonWould) {
-  EXPECT_EQ(format_list({}), "none");
-  EXPECT_EQ(format_list({7}), "7");
-  EXPECT_EQ(format_list({0, 2}), "0 and 2");
-  EXPECT_EQ(format_list({0, 2, 3}), "0, 2 and 3");
+  EXPECT_EQ(format_list(std::vector<int>{}), "none");
+  EXPECT_EQ(format_list(std::vector<int>{7}), "7");
+  EXPECT_EQ(format_list(std::vector<int>{0, 2}), "0 and 2");
+  EXPECT_EQ(format_list(std::vector<int>{0, 2, 3}), "0, 2 and 3");
+}
+
+TEST(Text, QuotesNamesAndStopsAtTwelve) {
+  EXPECT_EQ(format_list(std::vector<std::string>{}), "none");
+  EXPECT_EQ(format_list(std::vector<std::string>{"a", "b", "c"}), "'a', 'b' and 'c'");
+  const std::vector<std::string> many(15, "x");
+  EXPECT_TRUE(format_list(many).ends_with("'x' and 3 more")) << format_list(many);
 }
 
 TEST(Text, FormatsShortTimesInMilliseconds) {

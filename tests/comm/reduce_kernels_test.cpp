@@ -15,9 +15,6 @@
 
 namespace tessera::comm::shm {
 
-Reduce find_reduce_baseline(Element element, Reduction op);
-Reduce find_reduce_avx2(Element element, Reduction op);
-
 namespace {
 
 bool has_avx2() {
@@ -86,8 +83,8 @@ Buffer reduce(Reduce kernel, const std::vector<Buffer>& inputs, size_t count) {
 template <class Check>
 void for_every_kernel(Check&& check) {
   std::mt19937_64 random(testing::test_seed());
-  for (int e = 0; e < static_cast<int>(Element::kCount); ++e) {
-    for (int r = 0; r < static_cast<int>(Reduction::kCount); ++r) {
+  for (int e = 0; e < static_cast<int>(Element::Count); ++e) {
+    for (int r = 0; r < static_cast<int>(Reduction::Count); ++r) {
       const auto element = static_cast<Element>(e);
       const auto reduction = static_cast<Reduction>(r);
       if (find_reduce_baseline(element, reduction) == nullptr) continue;
@@ -106,8 +103,8 @@ void for_every_kernel(Check&& check) {
 }
 
 TEST(ReduceKernels, ExistForTheSameCombinationsInEveryTable) {
-  for (int e = 0; e <= static_cast<int>(Element::kCount); ++e) {
-    for (int r = 0; r <= static_cast<int>(Reduction::kCount); ++r) {
+  for (int e = 0; e <= static_cast<int>(Element::Count); ++e) {
+    for (int r = 0; r <= static_cast<int>(Reduction::Count); ++r) {
       const auto element = static_cast<Element>(e);
       const auto reduction = static_cast<Reduction>(r);
       EXPECT_EQ(find_reduce_baseline(element, reduction) == nullptr,

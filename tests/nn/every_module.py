@@ -18,7 +18,7 @@ names |= set(re.findall(r"^class (\w+) : public torch::nn::ModuleHolder<\1Impl>"
 assert len(names) > 100, sorted(names)
 wrong = []
 for name in sorted(names):
-    if not re.search(rf"\(({name})\);|^class {name} :|using torch::nn::{name};", ours, re.MULTILINE):
+    if not re.search(rf"_\w+\({name}(?:, .*)?\);|^class {name} :|using torch::nn::{name};", ours, re.MULTILINE):
         wrong.append(f"tessera::nn lacks {name}")
     if not re.search(rf"MODULE_ROW\({name},|nn::{name}\b", tests):
         wrong.append(f"no test has {name}")

@@ -75,12 +75,21 @@ TEST(NnModules, ContainersWithoutForwardHoldHookableModules) {
   EXPECT_EQ(calls, 2);
   EXPECT_TRUE(is_hookable(clone_module(list)[0]));
   EXPECT_TRUE(is_hookable(clone_module(dict)["fc"]));
-  nn::ParameterList parameters(at::ones({2}), at::zeros({3}));
-  nn::ParameterDict by_name;
-  by_name->insert("w", at::ones({2}));
-  EXPECT_EQ(clone_module(parameters)->size(), 2U);
-  EXPECT_EQ(clone_module(by_name)->size(), 1U);
   EXPECT_FALSE(is_hookable(list));
+}
+
+TEST(NnModules, ParameterContainersCanBeCloned) {
+  nn::ParameterList list(at::ones({2}).requires_grad_(), at::zeros({3}));
+  nn::ParameterDict dict;
+  dict->insert("w", at::ones({2}).requires_grad_());
+  auto list_clone = clone_module(list);
+  auto dict_clone = clone_module(dict);
+  expect_same(list_clone->parameters(), list->parameters(), "ParameterList");
+  expect_same(dict_clone->parameters(), dict->parameters(), "ParameterDict");
+  EXPECT_TRUE(list_clone->parameters()[0].requires_grad());
+  EXPECT_FALSE(list_clone->parameters()[1].requires_grad());
+  EXPECT_FALSE(dict_clone["w"].is_alias_of(dict["w"]));
+  EXPECT_EQ(printed(list_clone), printed(list));
 }
 
 TEST(NnModules, EmbeddingsFromPretrained) {

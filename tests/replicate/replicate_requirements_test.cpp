@@ -130,12 +130,18 @@ TEST_P(ReplicateOnBackends, R_000_9_RefusesAListAsDeviceId) {
   });
 }
 
+// One rank per device; with one device a world of one still moves inputs and reports ids.
+int cuda_ranks() { return torch::cuda::device_count() >= 2 ? 2 : 1; }
+c10::Device own_device() {
+  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank())};
+}
+
 TEST(ReplicateOnCuda, R_000_4_MovesArgumentsToTheDevice) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  run_processes(2, [] {
+  run_processes(cuda_ranks(), [] {
     MyNet net;
-    net->to(torch::kCUDA);
-    replicate(net, {.device_id = 0, .group = new_group({0, 1}, {.backend = "gloo"})});
+    net->to(own_device());
+    replicate(net, {.device_id = rank()});
     net(torch::randn({2, 2}), std::optional<at::Tensor>(torch::randn({2, 2}))).sum().backward();
     EXPECT_TRUE(net->a->weight.grad().is_cuda());
   });
@@ -143,14 +149,13 @@ TEST(ReplicateOnCuda, R_000_4_MovesArgumentsToTheDevice) {
 
 TEST(ReplicateOnCuda, R_000_8_ReportsTheDevice) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
-  run_processes(2, [] {
-    const auto group = new_group({0, 1}, {.backend = "gloo"});
-    for (const auto& id : {c10::IValue(c10::Device("cuda:0")), c10::IValue(0)}) {
+  run_processes(cuda_ranks(), [] {
+    for (const auto& id : {c10::IValue(own_device()), c10::IValue(rank())}) {
       Net net;
-      net->to(torch::kCUDA);
-      replicate(net, {.device_id = id, .group = group});
-      net(torch::randn({2, 2}));
-      EXPECT_EQ(replicate_state(net)->engine()->device_ids, std::vector<int64_t>{0});
+      net->to(own_device());
+      replicate(net, {.device_id = id});
+      net(torch::randn({2, 2})).sum().backward();
+      EXPECT_EQ(replicate_state(net)->engine()->device_ids, std::vector<int64_t>{rank()});
     }
   });
 }

@@ -42,7 +42,7 @@ SelectivePolicy save_matmul_results();
 /// For CheckpointOptions::context_fn.
 ///   tessera::checkpoint(block, {.context_fn =
 ///                                   tessera::selective_contexts(tessera::save_matmul_results())});
-/// A result that was changed in place before backward is a CheckpointError.
+/// A kept result that is changed in place between the call and backward is an error.
 std::function<CheckpointContexts()> selective_contexts(SelectivePolicy policy);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/nn/default_arguments.h>
+#include <tessera/nn/parameter_containers.h>
 #include <tessera/nn/sequential.h>
 
 /// tessera::nn::X: torch::nn::X, hookable. Options, functional forms and the Impl classes stay
@@ -139,10 +140,8 @@ TESSERA_NN_MODULE(ZeroPad2d);
 TESSERA_NN_MODULE(ZeroPad3d);
 #undef TESSERA_NN_MODULE
 
-// These have no forward: there is no call to hook.
+// These have no forward, nor have ParameterList and ParameterDict: there is no call to hook.
 using torch::nn::ModuleDict;
 using torch::nn::ModuleList;
-using torch::nn::ParameterDict;
-using torch::nn::ParameterList;
 
 }  // namespace tessera::nn

@@ -16,7 +16,7 @@ class MailWork final : public c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
   void abort() override;
   std::vector<at::Tensor> result() override { return {message_.original}; }
-  int sourceRank() const override { return source_; }
+  int sourceRank() const override { return source; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // --- for the mailroom
@@ -26,8 +26,8 @@ class MailWork final : public c10d::Work {
   void end(const std::exception_ptr& exception);
   void tell_future();
 
-  int source_ = -1;             // who sent it
-  MailEntry* entry_ = nullptr;  // of a send that is read in place
+  int source = -1;             // who sent it
+  MailEntry* entry = nullptr;  // of a send that is read in place
 
  private:
   Mailroom::Message message_;

@@ -141,7 +141,7 @@ bool Mailroom::precedes(const MailWork& earlier, const MailWork& later) {
   const auto& other = later.message();
   if (one.is_send != other.is_send) return false;
   if (one.is_send)
-    return one.peer == other.peer && earlier.entry_ == nullptr && later.entry_ == nullptr;
+    return one.peer == other.peer && earlier.entry == nullptr && later.entry == nullptr;
   return one.tag == other.tag &&
          (one.peer == other.peer || one.peer == kAnyPeer || other.peer == kAnyPeer);
 }
@@ -161,9 +161,9 @@ void Mailroom::reclaim(Outbox& outbox) {
 }
 
 bool Mailroom::try_send(MailWork& work) {
-  if (work.entry_ != nullptr) {
-    if (work.entry_->state.load(std::memory_order_acquire) != MailEntry::Taken) return false;
-    work.entry_->state.store(MailEntry::Free, std::memory_order_relaxed);
+  if (work.entry != nullptr) {
+    if (work.entry->state.load(std::memory_order_acquire) != MailEntry::Taken) return false;
+    work.entry->state.store(MailEntry::Free, std::memory_order_relaxed);
     return true;
   }
   const auto& message = work.message();
@@ -187,7 +187,7 @@ bool Mailroom::try_send(MailWork& work) {
   entry->is_buffered = in_place ? 0 : 1;
   entry->state.store(MailEntry::Full, std::memory_order_seq_cst);
   channel_.member(message.peer).block->mail_bell.ring();
-  if (in_place) work.entry_ = entry;
+  if (in_place) work.entry = entry;
   return !in_place;
 }
 
@@ -236,7 +236,7 @@ bool Mailroom::try_receive_early(MailWork& work) {
     return mail.tag == message.tag && (message.peer == kAnyPeer || message.peer == mail.source);
   });
   if (letter == early_.end()) return false;
-  work.source_ = letter->source;
+  work.source = letter->source;
   check_fits(work, letter->number, letter->content.size(), letter->dtype);
   if (!letter->content.empty())
     std::memcpy(message.data.data, letter->content.data(), letter->content.size());
@@ -253,7 +253,7 @@ void Mailroom::check_fits(const MailWork& work, uint64_t number, size_t bytes, i
   theirs.root = channel_.rank();
   theirs.bytes = bytes;
   theirs.dtype = dtype;
-  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source_) + " calls " +
+  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source) + " calls " +
                                     describe(theirs) + ", " + channel_.label(channel_.rank()) +
                                     " calls " + describe(ours));
 }
@@ -265,7 +265,7 @@ bool Mailroom::try_receive(MailWork& work) {
   for (int source = 0; source < channel_.size() && entry == nullptr; ++source) {
     if (message.peer != kAnyPeer && message.peer != source) continue;
     entry = find_mail(source, message.tag);
-    work.source_ = source;
+    work.source = source;
   }
   if (entry == nullptr) return false;
   check_fits(work, entry->number, entry->bytes, entry->dtype);
@@ -274,11 +274,11 @@ bool Mailroom::try_receive(MailWork& work) {
 }
 
 void Mailroom::take(MailWork& work, MailEntry& entry) {
-  const auto& source = channel_.member(work.source_);
+  const auto& source = channel_.member(work.source);
   if (entry.bytes > 0)
     copy_to_cache(work.message().data.data, source.arena_base + entry.offset, entry.bytes);
   // A sender that gave up waiting may have changed a tensor that is read in place.
-  if (entry.is_buffered == 0) channel_.check_kept(work.pending(), work.source_);
+  if (entry.is_buffered == 0) channel_.check_kept(work.pending(), work.source);
   entry.state.store(MailEntry::Taken, std::memory_order_seq_cst);
   source.block->mail_bell.ring();
 }

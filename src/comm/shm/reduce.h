@@ -23,9 +23,9 @@ enum class Element : uint8_t {
   Bool,
   Complex64,
   Complex128,
-  kCount
+  Count
 };
-enum class Reduction : uint8_t { Sum, Avg, Product, Min, Max, And, Or, Xor, kCount };
+enum class Reduction : uint8_t { Sum, Avg, Product, Min, Max, And, Or, Xor, Count };
 
 /// out[i] = inputs[0][i] op inputs[1][i] op ... in this order, whoever calls it: the same bits on
 /// every rank. Half types are accumulated in float32 and rounded once. `out` may be one of the
@@ -36,5 +36,8 @@ using Reduce = void (*)(void* out, const void* const* inputs, int input_count,
 /// Null if the combination has no meaning (bitwise on floating point, order of complex numbers,
 /// average of integers).
 Reduce find_reduce(Element element, Reduction reduction);
+/// The same for one instruction set, whether the machine has it or not.
+Reduce find_reduce_baseline(Element element, Reduction reduction);
+Reduce find_reduce_avx2(Element element, Reduction reduction);
 
 }  // namespace tessera::comm::shm

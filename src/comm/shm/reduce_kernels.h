@@ -20,23 +20,23 @@ struct Boolean {
 // The type a sum is accumulated in, and the way there and back.
 template <class T>
 struct Accumulator {
-  using type = T;
+  using Type = T;
 };
 template <>
 struct Accumulator<Half> {
-  using type = float;
+  using Type = float;
 };
 template <>
 struct Accumulator<BrainFloat> {
-  using type = float;
+  using Type = float;
 };
 template <>
 struct Accumulator<Boolean> {
-  using type = uint8_t;
+  using Type = uint8_t;
 };
 
 template <class T>
-inline typename Accumulator<T>::type load(T value) {
+inline typename Accumulator<T>::Type load(T value) {
   if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, BrainFloat>)
     return widen(value);
   else if constexpr (std::is_same_v<T, Boolean>)
@@ -45,7 +45,7 @@ inline typename Accumulator<T>::type load(T value) {
     return value;
 }
 template <class T>
-inline T store(typename Accumulator<T>::type value) {
+inline T store(typename Accumulator<T>::Type value) {
   if constexpr (std::is_same_v<T, Half>)
     return narrow_to_half(value);
   else if constexpr (std::is_same_v<T, BrainFloat>)
@@ -97,7 +97,7 @@ void reduce_two(T* out, const T* first, const T* second, size_t count) {
 
 template <class T, Reduction op>
 void reduce_many(void* out_bytes, const void* const* inputs, int input_count, size_t count) {
-  using A = typename Accumulator<T>::type;
+  using A = typename Accumulator<T>::Type;
   auto* out = static_cast<T*>(out_bytes);
   if (input_count == 2) {
     return reduce_two<T, op>(out, static_cast<const T*>(inputs[0]),

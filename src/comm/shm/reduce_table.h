@@ -1,6 +1,6 @@
-// Which kernel serves which dtype and operation. The includer defines TESSERA_REDUCE_TABLE, the
-// name of the function that looks a kernel up.
 #pragma once
+
+// Which kernel serves which dtype and operation; internal to the includer as the kernels are.
 
 #include "comm/shm/reduce_kernels.h"
 
@@ -76,9 +76,7 @@ Reduce find_boolean(Reduction op) {
   }
 }
 
-}  // namespace
-
-Reduce TESSERA_REDUCE_TABLE(Element element, Reduction op) {
+Reduce find_kernel(Element element, Reduction op) {
   switch (element) {
     case Element::Float64:
       return find_floating<double>(op);
@@ -115,4 +113,5 @@ Reduce TESSERA_REDUCE_TABLE(Element element, Reduction op) {
   }
 }
 
+}  // namespace
 }  // namespace tessera::comm::shm

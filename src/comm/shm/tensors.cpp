@@ -42,7 +42,7 @@ Element element_of(c10::ScalarType dtype) {
     case c10::kComplexDouble:
       return Element::Complex128;
     default:
-      return Element::kCount;
+      return Element::Count;
   }
 }
 
@@ -65,7 +65,7 @@ Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
     case c10d::ReduceOp::BXOR:
       return Reduction::Xor;
     default:
-      return Reduction::kCount;
+      return Reduction::Count;
   }
 }
 

@@ -30,13 +30,18 @@ struct NothingImpl : torch::nn::Module {
 };
 TORCH_MODULE_IMPL(PlainNothing, NothingImpl);
 TESSERA_MODULE(Nothing);
+struct ByValueImpl : torch::nn::Module {
+  __attribute__((noinline)) at::Tensor forward(at::Tensor x, at::Tensor) { return x; }
+};
+TORCH_MODULE_IMPL(PlainByValue, ByValueImpl);
+TESSERA_MODULE(ByValue);
 
 /// A loop of calls in one piece, so that the loop's own cost is as small as a user's.
 using Loop = std::function<void(int64_t count)>;
-template <class M>
-Loop loop_of(M module, const at::Tensor& x) {
-  return [module, x](int64_t count) mutable {
-    for (int64_t i = 0; i < count; ++i) module->forward(x);
+template <class M, class... X>
+Loop loop_of(M module, const X&... x) {
+  return [module, x...](int64_t count) mutable {
+    for (int64_t i = 0; i < count; ++i) module->forward(x...);
   };
 }
 
@@ -46,12 +51,12 @@ struct Row {
   std::function<bool()> is_right;
 };
 
-template <class Plain, class Ours>
-Row row_of(const std::string& name, Plain plain, Ours ours, const at::Tensor& x) {
-  const auto is_right = [plain, ours, x]() mutable {
-    return at::equal(plain->forward(x), ours->forward(x));
+template <class Plain, class Ours, class... X>
+Row row_of(const std::string& name, Plain plain, Ours ours, const X&... x) {
+  const auto is_right = [plain, ours, x...]() mutable {
+    return at::equal(plain->forward(x...), ours->forward(x...));
   };
-  return {name, loop_of(plain, x), loop_of(ours, x), is_right};
+  return {name, loop_of(plain, x...), loop_of(ours, x...), is_right};
 }
 
 template <class M, class Make>
@@ -78,6 +83,7 @@ std::vector<Row> make_rows() {
       [] { return nn::Sequential(nn::Linear(8, 8), nn::ReLU(), nn::Linear(8, 8)); });
   return {
       row_of("do nothing, no hooks", PlainNothing(), Nothing(), x),
+      row_of("do nothing with two values, no hooks", PlainByValue(), ByValue(), x, x),
       row_of("do nothing, one hook", PlainNothing(), hooked_nothing, x),
       row_of("linear, no hooks", plain_linear, seeded<nn::Linear>(linear), x),
       row_of("linear, one pre-hook", plain_linear, pre_hooked, x),

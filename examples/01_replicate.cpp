@@ -1,6 +1,7 @@
 // A small GPT learns to write like this repository's README, on as many ranks as you like:
 //   tessera run -n 2 -- 01_replicate [text file]
 #include <tessera/tessera.h>
+
 #include <torch/torch.h>
 
 #include <fstream>
@@ -14,14 +15,17 @@ constexpr int64_t kWidth = 128, kHeads = 4, kContext = 64, kLayers = 2, kBatch =
 struct BlockImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {  // [batch, tokens, width]
     auto qkv = qkv_(norm1_(x)).view({x.size(0), x.size(1), 3, kHeads, -1}).permute({2, 0, 3, 1, 4});
-    auto mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, 0, /*is_causal=*/true);
+    auto mixed =
+        at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, 0, /*is_causal=*/true);
     auto y = x + out_(mixed.transpose(1, 2).reshape(x.sizes()));
     return y + down_(at::gelu(up_(norm2_(y))));
   }
-  tnn::LayerNorm norm1_{register_module("norm1", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
+  tnn::LayerNorm norm1_{
+      register_module("norm1", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
   tnn::Linear qkv_{register_module("qkv", tnn::Linear(kWidth, 3 * kWidth))};
   tnn::Linear out_{register_module("out", tnn::Linear(kWidth, kWidth))};
-  tnn::LayerNorm norm2_{register_module("norm2", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
+  tnn::LayerNorm norm2_{
+      register_module("norm2", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
   tnn::Linear up_{register_module("up", tnn::Linear(kWidth, 4 * kWidth))};
   tnn::Linear down_{register_module("down", tnn::Linear(4 * kWidth, kWidth))};
 };
@@ -38,7 +42,8 @@ struct GptImpl : torch::nn::Module {
   tnn::Embedding words_{register_module("words", tnn::Embedding(kBytes, kWidth))};
   tnn::Embedding places_{register_module("places", tnn::Embedding(kContext, kWidth))};
   tnn::Sequential blocks_{register_module("blocks", tnn::Sequential())};
-  tnn::LayerNorm norm_{register_module("norm", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
+  tnn::LayerNorm norm_{
+      register_module("norm", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))};
   tnn::Linear head_{register_module("head", tnn::Linear(kWidth, kBytes))};
 };
 TESSERA_MODULE(Gpt);
@@ -49,8 +54,9 @@ int main(int argc, char** argv) try {
   std::ifstream file(argc > 1 ? argv[1] : "README.md");
   const std::string text(std::istreambuf_iterator<char>(file), {});
   TORCH_CHECK(text.size() > kContext + 1, "expected a text to learn from: 01_replicate FILE");
-  const auto bytes = at::tensor(at::ArrayRef<uint8_t>(
-      reinterpret_cast<const uint8_t*>(text.data()), text.size())).to(torch::kLong);
+  const auto bytes =
+      at::tensor(at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(text.data()), text.size()))
+          .to(torch::kLong);
 
   Gpt net;
   tessera::replicate(net);  // the only line that knows of other ranks

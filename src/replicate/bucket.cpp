@@ -3,6 +3,7 @@
 #include "replicate/sparse.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -20,11 +21,19 @@ bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_d
 /// `to.copy_(from)` without the dispatcher where bytes can be copied as they lie.
 void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
   if (to.is_cpu() && from.is_cpu() && to.scalar_type() == from.scalar_type() && is_dense(from) &&
-      to.strides() == from.strides()) {
+      to.strides() == from.strides() && !from.is_conj() && !from.is_neg()) {
     std::memcpy(to.data_ptr(), from.data_ptr(), to.nbytes());
   } else {
     to.copy_(from);
   }
+}
+
+/// Whether the gradient's own memory may be summed up: laid out as on every rank, and nobody
+/// else's. Two owners are its own: the parameter's gradient, and the one autograd is just handing
+/// over.
+bool may_be_reduced(const at::Tensor& gradient, const at::Tensor& parameter) {
+  return is_dense(gradient) && gradient.strides() == parameter.strides() &&
+         gradient.storage().use_count() <= 2 && !gradient.is_conj() && !gradient.is_neg();
 }
 
 /// Part of the buffer with the parameter's shape and strides. Not a view to autograd: zero_grad
@@ -60,7 +69,7 @@ void Bucket::make_buffer(const BucketSettings& settings) {
   for (const auto& slot : slots_) {
     if (is_flat(slot)) elements += slot.parameter.numel();
   }
-  if (elements == 0) return;
+  if (elements == 0 && travel_ != Travel::Flat) return;
   const auto options = slots_[0].parameter.options().requires_grad(false);
   const at::NoGradGuard no_grad;
   buffer_ = options.device().is_cpu() ? empty_shared({elements}, options, settings.group)
@@ -96,8 +105,9 @@ void Bucket::collect(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
   const auto& gradient = slot.parameter.grad();
-  if (travel_ == Travel::InPlace && !slot.view.defined() && !is_dense(gradient))
-    slot.parameter.mutable_grad() = gradient.contiguous();
+  if (travel_ == Travel::InPlace && !slot.view.defined() &&
+      !may_be_reduced(gradient, slot.parameter))
+    slot.parameter.mutable_grad() = at::empty_like(slot.parameter).copy_(gradient);
   put(slot, slot.parameter.grad());
   // At once, so that the memory of the gradient that came goes back.
   if (gradients_are_views_) slot.parameter.mutable_grad() = slot.view;
@@ -165,6 +175,15 @@ void Bucket::wait() {
                     buffer_.numel(), " elements, as many as the bucket has, got ", result.sizes());
   const at::NoGradGuard no_grad;
   if (!result.is_same(buffer_)) buffer_.copy_(result.view(-1));
+}
+
+void Bucket::settle() noexcept {
+  try {
+    if (work_) work_->wait();
+    if (future_) future_->wait();
+  } catch (const std::exception& error) {
+    TORCH_WARN("replicate: a collective of an iteration that was given up failed: ", error.what());
+  }
 }
 
 void Bucket::reduce_sparse() {

@@ -30,6 +30,7 @@ class Bucket {
   const std::vector<size_t>& members() const { return members_; }
   size_t bytes() const { return bytes_; }
   bool is_complete() const { return pending_ == 0; }
+  bool is_sparse() const { return travel_ == Travel::Sparse; }
 
   /// Forgets the last iteration.
   void reset();
@@ -41,6 +42,8 @@ class Bucket {
 
   void launch(size_t index, bool is_last, const CommHook& hook);
   void wait();
+  /// Waits, whatever comes of it, for what was launched in an iteration that is given up.
+  void settle() noexcept;
   /// Puts the results into the parameters' gradients. `is_used` says of missing members whether
   /// any rank has a gradient for them; if not, what they have stays.
   void deliver(const std::vector<bool>& is_used);

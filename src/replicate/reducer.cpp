@@ -9,9 +9,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 namespace tessera::replication {
 
@@ -62,6 +63,7 @@ void Reducer::make_buckets(const Assignment& assignment) {
 }
 
 void Reducer::set_hook(CommHook hook) {
+  const std::lock_guard lock(mutex_);
   hook_ = std::move(hook);
   Assignment same;
   for (const auto& bucket : buckets_) same.buckets.push_back(bucket.members());
@@ -76,10 +78,10 @@ std::vector<std::string> Reducer::missing_names() const {
   return names;
 }
 
-void Reducer::check_finished() const {
+void Reducer::check_finished() {
   const std::lock_guard lock(mutex_);
-  if (phase_ != Phase::Sync || taken_ == 0 || taken_ == parameters_.tensors.size()) return;
-  if (order_.empty()) return;  // only parameters known to be unused were taken: no backward yet
+  if (phase_ != Phase::Sync || !is_taking_) return;
+  phase_ = Phase::Idle;  // told once; the next forward starts anew
   TORCH_CHECK(false, "replicate: expected every parameter of ", settings_.module_name,
               " to get a gradient in the last backward before the next forward, but these got "
               "none: ",
@@ -93,25 +95,33 @@ void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double 
   const std::lock_guard lock(mutex_);
   forward_seconds_ = forward_seconds;
   if (!synchronise) {
-    phase_ = Phase::Local;
+    // A forward before this one may still wait for its backward, which is to be averaged.
+    if (phase_ != Phase::Sync) phase_ = Phase::Local;
     return;
   }
   start_iteration(unused);
 }
 
 void Reducer::start_iteration(const std::vector<size_t>& unused) {
+  // What a backward that threw has sent is still on its way.
+  for (size_t i = 0; i < next_launch_ && phase_ != Phase::Sync && is_taking_; ++i)
+    buckets_[i].settle();
   phase_ = Phase::Sync;
+  is_taking_ = false;
+  unused_ = unused;
   began_ = last_gradient_ = first_launch_ = Clock::now();
   for (auto& bucket : buckets_) bucket.reset();
   expected_ = uses_;
   is_missing_.assign(parameters_.tensors.size(), false);
   order_.clear();
   next_launch_ = taken_ = 0;
-  if (learns_uses_) {
-    std::fill(uses_.begin(), uses_.end(), 0);
-    return;
-  }
-  for (const size_t index : unused) take(index, /*is_missing=*/true);
+  if (learns_uses_) std::fill(uses_.begin(), uses_.end(), 0);
+}
+
+// Not before the first gradient: until then the user may still clear the old ones.
+void Reducer::take_unused() {
+  if (std::exchange(is_taking_, true) || learns_uses_) return;
+  for (const size_t index : unused_) take(index, /*is_missing=*/true);
   for (size_t i = 0; i < uses_.size(); ++i) {
     if (uses_[i] == 0 && !is_missing_[i]) take(i, /*is_missing=*/true);
   }
@@ -150,6 +160,7 @@ void Reducer::on_gradient(size_t index) {
   }
   check_gradient(index);
   queue_end_of_backward();
+  take_unused();
   last_gradient_ = Clock::now();
   if (learns_uses_) {
     if (uses_[index]++ == 0) order_.push_back(index);
@@ -160,8 +171,9 @@ void Reducer::on_gradient(size_t index) {
               is_missing_[index]
                   ? " got a gradient, though the outputs of the last forward don't depend on it; "
                     "call forward once per backward"
-                  : " got a second gradient in one iteration; if the model uses it several times "
-                    "in separate backwards (nested checkpoints), pass static_graph = true");
+                  : " got a second gradient before all parameters had one; still missing: ",
+              is_missing_[index] ? "" : format_list(missing_names()),
+              is_missing_[index] ? "" : "; every parameter must be used by every backward");
   if (--expected_[index] > 0) return;
   order_.push_back(index);
   take(index, /*is_missing=*/false);
@@ -187,12 +199,16 @@ void Reducer::launch_complete() {
 
 void Reducer::launch(size_t index) {
   if (index == 0) first_launch_ = Clock::now();
-  buckets_[index].launch(index, index + 1 == buckets_.size(), hook_);
+  const bool is_last = std::all_of(buckets_.begin() + static_cast<ptrdiff_t>(index) + 1,
+                                   buckets_.end(), [](const Bucket& b) { return b.is_sparse(); });
+  buckets_[index].launch(index, is_last, hook_);
 }
 
 void Reducer::queue_end_of_backward() {
-  if (callback_queued_) return;
-  callback_queued_ = true;
+  // By its number: a backward that throws drops its callbacks.
+  const int backward = torch::autograd::get_current_graph_task_id();
+  if (callback_queued_in_ == backward) return;
+  callback_queued_in_ = backward;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->end_backward(); });
 }
@@ -203,11 +219,19 @@ void Reducer::settle_static_graph() {
   for (size_t i = 0; i < uses_.size(); ++i) take(i, uses_[i] == 0);
 }
 
+void Reducer::take_rest() {
+  for (size_t i = 0; i < expected_.size(); ++i) {
+    if (expected_[i] > 0) take(i, /*is_missing=*/true);
+  }
+}
+
 void Reducer::end_backward() {
   const std::lock_guard lock(mutex_);
-  callback_queued_ = false;
-  if (phase_ != Phase::Sync) return;
+  callback_queued_in_ = -1;
+  if (phase_ != Phase::Sync || !is_taking_) return;
   if (learns_uses_) settle_static_graph();
+  // Reached from an output that the loss does not use.
+  if (settings_.find_unused) take_rest();
   if (taken_ < parameters_.tensors.size()) return;  // another backward may bring the rest
   finish_iteration();
 }
@@ -232,11 +256,13 @@ std::vector<bool> Reducer::agree_on_used() {
 void Reducer::finish_iteration() {
   const at::NoGradGuard no_grad;
   launch_complete();
+  TORCH_INTERNAL_ASSERT(next_launch_ == buckets_.size());
   for (auto& bucket : buckets_) bucket.wait();
   const auto is_used = agree_on_used();
   done_ = Clock::now();
   for (auto& bucket : buckets_) bucket.deliver(is_used);
   phase_ = Phase::Idle;
+  is_taking_ = false;
   ++iterations_;
   if (!rebuilt_) rebuild_buckets();
 }

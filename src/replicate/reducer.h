@@ -7,6 +7,7 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -44,7 +45,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void require_sync(bool required) { requires_sync_ = required; }
 
   /// Throws if the last backward left parameters without gradient.
-  void check_finished() const;
+  void check_finished();
   /// A forward has ended. `unused`: indices of parameters that its outputs do not depend on.
   void begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds);
 
@@ -62,6 +63,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void make_buckets(const Assignment& assignment);
   void start_iteration(const std::vector<size_t>& unused);
+  void take_unused();
+  void take_rest();
   void on_gradient(size_t index);
   void check_gradient(size_t index) const;
   void take(size_t index, bool is_missing);
@@ -78,23 +81,26 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ManagedParameters parameters_;
   ReducerSettings settings_;
   CommHook hook_;
-  bool requires_sync_ = true;
+  std::atomic<bool> requires_sync_ = true;
 
-  mutable std::mutex mutex_;  // gradients of several devices come on several threads
+  // Gradients of several devices come on several threads; a comm hook may ask for stats().
+  mutable std::recursive_mutex mutex_;
   Phase phase_ = Phase::Idle;
   std::vector<Bucket> buckets_;
   struct Place {
     size_t bucket;
     size_t position;
   };
-  std::vector<Place> places_;  // by parameter
-  std::vector<int> expected_;  // gradients still to come in this iteration
-  std::vector<int> uses_;      // of a static graph, as the first iteration showed
+  std::vector<Place> places_;   // by parameter
+  std::vector<int> expected_;   // gradients still to come in this iteration
+  std::vector<int> uses_;       // of a static graph, as the first iteration showed
+  std::vector<size_t> unused_;  // in this iteration, by the search
   std::vector<bool> is_missing_;
   std::vector<size_t> order_;  // in which gradients came
   size_t next_launch_ = 0;
   size_t taken_ = 0;
-  bool callback_queued_ = false;
+  bool is_taking_ = false;       // a gradient has come in this iteration
+  int callback_queued_in_ = -1;  // the backward, by its graph task, that will call us at its end
   bool rebuilt_ = false;
   bool learns_uses_ = false;  // first iteration of a static graph
 

@@ -5,6 +5,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace tessera {
 namespace replication {
 namespace {
@@ -33,6 +35,9 @@ std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
   for (const auto& part : module.modules(/*include_self=*/false)) {
     if (auto state = state_of(*part)) states.push_back(std::move(state));
   }
+  // A part may be registered under two names.
+  std::sort(states.begin(), states.end());
+  states.erase(std::unique(states.begin(), states.end()), states.end());
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a replicated module, or one with "
                     "replicated parts, got ",

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
 #include <sstream>
 #include <unordered_set>
@@ -41,7 +42,8 @@ std::string describe(const ManagedParameters& parameters, size_t index) {
   std::ostringstream out;
   const auto& tensor = parameters.tensors[index];
   out << parameters.names[index] << " " << tensor.sizes() << " " << tensor.strides() << " "
-      << tensor.scalar_type();
+      << tensor.scalar_type() << (tensor.requires_grad() ? "" : " frozen")
+      << (parameters.is_sparse[index] ? " sparse" : "");
   return out.str();
 }
 
@@ -54,19 +56,26 @@ std::vector<std::string> split_lines(const std::string& text) {
 
 }  // namespace
 
-ManagedParameters collect_parameters(const torch::nn::Module& module,
-                                     const std::set<const torch::nn::Module*>& ignored) {
-  ManagedParameters result;
+CollectedParameters collect_parameters(const torch::nn::Module& module,
+                                       const std::set<const torch::nn::Module*>& ignored) {
+  CollectedParameters result;
   std::unordered_set<const at::TensorImpl*> seen;
+  // One that an ignored module shares with others is ignored.
+  for (const auto* part : ignored) {
+    for (const auto& tensor : part->parameters()) seen.insert(tensor.unsafeGetTensorImpl());
+  }
   walk(module, "", /*is_root=*/true, ignored,
        [&](const torch::nn::Module& part, const std::string& prefix) {
          for (const auto& item : part.named_parameters(/*recurse=*/false)) {
            const auto& tensor = item.value();
-           if (!tensor.defined() || !tensor.requires_grad()) continue;
-           if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-           result.tensors.push_back(tensor);
-           result.names.push_back(prefix + item.key());
-           result.is_sparse.push_back(has_sparse_gradient(part));
+           if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+           const auto add = [&](ManagedParameters& to) {
+             to.tensors.push_back(tensor);
+             to.names.push_back(prefix + item.key());
+             to.is_sparse.push_back(has_sparse_gradient(part));
+           };
+           add(result.all);
+           if (tensor.requires_grad()) add(result.managed);
          }
        });
   return result;
@@ -84,7 +93,20 @@ std::vector<at::Tensor> collect_buffers(const torch::nn::Module& module,
   return buffers;
 }
 
-void verify_parameters(const ManagedParameters& parameters, const Group& group) {
+bool agree(bool own, const Group& group) {
+  const auto all = gather_bytes(own ? "1" : "0", group);
+  return std::all_of(all.begin(), all.end(), [](const std::string& one) { return one == "1"; });
+}
+
+void verify_parameters(const ManagedParameters& parameters, const std::string& options,
+                       const Group& group) {
+  const auto all_options = gather_bytes(options, group);
+  for (size_t rank = 1; rank < all_options.size(); ++rank) {
+    TORCH_CHECK(all_options[rank] == all_options[0],
+                "replicate: expected the same options on all "
+                "ranks, got ",
+                all_options[0], " on rank 0 and ", all_options[rank], " on rank ", rank);
+  }
   std::string own;
   for (size_t i = 0; i < parameters.tensors.size(); ++i) own += describe(parameters, i) + "\n";
   const auto all = gather_bytes(own, group);

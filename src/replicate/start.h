@@ -11,14 +11,21 @@ namespace tessera::replication {
 
 /// Parameters below `module` that need a gradient, depth first; not those of ignored, fully sharded
 /// or separately replicated modules. One that is shared is taken once.
-ManagedParameters collect_parameters(const torch::nn::Module& module,
-                                     const std::set<const torch::nn::Module*>& ignored);
+struct CollectedParameters {
+  ManagedParameters managed;
+  ManagedParameters all;  // with the frozen ones: equal on all ranks, too
+};
+CollectedParameters collect_parameters(const torch::nn::Module& module,
+                                       const std::set<const torch::nn::Module*>& ignored);
 std::vector<at::Tensor> collect_buffers(const torch::nn::Module& module,
                                         const std::set<const torch::nn::Module*>& ignored);
 
 /// Throws on every rank, naming the first parameter that differs, unless all ranks of the group
-/// have the same.
-void verify_parameters(const ManagedParameters& parameters, const Group& group);
+/// have the same, and the same `options`.
+void verify_parameters(const ManagedParameters& parameters, const std::string& options,
+                       const Group& group);
+/// Whether it is true on all ranks.
+bool agree(bool own, const Group& group);
 /// Group rank 0's values, on all ranks.
 void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group);
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <sstream>
 
 namespace tessera::replication {
 namespace {
@@ -54,9 +55,7 @@ State::State(torch::nn::Module& module, ReplicateOptions options, Boundary bound
   for (const auto& ignored : options_.ignored_modules) ignored_.insert(&*ignored);
 }
 
-State::~State() {
-  if (engine_) forget_managed(engine_->reducer().parameters().tensors);
-}
+State::~State() { forget_managed(managed_); }
 
 std::vector<std::string> State::param_names() const {
   return engine_ ? engine_->reducer().parameters().names : std::vector<std::string>();
@@ -90,7 +89,7 @@ void State::build() {
   group_ = options_.group  ? options_.group
            : options_.mesh ? options_.mesh->group(0)
                            : default_group();
-  auto parameters = collect_parameters(module_, ignored_);
+  auto [parameters, all] = collect_parameters(module_, ignored_);
   check_parameters(parameters);
   const auto device = parameters.tensors[0].device().type();
   const auto served = group_->getDeviceTypes();
@@ -99,22 +98,25 @@ void State::build() {
                     group_->getGroupDesc(), "'; make it with the backend \"auto\"");
   if (options_.broadcast_buffers) buffers_ = collect_buffers(module_, ignored_);
   if (options_.init_sync) {
-    verify_parameters(parameters, group_);
-    broadcast_values(parameters.tensors, group_);
+    verify_parameters(all, describe_options(), group_);
+    broadcast_values(all.tensors, group_);
     broadcast_values(buffers_, group_);
   }
   const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
+  // All ranks alike, or collectives of several engines would come in different orders.
+  const bool in_background =
+      agree(options_.overlap.value_or(!is_shm || has_cores_to_spare()), group_);
   const auto reducer = std::make_shared<Reducer>(
-      std::move(parameters),
-      ReducerSettings{.module_name = nn::name_of(module_),
-                      .group = group_,
-                      .limits = limits_of(options_.bucket_cap_mb),
-                      .find_unused = options_.find_unused_parameters,
-                      .views = options_.gradient_as_bucket_view,
-                      .static_graph = options_.static_graph,
-                      .in_background = options_.overlap.value_or(!is_shm || has_cores_to_spare()),
-                      .has_forward = boundary_ != Boundary::None});
+      std::move(parameters), ReducerSettings{.module_name = nn::name_of(module_),
+                                             .group = group_,
+                                             .limits = limits_of(options_.bucket_cap_mb),
+                                             .find_unused = options_.find_unused_parameters,
+                                             .views = options_.gradient_as_bucket_view,
+                                             .static_graph = options_.static_graph,
+                                             .in_background = in_background,
+                                             .has_forward = boundary_ != Boundary::None});
   remember_managed(reducer->parameters(), nn::name_of(module_));
+  managed_ = reducer->parameters().tensors;
   if (hook_) reducer->set_hook(hook_);
   reducer->require_sync(requires_sync_);
   reducer->attach();
@@ -138,14 +140,27 @@ void State::set_hook(CommHook hook) {
   if (engine_) engine_->reducer().set_hook(hook_);
 }
 
+std::string State::describe_options() const {
+  std::ostringstream out;
+  out << "bucket_cap_mb "
+      << (options_.bucket_cap_mb ? std::to_string(*options_.bucket_cap_mb) : "none")
+      << ", find_unused_parameters " << options_.find_unused_parameters
+      << ", gradient_as_bucket_view " << options_.gradient_as_bucket_view << ", static_graph "
+      << options_.static_graph << ", broadcast_buffers " << options_.broadcast_buffers
+      << ", comm hook " << (hook_ ? "yes" : "no");
+  return out.str();
+}
+
+void State::move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const {
+  for_each_input([&](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = tensor.to(*device_, /*non_blocking=*/true);
+  });
+}
+
 void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
+  if (device_) move_inputs(for_each_input);
   if (is_in_backward()) return;  // a checkpoint computes again what has been counted
   if (!engine_) build();
-  if (device_) {
-    for_each_input([&](at::Tensor& tensor) {
-      if (tensor.defined()) tensor = tensor.to(*device_, /*non_blocking=*/true);
-    });
-  }
   if (!c10::GradMode::is_enabled()) return;
   engine_->reducer().check_finished();
   if (requires_sync_ && !buffers_.empty()) broadcast_values(buffers_, group_);

@@ -44,6 +44,8 @@ class State final : public nn::ComposableState, public ReplicateState {
 
  private:
   void check_parameters(const ManagedParameters& parameters) const;
+  std::string describe_options() const;
+  void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
   bool has_cores_to_spare() const;
 
   torch::nn::Module& module_;
@@ -55,6 +57,7 @@ class State final : public nn::ComposableState, public ReplicateState {
   bool requires_sync_ = true;
   CommHook hook_;
   std::unique_ptr<Engine> engine_;
+  std::vector<at::Tensor> managed_;  // registered as this engine's
   std::vector<at::Tensor> buffers_;
   std::chrono::steady_clock::time_point forward_began_;
 };

@@ -1,7 +1,5 @@
 #include "replicate/bucket_assignment.h"
 
-
-
 #include "support/random.h"
 
 #include <gtest/gtest.h>
@@ -21,8 +19,8 @@ Buckets c10d_buckets(const std::vector<at::Tensor>& parameters, BucketLimits lim
   const std::vector<int64_t> indices(order.begin(), order.end());
   auto ordered = parameters;
   for (size_t i = 0; i < order.size(); ++i) ordered[i] = parameters[order[i]];
-  return std::get<0>(c10d::compute_bucket_assignment_by_size(
-      ordered, {limits.first, limits.rest}, is_sparse, indices));
+  return std::get<0>(c10d::compute_bucket_assignment_by_size(ordered, {limits.first, limits.rest},
+                                                             is_sparse, indices));
 }
 
 TEST(BucketAssignment, ClosesABucketOnceItsBytesReachTheLimit) {

@@ -31,9 +31,9 @@ struct DrawnImpl : torch::nn::Module {
         width = next;
       }
       const bool has_branch = draw(3) == 0;
-      branches.push_back(has_branch ? register_module("branch" + std::to_string(i),
-                                                      nn::Linear(width, width))
-                                    : nn::Linear(nullptr));
+      branches.push_back(
+          has_branch ? register_module("branch" + std::to_string(i), nn::Linear(width, width))
+                     : nn::Linear(nullptr));
     }
     head = register_module("head", nn::Linear(width, kWidth));
   }

@@ -132,9 +132,7 @@ TEST_P(ReplicateOnBackends, R_000_9_RefusesAListAsDeviceId) {
 
 // One rank per device; with one device a world of one still moves inputs and reports ids.
 int cuda_ranks() { return torch::cuda::device_count() >= 2 ? 2 : 1; }
-c10::Device own_device() {
-  return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank())};
-}
+c10::Device own_device() { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank())}; }
 
 TEST(ReplicateOnCuda, R_000_4_MovesArgumentsToTheDevice) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";

@@ -1,7 +1,6 @@
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 
-
 #include "replicate/models.h"
 #include "support/message_of.h"
 #include "support/ranks.h"

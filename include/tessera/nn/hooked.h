@@ -1,50 +1,13 @@
 #pragma once
 
 #include <tessera/nn/call_frame.h>
-#include <tessera/nn/signature.h>
+#include <tessera/nn/hooked_base.h>
 
-#include <torch/csrc/api/include/torch/nn/cloneable.h>
 #include <torch/csrc/api/include/torch/nn/pimpl.h>
 
 namespace tessera::nn {
 
 namespace detail {
-
-/// All of Hooked<Impl> but its entry points.
-template <class Impl>
-class HookedBase : public Impl, public Hookable {
- public:
-  using Impl::Impl;
-  HookedBase()
-    requires std::is_default_constructible_v<Impl>
-  = default;
-  // Hooks belong to one module: a copy, which shares the tensors, starts without.
-  explicit HookedBase(const Impl& other)
-    requires std::is_copy_constructible_v<Impl>
-      : Impl(other) {}
-  HookedBase(const HookedBase& other)
-    requires std::is_copy_constructible_v<Impl>
-      : Impl(static_cast<const Impl&>(other)) {}
-
-  HookPoint& tessera_hook_point() final { return tessera_hook_point_; }
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<c10::Device>& device = std::nullopt) const override {
-    using Inherited = decltype(&torch::nn::Module::clone);
-    if constexpr (std::is_same_v<decltype(&Impl::clone), Inherited>) {
-      refuse_clone(class_name(typeid(Impl)), "does not derive from torch::nn::Cloneable");
-    } else if constexpr (!std::is_copy_constructible_v<Impl>) {
-      refuse_clone(class_name(typeid(Impl)), "has members that can't be copied");
-    } else {
-      // The clone is an Impl; a hookable copy takes over its tensors and children.
-      const auto clone = Impl::clone(device);
-      return std::make_shared<Hooked<Impl>>(dynamic_cast<const Impl&>(*clone));
-    }
-  }
-
- private:
-  HookPoint tessera_hook_point_{*this, typeid(Impl)};
-};
 
 /// The user's other entry points, where TESSERA_MODULE_METHOD named some.
 template <class Impl>

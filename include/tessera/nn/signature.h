@@ -16,6 +16,7 @@ struct Signature;
   template <class R, class C, class... A>                                                   \
   struct Signature<R (C::*)(A...) QUALIFIERS> {                                             \
     using Returned = R;                                                                     \
+    static constexpr unsigned kCount = sizeof...(A);                                        \
     template <class Indices>                                                                \
     struct Pick;                                                                            \
     template <size_t... I>                                                                  \
@@ -42,6 +43,15 @@ constexpr auto signature_of() {
                 "TESSERA_MODULE: forward must be one public function, not overloaded and no "
                 "template; rename the others and name them in TESSERA_MODULE_METHOD");
   if constexpr (HasOneForward<Impl>) return std::type_identity<decltype(&Impl::forward)>{};
+}
+
+/// Of forward; 0 for a module whose wrap needs no signature.
+template <class Impl>
+constexpr unsigned parameter_count() {
+  if constexpr (HasOneForward<Impl>)
+    return Signature<decltype(&Impl::forward)>::kCount;
+  else
+    return 0;
 }
 
 template <class... Names>

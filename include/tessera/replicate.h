@@ -31,8 +31,8 @@ struct ReplicateOptions {
   /// Every iteration uses the same parameters equally often: what the first one shows is relied
   /// upon.
   bool static_graph = false;
-  /// Whether buckets are sent while backward goes on, or all at its end. None: on a GPU, over a
-  /// network, and where the machine has cores to spare for it.
+  /// Whether buckets travel while backward goes on, or backward waits for each. None: the former on
+  /// a GPU, over a network, and where the machine has cores to spare for it.
   std::optional<bool> overlap = std::nullopt;
 };
 

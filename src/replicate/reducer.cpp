@@ -188,7 +188,7 @@ void Reducer::take(size_t index, bool is_missing) {
   else
     buckets_[bucket].collect(position);
   ++taken_;
-  if (settings_.in_background && !order_.empty()) launch_complete();
+  if (!order_.empty()) launch_complete();
 }
 
 void Reducer::launch_complete() {

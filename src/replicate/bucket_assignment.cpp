@@ -47,7 +47,7 @@ Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
     bucket.bytes += parameter.nbytes();
     if (bucket.bytes < (bucket.is_first ? limits.first : limits.rest)) continue;
     assignment.buckets.push_back(std::move(bucket.indices));
-    bucket = {.is_first = false};
+    bucket = {.indices = {}, .bytes = 0, .is_first = false};
   }
   for (auto& [kind, bucket] : open) {
     if (!bucket.indices.empty()) assignment.buckets.push_back(std::move(bucket.indices));

@@ -46,6 +46,7 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes replicate \
 	  --peer pytorch,pytorch_malloc,reducer_gloo,reducer_shm --csv $(RESULTS)-train-2ranks.csv
 	build/release/bin/tessera bench hooks --csv $(RESULTS)-hooks.csv
+	build/release/bin/tessera bench memory --ranks 1 --csv $(RESULTS)-memory.csv
 
 format: setup  ## formats all sources
 	@python3 tests/style/check_format.py --fix
@@ -71,7 +72,7 @@ deps:  ## copies the build's headers into .deps, for machines where nothing can 
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local
-	$(call build,release,tessera tessera_tool tessera_bench_comm tessera_bench_hooks)
+	$(call build,release,tessera tessera_tool tessera_bench_comm tessera_bench_hooks tessera_bench_memory)
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean:  ## removes build/; .venv stays

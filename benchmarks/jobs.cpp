@@ -93,15 +93,15 @@ constexpr int64_t kContext = 128;
 constexpr int64_t kVocabulary = 256;
 constexpr int64_t kWidth = 256;
 constexpr int64_t kHeads = 4;
-constexpr int kBlocks = 6;
+constexpr int kTrainedBlocks = 6;
 
 class GptImpl : public torch::nn::Module {
  public:
-  GptImpl()
+  explicit GptImpl(int blocks = kTrainedBlocks)
       : tokens_(register_module("tokens", tnn::Embedding(kVocabulary, kWidth))),
         positions_(register_module("positions", tnn::Embedding(kContext, kWidth))) {
     register_module("blocks", blocks_);
-    for (int i = 0; i < kBlocks; ++i) blocks_->push_back(Block(kWidth, kHeads));
+    for (int i = 0; i < blocks; ++i) blocks_->push_back(Block(kWidth, kHeads));
     norm_ = register_module("norm", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
     head_ = register_module("head",
                             tnn::Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
@@ -146,10 +146,10 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
 }
 
 template <class Model, Batch (*make_batch)(),
-          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&)>
-Job make(int rank) {
+          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&), class... A>
+Job make(int rank, A... options) {
   torch::manual_seed(kWeightSeed);
-  Model model;
+  Model model(options...);
   torch::manual_seed(kBatchSeed + static_cast<uint64_t>(rank));
   const auto batch = make_batch();
   return {.model = model.ptr(),
@@ -184,6 +184,8 @@ std::vector<std::string> job_names() {
 }
 
 Job make_job(const std::string& name, int rank) { return row_of(name).make(rank); }
+
+Job make_gpt(int rank, int blocks) { return make<Gpt, gpt_batch, token_loss>(rank, blocks); }
 
 int steps_per_block(const std::string& name) { return row_of(name).steps_per_block; }
 

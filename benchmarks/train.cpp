@@ -1,10 +1,10 @@
 // How fast do ranks train together? Against PyTorch, and against not talking at all.
 #include <tessera/comm.h>
 
+#include "rank0.h"
 #include "train_modes.h"
 #include "train_options.h"
 #include "train_peers.h"
-#include "train_rank0.h"
 #include "train_sides.h"
 #include "train_table.h"
 

@@ -3,7 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/optim.h>
 
-#include "train_rank0.h"
+#include "rank0.h"
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>

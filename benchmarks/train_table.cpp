@@ -3,8 +3,8 @@
 #include <tessera/comm.h>
 
 #include "machine.h"
-#include "train_rank0.h"
-#include "train_statistics.h"
+#include "rank0.h"
+#include "statistics.h"
 
 #include <cstdio>
 #include <filesystem>

@@ -109,12 +109,12 @@ at::Tensor get_total_norm(at::TensorList tensors, double norm_type = 2.0,
                           bool error_if_nonfinite = false,
                           std::optional<bool> foreach = std::nullopt);
 /// Scales gradients in place to a total norm of at most `max_norm`; gives the norm they had.
-at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double norm_type = 2.0,
-                           bool error_if_nonfinite = false,
-                           std::optional<bool> foreach = std::nullopt);
+at::Tensor clip_grad_norm_(  // NOLINT(readability-identifier-naming): Python's name
+    at::TensorList parameters, double max_norm, double norm_type = 2.0,
+    bool error_if_nonfinite = false, std::optional<bool> foreach = std::nullopt);
 /// Clamps gradients in place to [-clip_value, clip_value].
-void clip_grad_value_(at::TensorList parameters, double clip_value,
-                      std::optional<bool> foreach = std::nullopt);
+void clip_grad_value_(  // NOLINT(readability-identifier-naming)
+    at::TensorList parameters, double clip_value, std::optional<bool> foreach = std::nullopt);
 
 struct GradScalerOptions {
   c10::DeviceType device = c10::DeviceType::CUDA;
@@ -133,7 +133,7 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& output);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
   /// Divides the gradients by the scale, for clipping between it and step(). Once per step.
-  void unscale_(torch::optim::Optimizer& optimizer);
+  void unscale_(torch::optim::Optimizer& optimizer);  // NOLINT(readability-identifier-naming)
   void step(torch::optim::Optimizer& optimizer);
   void update(std::optional<double> new_scale = std::nullopt);
   double get_scale() const;  // waits for the device

@@ -4,6 +4,7 @@
 #include <tessera/mesh.h>
 #include <tessera/nn.h>
 #include <tessera/replicate/comm_hooks.h>
+#include <tessera/replicate/join.h>
 #include <tessera/replicate/state.h>
 
 /// Data parallel training: every rank has the whole model and its own part of the batch; gradients
@@ -40,6 +41,9 @@ struct ReplicateOptions {
 /// it once, with the same parameters in the same order. A hookable module joins the others at its
 /// first forward, a plain one in this call, which is a collective then. Names of parameters do not
 /// change; what was given is returned. Throws if `module` is already replicated or fully sharded.
+/// Post-accumulate-grad hooks that were registered before that see this rank's gradient and may
+/// change it; later ones must leave it alone, as it may be on its way to the other ranks. Averages
+/// are in place once backward returns.
 template <nn::ModuleLike M>
 M replicate(M&& module, ReplicateOptions options = {}) {
   detail::replicate_module(nn::as_module(module), std::move(options));

@@ -2,9 +2,11 @@
 
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
+#include <tessera/dtensor.h>
 #include <tessera/mesh.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>
+#include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 #include <tessera/state_dict.h>

@@ -84,6 +84,9 @@ class Frame::Recomputation final : public HookSource {
     if (frame_.options_.early_stop && count_ == needed_) throw Stop(this);
   }
 
+ private:
+  friend class Frame;
+
   Frame& frame_;
   const int64_t backward_;
   const size_t needed_;

@@ -77,7 +77,7 @@ class Taking final : public Interceptor {
 };
 
 void require_key() {
-  static const bool claimed = [] {
+  static const bool kClaimed = [] {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey),
         "selective_contexts: expected the dispatch key ", kKey,
@@ -86,7 +86,7 @@ void require_key() {
     library.fallback(torch::CppFunction::makeFromBoxedFunction<&Interceptor::intercept>());
     return true;
   }();
-  (void)claimed;
+  (void)kClaimed;
 }
 
 bool exists(const std::string& name) {

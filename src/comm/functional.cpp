@@ -2,9 +2,9 @@
 #include <tessera/comm.h>
 
 #include "comm/context.h"
+#include "comm/functional_ops.h"
 #include "comm/reduce_op.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
@@ -21,28 +21,18 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-/// Calls `_c10d_functional::<name>` and waits. Boxed, because the type of its group argument
-/// differs between versions of libtorch.
-at::Tensor call(const char* name, torch::jit::Stack arguments) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  dispatcher.findSchemaOrThrow((std::string("_c10d_functional::") + name).c_str(), "")
-      .callBoxed(arguments);
-  static const auto kWait = dispatcher.findSchemaOrThrow("_c10d_functional::wait_tensor", "");
-  kWait.callBoxed(arguments);
-  return arguments.back().toTensor();
-}
+namespace ops = comm::functional;
 
 at::Tensor raw_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
                           const Group& group) {
-  return call("all_reduce", {tensor, comm::name_of_reduce(op), group->getGroupName()});
+  return ops::wait(ops::all_reduce(tensor, op, group));
 }
 at::Tensor raw_all_gather(const at::Tensor& tensor, const Group& group) {
-  return call("all_gather_into_tensor", {tensor, int64_t{group->getSize()}, group->getGroupName()});
+  return ops::wait(ops::all_gather(tensor, group));
 }
 at::Tensor raw_reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
                               const Group& group) {
-  return call("reduce_scatter_tensor",
-              {tensor, comm::name_of_reduce(op), int64_t{group->getSize()}, group->getGroupName()});
+  return ops::wait(ops::reduce_scatter(tensor, op, group));
 }
 
 /// Ranks' blocks one after another along dim 0 -> joined along `dim`, and back.
@@ -153,8 +143,7 @@ struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
 
 at::Tensor raw_all_to_all(const at::Tensor& tensor, const std::vector<int64_t>& output_splits,
                           const std::vector<int64_t>& input_splits, const Group& group) {
-  return call("all_to_all_single",
-              {tensor.contiguous(), output_splits, input_splits, group->getGroupName()});
+  return ops::wait(ops::all_to_all(tensor.contiguous(), output_splits, input_splits, group));
 }
 
 struct AllToAll : torch::autograd::Function<AllToAll> {
@@ -182,7 +171,7 @@ struct Broadcast : torch::autograd::Function<Broadcast> {
                           const Group& group) {
     context->saved_data["source"] = source;
     context->saved_data["group"] = group->getGroupName();
-    return call("broadcast", {tensor.contiguous(), source, group->getGroupName()});
+    return ops::wait(ops::broadcast(tensor.contiguous(), source, group));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());

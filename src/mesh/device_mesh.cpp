@@ -1,6 +1,7 @@
 #include <tessera/mesh.h>
 
 #include "comm/context.h"
+#include "comm/dtype_names.h"
 #include "mesh/arguments.h"
 #include "mesh/layout.h"
 
@@ -81,7 +82,7 @@ Layout read_ranks(const at::Tensor& ranks) {
                     "pass e.g. torch::arange(4).view({2, 2})");
   TORCH_CHECK_TYPE(c10::isIntegralType(ranks.scalar_type(), /*includeBool=*/false),
                    "DeviceMesh: expected an integer tensor of ranks, got one of ",
-                   ranks.scalar_type(), "; convert it with to(torch::kLong)");
+                   comm::name_of_dtype(ranks.scalar_type()), "; convert it with to(torch::kLong)");
   TORCH_CHECK_VALUE(ranks.dim() > 0,
                     "DeviceMesh: expected ranks with at least one dimension, got a scalar tensor; ",
                     "for a mesh of one rank pass {rank}");

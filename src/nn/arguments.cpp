@@ -90,7 +90,7 @@ void detail::visit_ivalue(c10::IValue& value, TensorVisitor visit) {
     if (!visit_elements(elements, visit)) return;
     auto changed = c10::impl::GenericList(list.elementType());
     for (auto& element : elements) changed.push_back(std::move(element));
-    value = std::move(changed);
+    value = changed;
   } else if (value.isTuple()) {
     auto elements = value.toTupleRef().elements().vec();
     if (visit_elements(elements, visit)) value = c10::ivalue::Tuple::create(std::move(elements));
@@ -102,7 +102,7 @@ void detail::visit_ivalue(c10::IValue& value, TensorVisitor visit) {
     auto changed = c10::impl::GenericDict(dict.keyType(), dict.valueType());
     size_t index = 0;
     for (const auto& entry : dict) changed.insert(entry.key(), std::move(elements[index++]));
-    value = std::move(changed);
+    value = changed;
   }
 }
 

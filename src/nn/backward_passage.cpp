@@ -21,7 +21,7 @@ class Identity final : public torch::autograd::Node {
     function_(gradients);
     return std::move(gradients);
   }
-  std::string name() const override { return "TesseraModuleBoundary"; }
+  std::string name() const override { return "TesseraBackwardHook"; }
 
  private:
   GradFunction function_;
@@ -44,6 +44,19 @@ struct NeedGrad {
   }
 };
 
+/// The tensor as `node` gives it out: a view that refuses in-place operators, which would change
+/// the caller's tensor behind the node's back. Layouts without views have few such operators.
+at::Tensor behind(const at::Tensor& tensor, const NodePtr& node) {
+  const bool has_views = tensor.layout() == at::kStrided && !tensor.is_nested();
+  auto alias = has_views ? tensor.view_as(tensor) : tensor.detach();
+  torch::autograd::create_gradient_edge(alias, node);
+  if (has_views) {
+    torch::autograd::impl::get_view_autograd_meta(alias)->set_creation_meta(
+        torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+  }
+  return alias;
+}
+
 /// Replaces the tensors that need a gradient by aliases behind an identity node. `function` sees
 /// one gradient per tensor of the call, undefined for the others.
 void put_boundary(const NeedGrad& need, c10::function_ref<void(TensorVisitor)> for_each,
@@ -58,9 +71,7 @@ void put_boundary(const NeedGrad& need, c10::function_ref<void(TensorVisitor)> f
       make_node<Identity>(torch::autograd::collect_next_edges(need.tensors), std::move(spread));
   for_each([&](at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.requires_grad()) return;
-    auto alias = tensor.detach();
-    torch::autograd::create_gradient_edge(alias, node);
-    tensor = alias;
+    tensor = behind(tensor, node);
   });
 }
 

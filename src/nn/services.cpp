@@ -61,15 +61,16 @@ std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> named_ch
   return children;
 }
 
+void nn::detail::check_clonable(const torch::nn::Module& module) {
+  const auto functions = applied_functions(module);
+  TORCH_CHECK(functions.empty(), "clone_module: expected a module without composable state, but ",
+              name_of(module), " has ", functions.front(),
+              " applied; build a second module and copy the values with load_state_dict");
+}
+
 std::shared_ptr<torch::nn::Module> nn::clone_any(const torch::nn::Module& module) {
-  const auto refuse_state = [](const torch::nn::Module& part) {
-    const auto functions = applied_functions(part);
-    TORCH_CHECK(functions.empty(), "clone_module: expected a module without composable state, but ",
-                name_of(part), " has ", functions.front(),
-                " applied; build a second module and copy the values with load_state_dict");
-  };
-  refuse_state(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) refuse_state(*part);
+  detail::check_clonable(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) detail::check_clonable(*part);
   std::shared_ptr<torch::nn::Module> clone;
   try {
     clone = module.clone();

@@ -121,7 +121,7 @@ void adam_in_loop(Bucket& bucket, const AdamStep& step) {
     at::Tensor grad = step.maximize ? bucket.grads[i].neg() : bucket.grads[i];
     if (step.weight_decay != 0) {
       if (step.decoupled_weight_decay) {
-        scale_(param, 1 - step.lr * step.weight_decay);
+        scale_by(param, 1 - step.lr * step.weight_decay);
       } else {
         grad = grad.add(param, step.weight_decay);
       }
@@ -131,7 +131,7 @@ void adam_in_loop(Bucket& bucket, const AdamStep& step) {
     at::Tensor exp_avg = as_real(bucket.state[kExpAvg][i]);
     at::Tensor second_moment = as_real(bucket.state[kExpAvgSq][i]);
     exp_avg.lerp_(grad, 1 - step.beta1);
-    scale_(second_moment, step.beta2);
+    scale_by(second_moment, step.beta2);
     second_moment.addcmul_(grad, grad, 1 - step.beta2);
     if (step.amsgrad) {
       at::Tensor largest = as_real(bucket.state[kMaxExpAvgSq][i]);

@@ -5,7 +5,7 @@
 namespace tessera::optim {
 
 /// Order of state in a bucket of Adam's.
-enum AdamState : size_t { kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq };
+inline constexpr size_t kStep = 0, kExpAvg = 1, kExpAvgSq = 2, kMaxExpAvgSq = 3;
 
 /// What Adam and AdamW calculate with; `options` without the choice of kernels.
 struct AdamStep {

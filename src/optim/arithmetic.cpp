@@ -10,7 +10,7 @@ bool is_recorded() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::PrivateUse2);
 }
 
-void scale_(at::Tensor& tensor, double factor) {
+void scale_by(at::Tensor& tensor, double factor) {
   // A recorder would take the wrapped number for an input that nobody sets.
   if (at::isReducedFloatingType(tensor.scalar_type()) && !is_recorded()) {
     tensor.mul_(at::native::wrapped_scalar_tensor(factor));

@@ -10,6 +10,6 @@ bool is_recorded();
 
 /// tensor *= factor as Python does it: in reduced precision the factor keeps its own. (The operator
 /// that takes a scalar rounds it first; list kernels do so in Python, too.)
-void scale_(at::Tensor& tensor, double factor);
+void scale_by(at::Tensor& tensor, double factor);
 
 }  // namespace tessera::optim

@@ -1,3 +1,4 @@
+#include "comm/dtype_names.h"
 #include "optim/rule.h"
 
 #include <ATen/Tensor.h>
@@ -67,7 +68,8 @@ void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse
   TORCH_CHECK(known_device && at::isFloatingType(parameter.scalar_type()), optimizer,
               ": fused expected floating-point parameters on a device with fused kernels, got one "
               "of ",
-              parameter.scalar_type(), " on ", parameter.device(), "; leave fused out");
+              comm::name_of_dtype(parameter.scalar_type()), " on ", parameter.device(),
+              "; leave fused out");
   TORCH_CHECK(!is_plain(parameter) || parameter.is_non_overlapping_and_dense(), optimizer,
               ": fused expected parameters whose elements lie side by side in memory, got one of "
               "shape ",

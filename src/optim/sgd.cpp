@@ -1,3 +1,4 @@
+#include "comm/dtype_names.h"
 #include "optim/arithmetic.h"
 #include "optim/options.h"
 #include "optim/rule.h"
@@ -32,7 +33,7 @@ const at::Tensor& advance_momentum(Bucket& bucket, size_t i, const at::Tensor& g
                                    const SGDOptions& options) {
   at::Tensor& buffer = bucket.state[kMomentum][i];
   if (buffer.defined()) {
-    scale_(buffer, options.momentum);
+    scale_by(buffer, options.momentum);
     buffer.add_(grad, 1 - options.dampening);
   } else {
     keep_momentum(bucket, i, grad.clone());
@@ -148,7 +149,13 @@ class SgdRule final : public Optimizer::Rule {
   bool starts_with_state() const override { return false; }
 
   void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const override {
-    if (kernels == Kernels::Fused) check_fused(name(), parameter, sparse);
+    if (kernels != Kernels::Fused) return;
+    check_fused(name(), parameter, sparse);
+    // ATen's kernel for these reads and writes past the end of the momentum.
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !parameter.is_cpu() || !at::isReducedFloatingType(parameter.scalar_type()),
+        "SGD: fused expected parameters of float32 or float64 on the CPU, got one of ",
+        comm::name_of_dtype(parameter.scalar_type()), "; take foreach instead");
   }
 
   void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const override {

@@ -1,5 +1,6 @@
 #include "replicate/bucket.h"
 
+#include "replicate/local_part.h"
 #include "replicate/sparse.h"
 
 #include <ATen/core/grad_mode.h>
@@ -36,15 +37,13 @@ bool may_be_reduced(const at::Tensor& gradient, const at::Tensor& parameter) {
          gradient.storage().use_count() <= 2 && !gradient.is_conj() && !gradient.is_neg();
 }
 
-/// Part of the buffer with the parameter's shape and strides. Not a view to autograd: zero_grad
-/// detaches gradients, which views refuse.
+}  // namespace
+
 at::Tensor view_of(const at::Tensor& buffer, const at::Tensor& parameter, int64_t offset) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return is_dense(parameter) ? buffer.as_strided(parameter.sizes(), parameter.strides(), offset)
                              : buffer.narrow(0, offset, parameter.numel()).view(parameter.sizes());
 }
-
-}  // namespace
 
 Bucket::Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& parameters,
                const BucketSettings& settings)
@@ -54,8 +53,9 @@ Bucket::Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& param
       in_background_(settings.in_background),
       members_(std::move(members)) {
   for (const size_t member : members_) {
-    slots_.push_back({.parameter = parameters[member], .view = {}, .traveler = {}});
-    bytes_ += parameters[member].nbytes();
+    const auto part = local_part(parameters[member]);
+    slots_.push_back({.parameter = parameters[member], .part = part, .view = {}, .traveler = {}});
+    bytes_ += part.nbytes();
   }
   if (travel_ != Travel::Sparse) make_buffer(settings);
   reset();
@@ -63,22 +63,22 @@ Bucket::Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& param
 
 void Bucket::make_buffer(const BucketSettings& settings) {
   const auto is_flat = [&](const Slot& slot) {
-    return travel_ == Travel::Flat || slot.parameter.nbytes() < kLargeBytes;
+    return travel_ == Travel::Flat || slot.part.nbytes() < kLargeBytes;
   };
   int64_t elements = 0;
   for (const auto& slot : slots_) {
-    if (is_flat(slot)) elements += slot.parameter.numel();
+    if (is_flat(slot)) elements += slot.part.numel();
   }
   if (elements == 0 && travel_ != Travel::Flat) return;
-  const auto options = slots_[0].parameter.options().requires_grad(false);
+  const auto options = slots_[0].part.options().requires_grad(false);
   const at::NoGradGuard no_grad;
   buffer_ = options.device().is_cpu() ? empty_shared({elements}, options, settings.group)
                                       : at::empty({elements}, options);
   int64_t offset = 0;
   for (auto& slot : slots_) {
     if (!is_flat(slot)) continue;
-    slot.view = view_of(buffer_, slot.parameter, offset);
-    offset += slot.parameter.numel();
+    slot.view = view_of(buffer_, slot.part, offset);
+    offset += slot.part.numel();
   }
 }
 
@@ -104,26 +104,38 @@ void Bucket::put(Slot& slot, const at::Tensor& gradient) {
 void Bucket::collect(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
-  const auto& gradient = slot.parameter.grad();
-  if (travel_ == Travel::InPlace && !slot.view.defined() &&
-      !may_be_reduced(gradient, slot.parameter))
-    slot.parameter.mutable_grad() = at::empty_like(slot.parameter).copy_(gradient);
-  put(slot, slot.parameter.grad());
+  auto gradient = local_gradient(slot.parameter);
+  if (travel_ == Travel::InPlace && !slot.view.defined() && !may_be_reduced(gradient, slot.part)) {
+    gradient = at::empty_like(slot.part).copy_(gradient);
+    slot.parameter.mutable_grad() = gradient_of_part(slot.parameter, gradient);
+  }
+  put(slot, gradient);
   // At once, so that the memory of the gradient that came goes back.
-  if (gradients_are_views_) slot.parameter.mutable_grad() = slot.view;
+  if (gradients_are_views_)
+    slot.parameter.mutable_grad() = gradient_of_part(slot.parameter, slot.view);
 }
 
 void Bucket::collect_missing(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
   slot.is_missing = true;
-  const auto& gradient = slot.parameter.grad();
+  const auto gradient = local_gradient(slot.parameter);
   if (!gradient.defined()) {
-    put(slot, at::zeros_like(slot.parameter));
+    put(slot, at::zeros_like(slot.part));
   } else {
     put(slot, slot.view.defined() ? gradient : gradient.clone());
     if (gradient.is_same(slot.view)) slot.traveler = gradient.clone();  // in case it stays
   }
+}
+
+void Bucket::collect_zeros() {
+  const at::NoGradGuard no_grad;
+  if (buffer_.defined()) buffer_.zero_();
+  for (auto& slot : slots_) {
+    if (travel_ == Travel::InPlace && !slot.view.defined())
+      slot.traveler = at::zeros_like(slot.part);
+  }
+  pending_ = 0;
 }
 
 c10::intrusive_ptr<c10d::Work> Bucket::reduce() {
@@ -150,7 +162,7 @@ void Bucket::launch(size_t index, bool is_last, const CommHook& hook) {
   if (travel_ == Travel::Sparse) return;  // waits for its peers, so it comes last: see wait()
   if (hook) {
     std::vector<at::Tensor> parameters;
-    for (const auto& slot : slots_) parameters.push_back(slot.parameter);
+    for (const auto& slot : slots_) parameters.push_back(slot.part);
     GradBucket bucket(index, is_last, buffer_, std::move(parameters), group_);
     future_ = hook(bucket);
     TORCH_CHECK_VALUE(future_,
@@ -192,6 +204,14 @@ void Bucket::reduce_sparse() {
   slot.traveler = average_sparse(slot.traveler, slot.parameter, group_);
 }
 
+void Bucket::scale(double factor) {
+  const at::NoGradGuard no_grad;
+  if (buffer_.defined()) buffer_.mul_(factor);
+  for (const auto& slot : slots_) {
+    if (!slot.view.defined()) slot.traveler.mul_(factor);
+  }
+}
+
 void Bucket::deliver(const std::vector<bool>& is_used) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -203,11 +223,11 @@ void Bucket::deliver(const std::vector<bool>& is_used) {
     auto& gradient = slot.parameter.mutable_grad();
     const auto& result = slot.view.defined() ? slot.view : slot.traveler;
     if (gradients_are_views_ || travel_ == Travel::Sparse) {
-      gradient = result;
+      gradient = gradient_of_part(slot.parameter, result);
     } else if (!gradient.defined()) {
-      gradient = slot.view.defined() ? result.clone() : result;
-    } else if (!gradient.is_same(result)) {
-      copy_bytes(gradient, result);
+      gradient = gradient_of_part(slot.parameter, slot.view.defined() ? result.clone() : result);
+    } else if (const auto part = local_part(gradient); !part.is_same(result)) {
+      copy_bytes(part, result);
     }
     slot.traveler.reset();
   }

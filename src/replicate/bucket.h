@@ -6,6 +6,10 @@
 
 namespace tessera::replication {
 
+/// Part of a flat buffer with the parameter's shape and strides. Not a view to autograd: zero_grad
+/// detaches gradients, which views refuse.
+at::Tensor view_of(const at::Tensor& buffer, const at::Tensor& parameter, int64_t offset);
+
 /// How the gradients of a bucket travel.
 enum class Travel {
   InPlace,  // large ones are reduced where they are, small ones through the flat buffer
@@ -38,12 +42,15 @@ class Bucket {
   void collect(size_t position);
   /// The member has none in this iteration: its old one, or zeros, travels for it.
   void collect_missing(size_t position);
-  bool is_missing(size_t position) const { return slots_[position].is_missing; }
+  /// All members are zero: another rank's gradients travel, this one has none.
+  void collect_zeros();
 
   void launch(size_t index, bool is_last, const CommHook& hook);
   void wait();
   /// Waits, whatever comes of it, for what was launched in an iteration that is given up.
   void settle() noexcept;
+  /// Multiplies the results.
+  void scale(double factor);
   /// Puts the results into the parameters' gradients. `is_used` says of missing members whether
   /// any rank has a gradient for them; if not, what they have stays.
   void deliver(const std::vector<bool>& is_used);
@@ -51,6 +58,7 @@ class Bucket {
  private:
   struct Slot {
     at::Tensor parameter;
+    at::Tensor part;      // what this rank holds of it
     at::Tensor view;      // of the flat buffer; undefined if the gradient travels by itself
     at::Tensor traveler;  // by itself: the gradient, or what stands in for it
     bool is_missing = false;

@@ -1,12 +1,13 @@
 #include <tessera/replicate/comm_hooks.h>
 
+#include "replicate/bucket.h"
+#include "replicate/hook_futures.h"
+
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 namespace tessera {
-namespace {
+namespace replication {
 
-/// A future of one tensor that completes with the work.
 BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,
                        std::function<at::Tensor()> result) {
   const auto type = c10::TensorType::get();
@@ -30,6 +31,13 @@ c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& gr
   return group->getBackend(tensor.device().type())->allreduce(tensors, options);
 }
 
+}  // namespace replication
+
+namespace {
+
+using replication::average;
+using replication::future_of;
+
 BucketFuture compress(GradBucket& bucket, c10::ScalarType dtype) {
   const auto small = bucket.buffer().to(dtype);
   return future_of(average(small, bucket.group()), [small, buffer = bucket.buffer()] {
@@ -52,9 +60,7 @@ std::vector<at::Tensor> GradBucket::gradients() const {
   std::vector<at::Tensor> views;
   int64_t offset = 0;
   for (const auto& parameter : parameters_) {
-    views.push_back(parameter.is_non_overlapping_and_dense()
-                        ? buffer_.as_strided(parameter.sizes(), parameter.strides(), offset)
-                        : buffer_.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    views.push_back(replication::view_of(buffer_, parameter, offset));
     offset += parameter.numel();
   }
   return views;

@@ -3,22 +3,39 @@
 #include <tessera/nn/hooks.h>
 
 #include "base/text.h"
+#include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace tessera::replication {
+namespace {
+
+const void* slot_of(const at::Tensor& parameter) {
+  return torch::autograd::impl::post_acc_grad_hooks(parameter).get();
+}
+
+std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  for (const auto& tensor : tensors) parts.push_back(local_part(tensor));
+  return parts;
+}
+
+}  // namespace
 
 Reducer::Reducer(ManagedParameters parameters, ReducerSettings settings)
     : parameters_(std::move(parameters)), settings_(std::move(settings)) {
-  const auto& tensors = parameters_.tensors;
+  const auto tensors = local_parts(parameters_.tensors);
   uses_.assign(tensors.size(), 1);
   learns_uses_ = settings_.static_graph;
   // Until the order of gradients is known, one bucket per kind; where it can't be learned, the
@@ -34,10 +51,16 @@ Reducer::Reducer(ManagedParameters parameters, ReducerSettings settings)
 
 void Reducer::attach() {
   for (size_t i = 0; i < parameters_.tensors.size(); ++i) {
-    register_post_accumulate_grad_hook(parameters_.tensors[i],
-                                       [weak = weak_from_this(), i](const at::Tensor&) {
-                                         if (const auto self = weak.lock()) self->on_gradient(i);
-                                       });
+    const auto& parameter = parameters_.tensors[i];
+    register_post_accumulate_grad_hook(parameter, [weak = weak_from_this(), i](const at::Tensor&) {
+      if (const auto self = weak.lock()) self->on_gradient(i);
+    });
+    slots_.push_back(slot_of(parameter));
+    if (settings_.has_forward) continue;
+    // Nothing else would notice a backward that passes all our hooks by.
+    parameter.register_hook([weak = weak_from_this()](const at::TensorBase&) {
+      if (const auto self = weak.lock()) self->expect_end_of_backward();
+    });
   }
 }
 
@@ -78,8 +101,29 @@ std::vector<std::string> Reducer::missing_names() const {
   return names;
 }
 
+bool Reducer::was_seen(size_t index) const {
+  if (phase_ != Phase::Sync) return false;
+  return learns_uses_ ? uses_[index] > 0 : expected_[index] == 0;
+}
+
+// libtorch has one slot for post-accumulate hooks per tensor; whoever writes it replaces ours.
+void Reducer::check_hooks() const {
+  const bool is_averaged = phase_ == Phase::Sync || (!settings_.has_forward && requires_sync_);
+  if (!is_averaged) return;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto& parameter = parameters_.tensors[i];
+    if (was_seen(i) || !parameter.grad().defined()) continue;
+    TORCH_CHECK(slot_of(parameter) == slots_[i], "replicate: parameter '", parameters_.names[i],
+                "' of ", settings_.module_name,
+                " got a gradient that was not averaged, since somebody replaced its "
+                "post-accumulate hook; add hooks with tessera::register_post_accumulate_grad_hook, "
+                "which keeps the others");
+  }
+}
+
 void Reducer::check_finished() {
   const std::lock_guard lock(mutex_);
+  check_hooks();
   if (phase_ != Phase::Sync || !is_taking_) return;
   phase_ = Phase::Idle;  // told once; the next forward starts anew
   TORCH_CHECK(false, "replicate: expected every parameter of ", settings_.module_name,
@@ -91,9 +135,9 @@ void Reducer::check_finished() {
 }
 
 void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds) {
-  check_finished();
   const std::lock_guard lock(mutex_);
   forward_seconds_ = forward_seconds;
+  open_backwards_.clear();  // one that threw has dropped its callback
   if (!synchronise) {
     // A forward before this one may still wait for its backward, which is to be averaged.
     if (phase_ != Phase::Sync) phase_ = Phase::Local;
@@ -199,18 +243,27 @@ void Reducer::launch_complete() {
 
 void Reducer::launch(size_t index) {
   if (index == 0) first_launch_ = Clock::now();
-  const bool is_last = std::all_of(buckets_.begin() + static_cast<ptrdiff_t>(index) + 1,
-                                   buckets_.end(), [](const Bucket& b) { return b.is_sparse(); });
-  buckets_[index].launch(index, is_last, hook_);
+  if (!buckets_[index].is_sparse()) call_roll(Step::Bucket, index);
+  buckets_[index].launch(index, is_last(index), hook_);
+}
+
+bool Reducer::is_last(size_t bucket) const {
+  return std::all_of(buckets_.begin() + static_cast<ptrdiff_t>(bucket) + 1, buckets_.end(),
+                     [](const Bucket& other) { return other.is_sparse(); });
+}
+
+void Reducer::expect_end_of_backward() {
+  const std::lock_guard lock(mutex_);
+  if (phase_ == Phase::Sync || (!settings_.has_forward && requires_sync_)) queue_end_of_backward();
 }
 
 void Reducer::queue_end_of_backward() {
-  // By its number: a backward that throws drops its callbacks.
   const int backward = torch::autograd::get_current_graph_task_id();
-  if (callback_queued_in_ == backward) return;
-  callback_queued_in_ = backward;
+  if (std::find(open_backwards_.begin(), open_backwards_.end(), backward) != open_backwards_.end())
+    return;
+  open_backwards_.push_back(backward);
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this()] { self->end_backward(); });
+      [self = shared_from_this(), backward] { self->end_backward(backward); });
 }
 
 void Reducer::settle_static_graph() {
@@ -225,10 +278,18 @@ void Reducer::take_rest() {
   }
 }
 
-void Reducer::end_backward() {
+void Reducer::end_backward(int backward) {
   const std::lock_guard lock(mutex_);
-  callback_queued_in_ = -1;
+  std::erase(open_backwards_, backward);
+  check_hooks();
   if (phase_ != Phase::Sync || !is_taking_) return;
+  // The one around it may bring more.
+  if (settings_.has_forward && !open_backwards_.empty() && asks_for_end_of_backward()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      settings_.has_forward || !learns_uses_ || !torch::autograd::get_current_node(),
+      "replicate: expected the first backward of ", settings_.module_name,
+      ", a plain module with static_graph, not to run inside another backward: its end can't be "
+      "told from that of the other; declare the module with TESSERA_MODULE");
   if (learns_uses_) settle_static_graph();
   // Reached from an output that the loss does not use.
   if (settings_.find_unused) take_rest();
@@ -238,7 +299,7 @@ void Reducer::end_backward() {
 
 std::vector<bool> Reducer::agree_on_used() {
   std::vector<bool> is_used(parameters_.tensors.size(), true);
-  if (!settings_.find_unused && !settings_.static_graph) return is_used;
+  if (!may_miss_gradients()) return is_used;
   std::vector<int32_t> counts;
   for (const bool is_missing : is_missing_) counts.push_back(is_missing ? 0 : 1);
   const auto device = parameters_.tensors[0].device();
@@ -257,17 +318,22 @@ void Reducer::finish_iteration() {
   const at::NoGradGuard no_grad;
   launch_complete();
   TORCH_INTERNAL_ASSERT(next_launch_ == buckets_.size());
-  for (auto& bucket : buckets_) bucket.wait();
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    if (buckets_[i].is_sparse()) call_roll(Step::Bucket, i);
+    buckets_[i].wait();
+    if (factor_ != 1) buckets_[i].scale(factor_);
+  }
+  if (may_miss_gradients()) call_roll(Step::Used);
   const auto is_used = agree_on_used();
   done_ = Clock::now();
   for (auto& bucket : buckets_) bucket.deliver(is_used);
   phase_ = Phase::Idle;
   is_taking_ = false;
   ++iterations_;
-  if (!rebuilt_) rebuild_buckets();
+  if (!rebuilt_) rebuild_buckets(call_roll(Step::Order));
 }
 
-void Reducer::rebuild_buckets() {
+void Reducer::rebuild_buckets(int source) {
   rebuilt_ = true;
   // Unused ones of a static graph come last: they are ready before any other.
   std::vector<bool> is_ordered(parameters_.tensors.size(), false);
@@ -279,12 +345,14 @@ void Reducer::rebuild_buckets() {
   const auto device = parameters_.tensors[0].device();
   std::vector<at::Tensor> order{own.to(device)};
   c10d::BroadcastOptions options;
+  options.rootRank = source;
   options.asyncOp = false;
   const auto work = settings_.group->getBackend(device.type())->broadcast(order, options);
   if (work) work->wait();
   const auto agreed = order[0].cpu();
   const auto* indices = agreed.const_data_ptr<int64_t>();
-  make_buckets(assign_buckets(parameters_.tensors, parameters_.is_sparse, settings_.limits,
+  make_buckets(assign_buckets(local_parts(parameters_.tensors), parameters_.is_sparse,
+                              settings_.limits,
                               std::vector<size_t>(indices, indices + agreed.numel())));
 }
 

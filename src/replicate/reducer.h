@@ -4,6 +4,7 @@
 
 #include "replicate/bucket.h"
 #include "replicate/bucket_assignment.h"
+#include "replicate/roll_call.h"
 
 #include <c10/util/FunctionRef.h>
 
@@ -44,10 +45,19 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool has_started() const { return iterations_ > 0; }
   void require_sync(bool required) { requires_sync_ = required; }
 
-  /// Throws if the last backward left parameters without gradient.
+  /// Throws if the last backward left parameters without gradient, or gradients came past it.
   void check_finished();
+  /// Whether somebody has to tell it which backward is the outermost: expect_end_of_backward().
+  bool asks_for_end_of_backward() const { return settings_.find_unused || learns_uses_; }
+  /// Inside a backward: what its end means must wait for this one's, if others run inside it.
+  void expect_end_of_backward();
   /// A forward has ended. `unused`: indices of parameters that its outputs do not depend on.
   void begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds);
+
+  /// Announces every collective from here on; empty: none.
+  void announce_by(Announce announce);
+  /// Takes part in what the others announced, with nothing of its own.
+  void shadow(Step step, size_t bucket, int first);
 
   const ManagedParameters& parameters() const { return parameters_; }
   ReplicateStats stats() const;
@@ -70,12 +80,18 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void take(size_t index, bool is_missing);
   void launch_complete();
   void launch(size_t index);
+  bool is_last(size_t bucket) const;
   void queue_end_of_backward();
-  void end_backward();
+  void end_backward(int backward);
+  bool was_seen(size_t index) const;
+  void check_hooks() const;
+  /// The rank whose word counts.
+  int call_roll(Step step, size_t bucket = 0);
   void settle_static_graph();
+  bool may_miss_gradients() const { return settings_.find_unused || settings_.static_graph; }
   std::vector<bool> agree_on_used();
   void finish_iteration();
-  void rebuild_buckets();
+  void rebuild_buckets(int source);
   std::vector<std::string> missing_names() const;
 
   ManagedParameters parameters_;
@@ -99,10 +115,15 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> order_;  // in which gradients came
   size_t next_launch_ = 0;
   size_t taken_ = 0;
-  bool is_taking_ = false;       // a gradient has come in this iteration
-  int callback_queued_in_ = -1;  // the backward, by its graph task, that will call us at its end
+  bool is_taking_ = false;  // a gradient has come in this iteration
+  // Backwards, by their graph tasks, that will call us at their ends: one inside the other.
+  std::vector<int> open_backwards_;
+  std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
   bool rebuilt_ = false;
   bool learns_uses_ = false;  // first iteration of a static graph
+
+  Announce announce_;
+  double factor_ = 1;  // of results
 
   int64_t iterations_ = 0;
   double forward_seconds_ = 0;

@@ -28,24 +28,24 @@ void add_hooks(torch::nn::Module& module, const std::shared_ptr<State>& state) {
       nn::ForwardHookOptions{});
 }
 
+}  // namespace
+
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function) {
   std::vector<std::shared_ptr<State>> states;
-  if (auto own = state_of(module)) states.push_back(std::move(own));
-  for (const auto& part : module.modules(/*include_self=*/false)) {
-    if (auto state = state_of(*part)) states.push_back(std::move(state));
-  }
-  // A part may be registered under two names.
-  std::sort(states.begin(), states.end());
-  states.erase(std::unique(states.begin(), states.end()), states.end());
+  const auto add = [&](std::shared_ptr<State> state) {
+    // A part may be registered under two names.
+    if (state && std::find(states.begin(), states.end(), state) == states.end())
+      states.push_back(std::move(state));
+  };
+  add(state_of(module));
+  for (const auto& part : module.modules(/*include_self=*/false)) add(state_of(*part));
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a replicated module, or one with "
                     "replicated parts, got ",
                     nn::name_of(module), "; call replicate first");
   return states;
 }
-
-}  // namespace
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module) {
   return std::dynamic_pointer_cast<State>(nn::find_state(module, kName));

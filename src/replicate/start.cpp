@@ -1,6 +1,7 @@
 #include "replicate/start.h"
 
 #include "nn/composable.h"
+#include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -100,14 +101,7 @@ bool agree(bool own, const Group& group) {
 
 void verify_parameters(const ManagedParameters& parameters, const std::string& options,
                        const Group& group) {
-  const auto all_options = gather_bytes(options, group);
-  for (size_t rank = 1; rank < all_options.size(); ++rank) {
-    TORCH_CHECK(all_options[rank] == all_options[0],
-                "replicate: expected the same options on all "
-                "ranks, got ",
-                all_options[0], " on rank 0 and ", all_options[rank], " on rank ", rank);
-  }
-  std::string own;
+  auto own = options + "\n";
   for (size_t i = 0; i < parameters.tensors.size(); ++i) own += describe(parameters, i) + "\n";
   const auto all = gather_bytes(own, group);
   const auto first = split_lines(all[0]);
@@ -116,21 +110,25 @@ void verify_parameters(const ManagedParameters& parameters, const std::string& o
     const auto other = split_lines(all[rank]);
     size_t i = 0;
     while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
+    TORCH_CHECK(i > 0, "replicate: expected the same options on all ranks, got ", first[0],
+                " on rank 0 and ", other[0], " on rank ", rank);
     const auto line = [&](const std::vector<std::string>& lines) {
       return i < lines.size() ? lines[i] : std::string("none");
     };
-    TORCH_CHECK(false, "replicate: expected the same parameters on all ranks, but parameter ", i,
-                " is ", line(first), " on rank 0 (of ", first.size(), ") and ", line(other),
-                " on rank ", rank, " (of ", other.size(),
+    TORCH_CHECK(false, "replicate: expected the same parameters on all ranks, but parameter ",
+                i - 1, " is ", line(first), " on rank 0 (of ", first.size() - 1, ") and ",
+                line(other), " on rank ", rank, " (of ", other.size() - 1,
                 "); name, sizes, strides and dtype must agree: build the model alike on all ranks");
   }
 }
 
-void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group) {
+void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group, int source) {
   const at::NoGradGuard no_grad;
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
   std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> kinds;
   for (const auto& tensor : tensors)
-    kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
+    kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(local_part(tensor));
   for (const auto& [kind, members] : kinds) {
     for (size_t begin = 0; begin < members.size();) {
       std::vector<at::Tensor> flat;
@@ -140,7 +138,7 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group
         bytes += static_cast<int64_t>(members[end].nbytes());
       }
       std::vector<at::Tensor> message{at::cat(flat)};
-      const auto work = group->getBackend(message[0].device().type())->broadcast(message);
+      const auto work = group->getBackend(message[0].device().type())->broadcast(message, options);
       if (work) work->wait();
       int64_t offset = 0;
       for (; begin < end; ++begin) {

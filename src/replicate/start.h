@@ -26,8 +26,8 @@ void verify_parameters(const ManagedParameters& parameters, const std::string& o
                        const Group& group);
 /// Whether it is true on all ranks.
 bool agree(bool own, const Group& group);
-/// Group rank 0's values, on all ranks.
-void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group);
+/// The values of group rank `source`, on all ranks.
+void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group, int source = 0);
 
 /// Indices of parameters that none of `outputs` depends on.
 std::vector<size_t> find_unused(const std::vector<at::Tensor>& outputs,

@@ -163,8 +163,25 @@ void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_i
   if (!engine_) build();
   if (!c10::GradMode::is_enabled()) return;
   engine_->reducer().check_finished();
-  if (requires_sync_ && !buffers_.empty()) broadcast_values(buffers_, group_);
+  if (requires_sync_) sync_buffers();
   forward_began_ = std::chrono::steady_clock::now();
+}
+
+void State::sync_buffers() {
+  int source = 0;
+  if (announce_ && (announces_forward_ || !buffers_.empty()))
+    source = announce_(Step::Forward, 0).first;
+  if (!buffers_.empty()) broadcast_values(buffers_, group_, source);
+}
+
+// The backward that comes through the outputs is the outermost: others run inside it.
+void State::watch_outputs(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
+  for_each_output([&](at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.requires_grad()) return;
+    tensor.register_hook([weak = engine_->reducer().weak_from_this()](const at::TensorBase&) {
+      if (const auto reducer = weak.lock()) reducer->expect_end_of_backward();
+    });
+  });
 }
 
 void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
@@ -177,6 +194,49 @@ void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_ou
     unused = find_unused(outputs, reducer.parameters().tensors);
   }
   reducer.begin(requires_sync_, unused, seconds_since(forward_began_));
+  if (requires_sync_ && reducer.asks_for_end_of_backward()) watch_outputs(for_each_output);
+}
+
+void State::require_unjoined() const {
+  TORCH_CHECK(!announce_, "Join: expected ", nn::name_of(module_),
+              " not to be inside another Join; end that one first");
+}
+
+void State::ensure_built() {
+  if (!engine_) build();
+}
+
+const Group& State::roll_call_group() {
+  if (!roll_call_group_) {
+    const auto served = group_->getDeviceTypes();
+    const bool has_cpu = std::find(served.begin(), served.end(), c10::kCPU) != served.end();
+    roll_call_group_ = new_group(
+        ranks(group_), {.backend = has_cpu ? "" : "auto", .description = "roll calls of Join"});
+  }
+  return roll_call_group_;
+}
+
+void State::join(Announce announce, bool announces_forward) {
+  engine_->reducer().announce_by(announce);
+  announce_ = std::move(announce);
+  announces_forward_ = announces_forward;
+}
+
+void State::end_join() noexcept {
+  announce_ = {};
+  engine_->reducer().announce_by({});
+}
+
+void State::shadow(Step step, size_t bucket, int first) {
+  if (step == Step::Forward)
+    broadcast_values(buffers_, group_, first);
+  else
+    engine_->reducer().shadow(step, bucket, first);
+}
+
+void State::take_values_of(int source) {
+  broadcast_values(collect_parameters(module_, ignored_).all.tensors, group_, source);
+  broadcast_values(collect_buffers(module_, ignored_), group_, source);
 }
 
 }  // namespace tessera::replication

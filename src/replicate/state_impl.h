@@ -38,6 +38,21 @@ class State final : public nn::ComposableState, public ReplicateState {
   void build();
   void set_requires_sync(bool required);
   void set_hook(CommHook hook);
+  const Group& group() const { return group_; }  // once it is built
+  std::string module_name() const { return nn::name_of(module_); }
+
+  // Inside a Join.
+  void require_unjoined() const;
+  void ensure_built();
+  /// For roll calls alone; a collective when first asked for.
+  const Group& roll_call_group();
+  void join(Announce announce, bool announces_forward);
+  void end_join() noexcept;
+  void check_finished() { engine_->reducer().check_finished(); }
+  /// Takes part in what the others announced, with nothing of its own.
+  void shadow(Step step, size_t bucket, int first);
+  /// Parameters and buffers of this group rank; a collective.
+  void take_values_of(int source);
 
   void before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_input);
   void after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
@@ -47,6 +62,8 @@ class State final : public nn::ComposableState, public ReplicateState {
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
   bool has_cores_to_spare() const;
+  void sync_buffers();
+  void watch_outputs(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
 
   torch::nn::Module& module_;
   ReplicateOptions options_;
@@ -54,6 +71,9 @@ class State final : public nn::ComposableState, public ReplicateState {
   std::set<const torch::nn::Module*> ignored_;
   std::optional<c10::Device> device_;  // where inputs go
   Group group_;
+  Group roll_call_group_;
+  Announce announce_;  // inside a Join
+  bool announces_forward_ = false;
   bool requires_sync_ = true;
   CommHook hook_;
   std::unique_ptr<Engine> engine_;
@@ -63,6 +83,10 @@ class State final : public nn::ComposableState, public ReplicateState {
 };
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module);
+/// Those of the module and its parts, each once, in the order of the modules. Throws if there are
+/// none.
+std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
+                                              const char* function);
 std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options, bool is_wrapped);
 
 }  // namespace tessera::replication

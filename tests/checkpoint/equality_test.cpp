@@ -1,6 +1,9 @@
 #include "checkpoint/outcome.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/core/IListRef.h>
+
+#include <span>
 
 namespace tessera::testing {
 
@@ -209,6 +212,46 @@ TEST(CheckpointCall, OwnsWhatViewsOfTheCallersMemoryShow) {
   }
   const auto grad = torch::autograd::grad({y.sum()}, {a})[0];
   expect_bitwise_equal(grad, torch::autograd::grad({a.sin().exp().sum()}, {a})[0]);
+}
+
+TEST(CheckpointCall, OwnsTheTensorsThatViewsShow) {
+  const auto a = torch::randn({3}).requires_grad_();
+  const auto multiply = [](const auto& tensors) {
+    auto product = torch::ones({3});
+    for (const at::Tensor& tensor : tensors) product = product * tensor.sin().exp();
+    return product;
+  };
+  const auto expected = torch::autograd::grad({multiply(std::vector{a, a}).sum()}, {a})[0];
+  const auto expect_owned = [&](const auto& view_of) {
+    std::vector<at::Tensor> tensors = {a, a};
+    const auto y = checkpoint_call(multiply, view_of(tensors));
+    tensors = {torch::zeros({3}), torch::zeros({3})};
+    expect_bitwise_equal(torch::autograd::grad({y.sum()}, {a})[0], expected);
+  };
+  expect_owned([](auto& tensors) { return at::TensorList(tensors); });
+  expect_owned([](auto& tensors) { return at::ITensorListRef(tensors); });
+  expect_owned([](auto& tensors) { return std::span<at::Tensor>(tensors); });
+  expect_owned([](auto& tensors) { return std::span<const at::Tensor>(tensors); });
+}
+
+struct ProductImpl : torch::nn::Module {
+  at::Tensor forward(at::TensorList tensors) {
+    ++calls;
+    return tensors[0].sin().exp() * tensors[1].cos().exp();
+  }
+  int calls = 0;
+};
+TESSERA_MODULE(Product);
+
+TEST(CheckpointEquality, ModuleThatTakesAListOfTensors) {
+  auto [plain, checkpointed] = twins<Product>(3);
+  checkpoint(checkpointed);
+  const std::vector<at::Tensor> inputs = {torch::randn({3}), torch::randn({3})};
+  const auto run = [&](Product& module) {
+    return outcome_of(*module, inputs, [&](auto& leaves) { return module(leaves); });
+  };
+  expect_same(run(checkpointed), run(plain));
+  EXPECT_EQ(checkpointed->calls, 2);
 }
 
 TEST(CheckpointCall, DoesNotTouchTheCallersContainers) {

@@ -1,61 +1,10 @@
 #include "checkpoint/outcome.h"
-
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
-
-#include <atomic>
-#include <cstring>
+#include "counted_memory.h"
 
 namespace tessera::testing {
 namespace {
 
-/// The CPU's memory, counted.
-class CountingAllocator final : public c10::Allocator {
- public:
-  static CountingAllocator& get() {
-    static auto& allocator = *new CountingAllocator();  // tensors may outlive the test
-    return allocator;
-  }
-  c10::DataPtr allocate(size_t bytes) override {
-    auto* start = static_cast<char*>(c10::alloc_cpu(bytes + kHeader));
-    std::memcpy(start, &bytes, sizeof(bytes));
-    const size_t live = live_ += bytes;
-    size_t peak = peak_;
-    while (peak < live && !peak_.compare_exchange_weak(peak, live)) {
-    }
-    return {start + kHeader, start + kHeader, &release, at::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
-  size_t live() const { return live_; }
-  /// Largest number of bytes since restart_peak, above `base`.
-  size_t peak_since(size_t base) const { return peak_ - base; }
-  void restart_peak() { peak_ = live_.load(); }
-
- private:
-  static constexpr size_t kHeader = 64;  // the size is in front of the memory, which stays aligned
-  static void release(void* memory) {
-    if (!memory) return;
-    auto* start = static_cast<char*>(memory) - kHeader;
-    size_t bytes = 0;
-    std::memcpy(&bytes, start, sizeof(bytes));
-    get().live_ -= bytes;
-    c10::free_cpu(start);
-  }
-  std::atomic<size_t> live_ = 0, peak_ = 0;
-};
-
-class CountingScope {
- public:
-  CountingScope() { c10::SetCPUAllocator(&CountingAllocator::get(), /*priority=*/100); }
-  ~CountingScope() { c10::SetCPUAllocator(before_, /*priority=*/100); }
-
- private:
-  c10::Allocator* before_ = c10::GetCPUAllocator();
-};
+using benchmarks::CountedMemory;
 
 struct LayerImpl : torch::nn::Module {
   LayerImpl()
@@ -90,8 +39,7 @@ struct Usage {
 
 /// Of a step whose gradients have their memory already.
 Usage usage_of(const std::function<void(Layer&)>& prepare) {
-  const CountingScope counting;
-  auto& memory = CountingAllocator::get();
+  CountedMemory memory;
   std::vector<Layer> layers = seeded(1, [] {
     std::vector<Layer> made;
     for (int i = 0; i < kLayers; ++i) made.push_back(Layer());
@@ -110,7 +58,7 @@ Usage usage_of(const std::function<void(Layer&)>& prepare) {
     y.reset();
     usage.after_forward = memory.live() - base;
     loss.backward();
-    usage.peak = memory.peak_since(base);
+    usage.peak = memory.peak() - base;
   }
   usage.gradient = layers[0]->qkv->weight.grad();
   return usage;
@@ -140,8 +88,7 @@ TEST(CheckpointMemory, KeptMatrixProductsLieInBetween) {
 }
 
 TEST(CheckpointMemory, RecomputedTensorsGoAsBackwardGoesOn) {
-  const CountingScope counting;
-  auto& memory = CountingAllocator::get();
+  CountedMemory memory;
   constexpr size_t kBytes = 1 << 16;
   const auto x = torch::randn({kBytes / sizeof(float)}).requires_grad_();
   std::vector<size_t> live;
@@ -161,8 +108,7 @@ TEST(CheckpointMemory, RecomputedTensorsGoAsBackwardGoesOn) {
 }
 
 TEST(CheckpointMemory, NothingIsLeftAfterwards) {
-  const CountingScope counting;
-  auto& memory = CountingAllocator::get();
+  CountedMemory memory;
   Block block(32);
   checkpoint(block, {.context_fn = selective_contexts(save_matmul_results())});
   const auto x = torch::randn({16, 32});
@@ -178,8 +124,7 @@ TEST(CheckpointMemory, NothingIsLeftAfterwards) {
 }
 
 TEST(CheckpointMemory, ARetainedGraphKeepsNothingRecomputed) {
-  const CountingScope counting;
-  auto& memory = CountingAllocator::get();
+  CountedMemory memory;
   const auto x = torch::randn({1024}).requires_grad_();
   const auto [first, second] = checkpoint_call(
       [](const at::Tensor& t) { return std::make_pair(t.sin().exp(), t.cos().exp()); }, x);

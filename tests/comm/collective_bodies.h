@@ -2,6 +2,8 @@
 
 #include <tessera/comm.h>
 
+#include "support/message_of.h"
+
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
@@ -69,19 +71,6 @@ void expect_same_bits_on_all_ranks(const at::Tensor& tensor, const std::string& 
 c10::intrusive_ptr<c10d::Backend> backend();
 std::string bytes_of(const at::Tensor& tensor);
 
-/// The message of the exception of type E that `action` throws; anything else fails the test.
-template <class E>
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const E& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected another type of exception than that of: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "expected an exception";
-  return "";
-}
+using testing::message_of;
 
 }  // namespace tessera::collective_bodies

@@ -26,7 +26,8 @@ TESSERA_MODULE(Part);
 
 struct StackImpl : torch::nn::Module {
   StackImpl() {
-    for (int i = 0; i < 3; ++i) parts.push_back(register_module("p" + std::to_string(i), Part()));
+    for (int i = 0; i < 3; ++i)
+      parts.push_back(register_module(std::string(1, 'p') + std::to_string(i), Part()));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& part : parts) x = part(x);

@@ -1,4 +1,5 @@
 #include "nn/sample_modules.h"
+#include "support/message_of.h"
 #include "support/peer.h"
 #include "support/tolerance.h"
 #include "support/twins.h"
@@ -84,6 +85,68 @@ TEST(NnBackwardHooks, ReachTensorsInContainers) {
   expect_bitwise_equal(outputs[2], at::full({2}, 3.0));
   EXPECT_FALSE(x.grad().defined()) << "no gradient came, none is made up";
   expect_bitwise_equal(z.grad(), at::full({2}, 30.0));
+}
+
+/// Writes to its input, or to a copy of it.
+struct ClampImpl : torch::nn::Module {
+  explicit ClampImpl(bool copies) : copies(copies) {}
+  at::Tensor forward(at::Tensor x) { return (copies ? x.clone() : x).relu_(); }
+  bool copies;
+};
+TESSERA_MODULE(Clamp);
+
+TEST(NnBackwardHooksErrors, WritingToATensorAtTheBorder) {
+  const auto expected = [](const std::string& text) {
+    return text.starts_with(
+        "Output 0 of TesseraBackwardHook is a view and is being modified inplace.");
+  };
+  const auto ignore = [](auto&, auto&, auto&) {};
+  const auto x = at::ones({2}).requires_grad_();
+  Clamp clamp(/*copies=*/false);
+  nn::ReLU relu(torch::nn::ReLUOptions(/*inplace=*/true));
+  Double twice;
+  register_full_backward_hook(clamp, ignore);
+  register_full_backward_hook(relu, ignore);
+  register_full_backward_hook(twice, ignore);
+  const auto inside = message_of<c10::Error>([&] { clamp(x * 1); });
+  EXPECT_TRUE(expected(inside)) << inside;
+  const auto layer = message_of<c10::Error>([&] { relu(x * 1); });
+  EXPECT_TRUE(expected(layer)) << layer;
+  const auto y = twice(x);
+  const auto after = message_of<c10::Error>([&] { y.relu_(); });
+  EXPECT_TRUE(expected(after)) << after;
+  expect_bitwise_equal(y.detach(), at::full({2}, 2.0), "nothing was written");
+}
+
+TEST(NnBackwardHooks, WritingToACopyGivesTheGradientsOfAPlainCall) {
+  Clamp clamp(/*copies=*/true);
+  TensorList inputs;
+  register_full_backward_hook(clamp, [&](auto&, TensorList& grad, const auto&) { inputs = grad; });
+  const auto x = at::tensor({-1.0, 2.0, 3.0}).requires_grad_();
+  (clamp(x * 2) * at::tensor({5.0, 6.0, 7.0})).sum().backward();
+  ASSERT_EQ(inputs.size(), 1U);
+  expect_bitwise_equal(inputs[0], at::tensor({0.0, 6.0, 7.0}));
+  expect_bitwise_equal(x.grad(), at::tensor({0.0, 12.0, 14.0}));
+}
+
+TEST(NnBackwardHooks, WithoutGradientsMayWriteInPlace) {
+  Clamp clamp(/*copies=*/false);
+  register_full_backward_hook(clamp, [](auto&, auto&, auto&) {});
+  const auto x = at::tensor({-1.0, 2.0});
+  clamp(x);
+  expect_bitwise_equal(x, at::tensor({0.0, 2.0}));
+}
+
+TEST(NnBackwardHooks, ReachSparseTensors) {
+  nn::Identity module;
+  TensorList outputs;
+  register_full_backward_hook(module,
+                              [&](auto&, auto&, const TensorList& grad) { outputs = grad; });
+  const auto x = at::eye(2).requires_grad_();
+  (module(x.to_sparse()).to_dense() * 3).sum().backward();
+  ASSERT_EQ(outputs.size(), 1U);
+  EXPECT_TRUE(outputs[0].defined());
+  expect_bitwise_equal(x.grad(), at::eye(2) * 3);
 }
 
 /// What hooks see and change, in a net of three modules; the second has hooks of every kind.

@@ -1,5 +1,5 @@
-#include "nn/error_of.h"
 #include "nn/sample_modules.h"
+#include "support/message_of.h"
 #include "support/tolerance.h"
 
 #include <gtest/gtest.h>
@@ -213,7 +213,7 @@ TEST(NnCalls, ReplayRunsTheCallAgainWithCopies) {
   EXPECT_EQ(sums, (std::vector<double>{12, 12}));
   MoveOnly move_only;
   register_forward_pre_hook(move_only, [](auto&, nn::Arguments& arguments) { arguments.replay(); });
-  EXPECT_NE(error_of<c10::NotImplementedError>([&] {
+  EXPECT_NE(message_of<c10::NotImplementedError>([&] {
               move_only(std::make_unique<int>(3), std::make_unique<int>(4));
             }).find("replay: expected arguments that can be copied, but a call of "),
             std::string::npos);

@@ -1,8 +1,8 @@
 #include "nn/composable.h"
 
-#include "nn/error_of.h"
 #include "nn/sample_modules.h"
 #include "nn/sample_tree.h"
+#include "support/message_of.h"
 
 #include <gtest/gtest.h>
 
@@ -56,14 +56,14 @@ TYPED_TEST(NnComposable, IsAppliedOnce) {
   TypeParam module(2, 2);
   apply_function(*module, "replicate");
   EXPECT_EQ(
-      error_of<c10::Error>([&] { apply_function(*module, "replicate"); }),
+      message_of<c10::Error>([&] { apply_function(*module, "replicate"); }),
       "replicate: torch::nn::LinearImpl already has replicate applied; a module takes it once");
 }
 
 TYPED_TEST(NnComposable, RefusesWhatDoesNotCompose) {
   TypeParam module(2, 2);
   apply_function(*module, "replicate");
-  const auto text = error_of<c10::Error>(
+  const auto text = message_of<c10::Error>(
       [&] { apply_function(*module, "fully_shard", std::make_shared<int>(0), {"replicate"}); });
   EXPECT_EQ(text,
             "Cannot apply fully_shard to torch::nn::LinearImpl: replicate is applied to it; apply "
@@ -74,7 +74,7 @@ TYPED_TEST(NnComposable, RefusesWhatDoesNotCompose) {
 TYPED_TEST(NnComposable, NamesMustNotChange) {
   TypeParam module(2, 2);
   const auto change = [&](const char* function, const std::function<void()>& what) {
-    return error_of<c10::Error>([&] {
+    return message_of<c10::Error>([&] {
       nn::apply_composable(*module, {.function = function}, [&] {
         what();
         return std::make_shared<Kept>(nullptr);
@@ -103,7 +103,7 @@ TYPED_TEST(NnComposable, AFailureLeavesNoState) {
 
 TEST(NnComposableErrors, PlainModulesMustBeShared) {
   torch::nn::LinearImpl module(2, 2);
-  EXPECT_EQ(error_of([&] { apply_function(module, "replicate"); }),
+  EXPECT_EQ(message_of([&] { apply_function(module, "replicate"); }),
             "replicate: expected a module that a std::shared_ptr or a holder owns, got a plain "
             "object of class torch::nn::LinearImpl; make it with std::make_shared, or use "
             "TESSERA_MODULE");
@@ -115,10 +115,30 @@ TEST(NnComposableErrors, PlainModulesMustBeShared) {
 TEST(NnComposableErrors, ModulesWithStateAreNotCloned) {
   Tree tree;
   apply_function(*tree->u1->seq, "checkpoint");
-  EXPECT_EQ(error_of<c10::Error>([&] { clone_module(tree); }),
+  EXPECT_EQ(message_of<c10::Error>([&] { clone_module(tree); }),
             "clone_module: expected a module without composable state, but "
             "torch::nn::SequentialImpl has checkpoint applied; build a second module and copy the "
             "values with load_state_dict");
+}
+
+TEST(NnComposableErrors, ModulesWithStateDoNotCloneThemselves) {
+  const auto refusal = [](const std::string& name) {
+    return "clone_module: expected a module without composable state, but " + name +
+           " has checkpoint applied; build a second module and copy the values with "
+           "load_state_dict";
+  };
+  nn::Linear linear(2, 2);
+  nn::Sequential sequential(nn::Linear(2, 2));
+  apply_function(*linear, "checkpoint");
+  apply_function(*sequential, "checkpoint");
+  EXPECT_EQ(message_of<c10::Error>([&] { linear->clone(); }), refusal("torch::nn::LinearImpl"));
+  EXPECT_EQ(message_of<c10::Error>([&] { sequential->clone(); }),
+            refusal("torch::nn::SequentialImpl"));
+  Tree tree;
+  EXPECT_EQ(tree->clone()->parameters().size(), tree->parameters().size());
+  apply_function(*tree->u2, "checkpoint");
+  EXPECT_EQ(message_of<c10::Error>([&] { tree->clone(); }), refusal("tessera::testing::BranchImpl"))
+      << "a part that is cloned with the whole";
 }
 
 }  // namespace

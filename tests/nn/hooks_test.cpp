@@ -1,8 +1,12 @@
-#include "nn/error_of.h"
 #include "nn/sample_modules.h"
+#include "support/message_of.h"
 #include "support/tolerance.h"
 
 #include <gtest/gtest.h>
+
+#include <deque>
+#include <list>
+#include <span>
 
 namespace tessera::testing {
 namespace {
@@ -57,6 +61,12 @@ TEST(NnHooks, ReplaceTensorsInEveryContainer) {
   EXPECT_TRUE(is_zero(replace_in(kOnes)));
   EXPECT_TRUE(is_zero(replace_in(std::vector{kOnes, kOnes})[1]));
   EXPECT_EQ(visited, 2);
+  EXPECT_TRUE(is_zero(replace_in(std::deque{kOnes, kOnes})[1]));
+  EXPECT_TRUE(is_zero(replace_in(std::list{kOnes, kOnes}).back()));
+  EXPECT_EQ(visited, 2);
+  std::vector<at::Tensor> shown = {kOnes, kOnes};
+  replace_in(std::span<at::Tensor>(shown));
+  EXPECT_TRUE(is_zero(shown[1])) << "a span that can be written through";
   EXPECT_TRUE(is_zero(std::get<1>(replace_in(std::tuple(1, kOnes, std::string("x"))))));
   EXPECT_TRUE(is_zero(replace_in(std::pair(kOnes, 2)).first));
   EXPECT_TRUE(is_zero(replace_in(std::array{kOnes, kOnes})[1]));
@@ -76,6 +86,10 @@ TEST(NnHooks, ReplaceTensorsInEveryContainer) {
   EXPECT_EQ(visited, 3);
   EXPECT_EQ(batch.note, "note");
   EXPECT_EQ(replace_in(std::vector<bool>{true}).size(), 1U);
+  const std::vector<at::Tensor> fixed = {kOnes};
+  replace_in(at::TensorList(fixed));
+  replace_in(std::span<const at::Tensor>(fixed));
+  EXPECT_EQ(visited, 0) << "views that can't be written through are passed over";
   EXPECT_EQ(replace_in(3), 3);
 }
 
@@ -96,6 +110,20 @@ TEST(NnHooks, ReplaceTensorsInIValuesWithoutTouchingTheOriginal) {
   expect_bitwise_equal(replace_in(values[3]).toGenericDict().at("x").toTensor(), kOnes * 2);
   expect_bitwise_equal(dict.at("x"), kOnes, "the caller's dict");
   EXPECT_EQ(replace_in(7).toInt(), 7);
+}
+
+TEST(NnHooks, ReplaceTensorsInListsAndDictsOfC10WithoutTouchingTheOriginal) {
+  const auto replace_in = [](auto value) {
+    nn::visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor + 1; });
+    return value;
+  };
+  const c10::List<at::Tensor> list({kOnes, kOnes});
+  expect_bitwise_equal(replace_in(list).get(1), kOnes * 2);
+  expect_bitwise_equal(list.get(1), kOnes, "the caller's list");
+  c10::Dict<std::string, at::Tensor> dict;
+  dict.insert("x", kOnes);
+  expect_bitwise_equal(replace_in(dict).at("x"), kOnes * 2);
+  expect_bitwise_equal(dict.at("x"), kOnes, "the caller's dict");
 }
 
 TEST(NnHooks, ReplaceArgumentsAndResultsOfUserTypes) {
@@ -134,7 +162,7 @@ TEST(NnHooks, AlwaysCalledOnesRunWhenForwardThrows) {
   register_forward_hook(module, [](auto&, auto&, auto&) { throw std::runtime_error("second"); },
                         {.always_call = true});
   register_forward_hook(module, logger(log, "!"), {.always_call = true});
-  EXPECT_EQ(error_of<c10::Error>([&] { module(kOnes); }), "forward failed");
+  EXPECT_EQ(message_of<c10::Error>([&] { module(kOnes); }), "forward failed");
   EXPECT_EQ(log, "always!");
 }
 

@@ -5,9 +5,12 @@ namespace {
 
 namespace options = torch::nn;
 
+std::optional<at::IntArrayRef> output_size() {
+  static constexpr int64_t kSize[] = {15};
+  return at::IntArrayRef(kSize);
+}
+
 TEST(NnModules, ConvolutionsAsTorchs) {
-  static const std::vector<int64_t> size = {15};
-  static const std::optional<at::IntArrayRef> output_size = size;
   MODULE_ROW(Conv1d, (2, 3, 2), (input({2, 2, 7})));
   MODULE_ROW(Conv2d, (2, 3, 2), (input({2, 2, 5, 5})));
   MODULE_ROW(Conv3d, (2, 3, 2), (input({2, 2, 4, 4, 4})));
@@ -15,7 +18,7 @@ TEST(NnModules, ConvolutionsAsTorchs) {
   MODULE_ROW(ConvTranspose2d, (2, 3, 2), (input({2, 2, 5, 5})));
   MODULE_ROW(ConvTranspose3d, (2, 3, 2), (input({2, 2, 4, 4, 4})));
   MODULE_ROW(ConvTranspose1d, (options::ConvTranspose1dOptions(2, 3, 2).stride(2)),
-             (input({2, 2, 7}), output_size));
+             (input({2, 2, 7}), output_size()));
   MODULE_ROW(Fold, (options::FoldOptions({4, 5}, {2, 2})), (input({2, 12, 12})));
   MODULE_ROW(Unfold, (options::UnfoldOptions({2, 2})), (input({2, 3, 4, 4})));
 }

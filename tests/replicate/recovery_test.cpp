@@ -1,4 +1,5 @@
-// What must not go wrong silently: backwards that throw, options that differ, frozen parameters.
+// What must not go wrong silently: backwards that throw or run inside others, options that differ,
+// frozen parameters, hooks that others remove.
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"
@@ -7,11 +8,13 @@
 #include "support/twins.h"
 
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/torch.h>
 
 namespace tessera::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 at::Tensor own_input(std::vector<int64_t> shape) {
@@ -133,6 +136,158 @@ TEST(ReplicateOnThreads, RestoresSyncOfAPartWithTwoNames) {
       const NoSync no_sync(net);
     }
     EXPECT_TRUE(replicate_state(net->a)->requires_gradient_sync());
+  });
+}
+
+/// Runs a backward of its own, through `side`, inside the backward of the whole.
+template <class Linear>
+struct InnerImpl : torch::nn::Module {
+  explicit InnerImpl(bool comes_first = false)
+      : side(register_module("side", Linear(4, 4))),
+        mid(register_module("mid", Linear(4, 4))),
+        head(register_module("head", Linear(4, 4))),
+        comes_first(comes_first) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const auto inner = mid(x);
+    const auto outer = head(inner.tanh());
+    (comes_first ? outer : inner).register_hook([this, x](const at::Tensor&) {
+      const at::AutoGradMode with_grad(true);
+      side(x).pow(2).sum().backward();
+    });
+    return outer * 2;
+  }
+  Linear side, mid, head;
+  bool comes_first;
+};
+using HookableInnerImpl = InnerImpl<nn::Linear>;
+TESSERA_MODULE(HookableInner);
+using PlainInnerImpl = InnerImpl<torch::nn::Linear>;
+TORCH_MODULE(PlainInner);
+
+TEST(ReplicateOnThreads, StaticGraphIsSettledByTheOutermostBackward) {
+  for (const bool comes_first : {false, true}) {
+    run_threads(2, [comes_first] {
+      auto [local, parallel] = twins<HookableInner>(2, comes_first);
+      replicate(parallel, {.static_graph = true});
+      const auto x = own_input({2, 4});
+      for (int step = 0; step < 3; ++step) {
+        for (auto* net : {&local, &parallel}) {
+          (*net)->zero_grad();
+          (*net)(x).sum().backward();
+        }
+        const auto own = local->named_parameters();
+        for (const auto& item : parallel->named_parameters()) {
+          const auto mean = all_reduce(own[item.key()].grad(), ReduceOp::AVG);
+          EXPECT_TRUE(at::allclose(item.value().grad(), mean)) << item.key() << " in " << step;
+        }
+      }
+      EXPECT_EQ(replicate_state(parallel)->engine()->stats().iterations, 3);
+    });
+  }
+}
+
+TEST(ReplicateOnThreads, StaticGraphOfAPlainModuleRefusesABackwardInsideAnother) {
+  struct Outer : torch::autograd::Function<Outer> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x,
+                              const std::function<void()>& inside) {
+      step() = inside;
+      return x.clone();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list gradients) {
+      const at::AutoGradMode with_grad(true);
+      step()();
+      return {gradients[0], at::Tensor()};
+    }
+    static std::function<void()>& step() {
+      static thread_local std::function<void()> inside;
+      return inside;
+    }
+  };
+  run_threads(2, [] {
+    auto net = seeded(2, [] { return PlainNet(4); });
+    replicate(net, {.static_graph = true});
+    const auto x = own_input({2, 4});
+    const auto y = at::ones({1}).requires_grad_();
+    const auto loss = Outer::apply(y, [&] { net(x).sum().backward(); });
+    EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("TESSERA_MODULE"));
+  });
+}
+
+class Intruder final : public torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor&) override {}
+};
+
+void intrude(const at::Tensor& parameter) {
+  torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Intruder>());
+}
+
+TEST(ReplicateOnThreads, NamesAParameterWhoseHookWasReplaced) {
+  for (const auto& options : {ReplicateOptions{}, ReplicateOptions{.find_unused_parameters = true},
+                              ReplicateOptions{.static_graph = true},
+                              ReplicateOptions{.gradient_as_bucket_view = true}}) {
+    run_threads(2, [&] {
+      auto net = seeded(1, [] { return Wide(); });
+      replicate(net, options);
+      const auto output = net(own_input({2, 7}));
+      intrude(net->mid->weight);
+      EXPECT_THAT(message_of<c10::Error>([&] { output.sum().backward(); }),
+                  AllOf(HasSubstr("'mid.weight'"), HasSubstr("not averaged")));
+    });
+  }
+}
+
+TEST(ReplicateOnThreads, NoticesThatAllHooksWereReplaced) {
+  run_threads(2, [] {
+    auto net = seeded(1, [] { return Wide(); });
+    replicate(net);
+    const auto x = own_input({2, 7});
+    const auto output = net(x);
+    for (const auto& parameter : net->parameters()) intrude(parameter);
+    output.sum().backward();  // past every hook
+    EXPECT_THAT(message_of<c10::Error>([&] { net(x); }), HasSubstr("not averaged"));
+    auto plain = seeded(1, [] { return PlainNet(); });
+    replicate(plain);
+    for (const auto& parameter : plain->parameters()) intrude(parameter);
+    EXPECT_THAT(message_of<c10::Error>([&] { plain(own_input({2, 5})).sum().backward(); }),
+                AllOf(HasSubstr("'up.weight'"), HasSubstr("not averaged")));
+  });
+}
+
+TEST(ReplicateOnThreads, LeavesHooksThatPassOursOnAlone) {
+  struct Chain final : torch::autograd::PostAccumulateGradHook {
+    explicit Chain(std::unique_ptr<PostAccumulateGradHook> next) : next(std::move(next)) {}
+    void operator()(const at::Tensor& tensor) override { (*next)(tensor); }
+    std::unique_ptr<PostAccumulateGradHook> next;
+  };
+  run_threads(2, [] {
+    auto net = seeded(1, [] { return Wide(); });
+    replicate(net);
+    const auto x = own_input({2, 7});
+    net(x).sum().backward();
+    auto& slot = torch::autograd::impl::post_acc_grad_hooks(net->mid->weight);
+    slot = std::make_unique<Chain>(std::move(slot));
+    net->zero_grad();
+    net(x).sum().backward();
+    expect_equal_on_all_ranks(net->mid->weight.grad());
+  });
+}
+
+TEST(ReplicateOnThreads, FreesTheStateOfAPlainModuleWithTheNextOne) {
+  run_threads(2, [] {
+    std::weak_ptr<ReplicateState> state;
+    at::Tensor weight;
+    {
+      auto net = seeded(1, [] { return PlainNet(); });
+      replicate(net);
+      net(own_input({1, 5})).sum().backward();
+      state = replicate_state(net);
+      weight = net->up->weight;
+    }
+    auto next = seeded(1, [] { return PlainNet(); });
+    next->up->weight = next->register_parameter("weight", weight);  // free for another engine
+    replicate(next);
+    EXPECT_TRUE(state.expired());
   });
 }
 

@@ -1,24 +1,26 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <gtest/gtest.h>
 
-#include <concepts>
-#include <functional>
 #include <string>
 
 namespace tessera::testing {
 
-/// Text of the `E` that `call` throws, without backtrace; says so if it returns or throws another.
-template <std::derived_from<c10::Error> E>
-std::string message_of(const std::function<void()>& call) {
+/// Text of the error of this type that `call` throws, without backtrace; a failure and "" if it
+/// throws none, or another.
+template <class Error = c10::ValueError, class Call>
+std::string message_of(const Call& call) {
   try {
     call();
-  } catch (const E& error) {
+  } catch (const Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
-    return std::string("another kind of exception: ") + error.what();
+    ADD_FAILURE() << "expected another type of exception than that of: " << error.what();
+    return {};
   }
-  return "no exception";
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
 }
 
 }  // namespace tessera::testing

@@ -43,7 +43,8 @@ class Value {
   const char* name_;
 };
 
-/// The arguments of one call of a module: what hooks see and may replace.
+/// The arguments of one call of a module: what hooks see and may replace. An at::TensorList, an
+/// ITensorListRef or a std::span<const at::Tensor> is there as a std::vector<at::Tensor>.
 class Arguments {
  public:
   virtual ~Arguments() = default;

@@ -60,6 +60,8 @@ namespace detail {
 
 std::string class_name(const std::type_info& type);
 [[noreturn]] void refuse_clone(const std::string& name, const char* why);
+/// Throws if a composable function is applied to the module: a copy would not have it.
+void check_clonable(const torch::nn::Module& module);
 [[noreturn]] void refuse_replay(const char* what);
 
 }  // namespace detail

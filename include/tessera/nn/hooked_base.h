@@ -27,6 +27,7 @@ class HookedBase : public Impl, public Hookable {
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<c10::Device>& device = std::nullopt) const override {
+    check_clonable(*this);
     using Inherited = decltype(&torch::nn::Module::clone);
     if constexpr (std::is_same_v<decltype(&Impl::clone), Inherited>) {
       refuse_clone(class_name(typeid(Impl)), "does not derive from torch::nn::Cloneable");
@@ -44,6 +45,7 @@ class HookedBase : public Impl, public Hookable {
   friend struct torch::nn::AnyModuleHolder;
   // AnyModule, told that there are no defaults, prepares a message with the demangled class name on
   // every call, which takes long for a wrapper. Told that there are, it asks these.
+  // NOLINTBEGIN(readability-identifier-naming): libtorch's names
   bool _forward_has_default_args() final { return true; }
   unsigned int _forward_num_required_args() final {
     return Impl::_forward_has_default_args() ? Impl::_forward_num_required_args()
@@ -54,6 +56,7 @@ class HookedBase : public Impl, public Hookable {
     if (!Impl::_forward_has_default_args()) return std::move(arguments);
     return Impl::_forward_populate_default_args(std::move(arguments));
   }
+  // NOLINTEND(readability-identifier-naming)
 
  private:
   HookPoint tessera_hook_point_{*this, typeid(Impl)};

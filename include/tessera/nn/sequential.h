@@ -30,6 +30,7 @@ class Hooked<torch::nn::SequentialImpl> : public detail::HookedBase<torch::nn::S
   /// Unlike torch::nn's, keeps the names.
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<c10::Device>& device = std::nullopt) const override {
+    detail::check_clonable(*this);
     auto copy = std::make_shared<Hooked>();
     const auto children = named_children();
     size_t index = 0;

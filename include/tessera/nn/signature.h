@@ -63,8 +63,8 @@ std::array<const char*, sizeof...(Names)> names(Names... names) {
 template <class Impl>
 std::span<const char* const> parameter_names() {
   if constexpr (requires(const Impl* impl) { tessera_parameter_names(impl); }) {
-    static const auto names = tessera_parameter_names(static_cast<const Impl*>(nullptr));
-    return names;
+    static const auto kNames = tessera_parameter_names(static_cast<const Impl*>(nullptr));
+    return kNames;
   } else {
     return {};
   }
@@ -86,5 +86,5 @@ class Hooked;
 /// TESSERA_MODULE_METHOD that follows.
 template <class Impl, class Signature>
 struct torch::detail::has_forward<tessera::nn::Hooked<Impl, Signature>> {
-  static constexpr bool value = !std::is_void_v<Signature>;
+  static constexpr bool value = !std::is_void_v<Signature>;  // NOLINT: libtorch's name
 };

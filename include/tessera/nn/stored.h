@@ -1,11 +1,7 @@
 #pragma once
 
+#include <tessera/nn/owned.h>
 #include <tessera/nn/values.h>
-
-#include <c10/util/ArrayRef.h>
-
-#include <string>
-#include <string_view>
 
 /// How a hooked call keeps its arguments: hooks may replace them before forward, and a replay needs
 /// copies that live on.
@@ -83,34 +79,44 @@ class Stored<Given<T&>> : public Stored<T&> {
   using Stored<T&>::Stored;
 };
 
-/// A copy of an argument that owns what it shows; `lend` gives it the declared type back.
-template <class T>
-struct Owned {
-  using Type = T;
-  static Type copy(const T& value) { return value; }
-  static T& lend(Type& owned) { return owned; }
-};
-template <class T>
-struct Owned<c10::ArrayRef<T>> {
-  using Type = std::vector<T>;
-  static Type copy(c10::ArrayRef<T> value) { return value.vec(); }
-  static c10::ArrayRef<T> lend(Type& owned) { return owned; }
-};
-template <class T>
-struct Owned<std::optional<c10::ArrayRef<T>>> {
-  using Type = std::optional<std::vector<T>>;
-  static Type copy(const std::optional<c10::ArrayRef<T>>& value) {
-    return value ? Type(value->vec()) : Type();
+/// A view of tensors is kept as what it shows, so that hooks may replace them: a TensorList as a
+/// std::vector<at::Tensor>. One that forward may redirect is left alone.
+template <class A>
+concept KeptView = kViewsTensors<std::remove_cvref_t<A>> &&
+                   (!std::is_lvalue_reference_v<A> || std::is_const_v<std::remove_reference_t<A>>);
+
+template <KeptView A>
+class Stored<A> {
+ public:
+  using View = std::remove_cvref_t<A>;
+  using Held = typename Owned<View>::Type;
+  static constexpr bool kIsCopied = true;
+
+  template <class G>
+  explicit Stored(G&& given) : held_(hold(std::forward<G>(given))) {}
+
+  Held& value() { return held_; }
+  A pass() {
+    lent_.emplace(Owned<View>::lend(held_));
+    return static_cast<A>(*lent_);
   }
-  static std::optional<c10::ArrayRef<T>> lend(Type& owned) {
-    return owned ? std::optional<c10::ArrayRef<T>>(*owned) : std::nullopt;
+
+ private:
+  template <class G>
+  static Held hold(G&& given) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<G>, Held>)
+      return std::forward<G>(given);
+    else
+      return Owned<View>::copy(View(given));
   }
+  Held held_;
+  std::optional<View> lent_;  // made when forward begins: hooks may have moved the tensors
 };
-template <>
-struct Owned<std::string_view> {
-  using Type = std::string;
-  static Type copy(std::string_view value) { return Type(value); }
-  static std::string_view lend(Type& owned) { return owned; }
+template <class A>
+  requires KeptView<std::remove_cvref_t<A>>
+class Stored<Given<A>> : public Stored<std::remove_cvref_t<A>> {
+ public:
+  using Stored<std::remove_cvref_t<A>>::Stored;
 };
 
 }  // namespace tessera::nn::detail

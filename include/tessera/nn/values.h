@@ -6,9 +6,12 @@
 #include <torch/csrc/api/include/torch/ordered_dict.h>
 
 #include <array>
+#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
@@ -40,25 +43,34 @@ class MemberVisitor {
 namespace detail {
 
 template <class T, template <class...> class Template>
-inline constexpr bool is_a = false;
+inline constexpr bool kIsA = false;
 template <template <class...> class Template, class... A>
-inline constexpr bool is_a<Template<A...>, Template> = true;
+inline constexpr bool kIsA<Template<A...>, Template> = true;
 
 template <class T>
 concept OptsIn = requires(T& value, MemberVisitor visitor) { tessera_tensors(value, visitor); };
 template <class T>
 concept TupleLike = requires { std::tuple_size<T>::value; };
 template <class T>
-inline constexpr bool is_map = is_a<T, std::map> || is_a<T, std::unordered_map>;
+inline constexpr bool kIsSequence =
+    kIsA<T, std::vector> || kIsA<T, std::deque> || kIsA<T, std::list>;
+template <class T>
+inline constexpr bool kIsSequence<std::span<T>> = true;
+template <>
+inline constexpr bool kIsSequence<std::vector<bool>> = false;
+template <class T>
+inline constexpr bool kIsMap = kIsA<T, std::map> || kIsA<T, std::unordered_map>;
 
 void visit_ivalue(c10::IValue& value, TensorVisitor visit);
 
 }  // namespace detail
 
-/// Calls `visit` with every tensor in `value`, which may be replaced: a tensor, or vectors, arrays,
-/// pairs, tuples, optionals, variants, maps, OrderedDicts and IValues of such, and structs that opt
-/// in by a function beside them: `void tessera_tensors(Batch& b, auto&& visit) { visit(b.x, b.y);
-/// }`. Everything else is passed over.
+/// Calls `visit` with every tensor in `value`, which may be replaced: a tensor, or vectors, deques,
+/// lists, spans, arrays, pairs, tuples, optionals, variants, maps, OrderedDicts, c10's Lists, Dicts
+/// and IValues of such, and structs that opt in by a function beside them:
+/// `void tessera_tensors(Batch& b, auto&& visit) { visit(b.x, b.y); }`.
+/// Everything else is passed over: pointers, and views that can't be written through, such as
+/// at::TensorList. (An argument of a hooked call that is one is seen as a std::vector.)
 template <class T>
 void visit_tensors(T& value, TensorVisitor visit) {
   if constexpr (std::is_const_v<T>) {
@@ -69,18 +81,20 @@ void visit_tensors(T& value, TensorVisitor visit) {
     visit(value);
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     detail::visit_ivalue(value, visit);
-  } else if constexpr (detail::is_a<T, std::optional>) {
+  } else if constexpr (detail::kIsA<T, std::optional>) {
     if (value) visit_tensors(*value, visit);
-  } else if constexpr (detail::is_a<T, std::variant>) {
+  } else if constexpr (detail::kIsA<T, std::variant>) {
     std::visit([&](auto& held) { visit_tensors(held, visit); }, value);
-  } else if constexpr (detail::is_map<T>) {
+  } else if constexpr (detail::kIsMap<T>) {
     for (auto& entry : value) visit_tensors(entry.second, visit);
-  } else if constexpr (detail::is_a<T, torch::OrderedDict>) {
+  } else if constexpr (detail::kIsA<T, torch::OrderedDict>) {
     for (auto& item : value) visit_tensors(item.value(), visit);
-  } else if constexpr (detail::is_a<T, std::vector>) {
-    if constexpr (!std::is_same_v<T, std::vector<bool>>) {
-      for (auto& element : value) visit_tensors(element, visit);
-    }
+  } else if constexpr (detail::kIsA<T, c10::List> || detail::kIsA<T, c10::Dict>) {
+    c10::IValue boxed(value);
+    detail::visit_ivalue(boxed, visit);
+    value = std::move(boxed).template to<T>();
+  } else if constexpr (detail::kIsSequence<T>) {
+    for (auto& element : value) visit_tensors(element, visit);
   } else if constexpr (detail::TupleLike<T>) {
     std::apply([&](auto&... elements) { (visit_tensors(elements, visit), ...); }, value);
   }

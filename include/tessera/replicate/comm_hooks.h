@@ -43,4 +43,29 @@ BucketFuture allreduce_hook(GradBucket& bucket);
 BucketFuture fp16_compress_hook(GradBucket& bucket);
 BucketFuture bf16_compress_hook(GradBucket& bucket);
 
+struct PowerSGDOptions {
+  /// Of the matrices P and Q that travel instead of a gradient of rows x columns.
+  int64_t matrix_approximation_rank = 1;
+  /// Iterations before it are averaged as without a hook.
+  int64_t start_powerSGD_iter = 1000;  // NOLINT: Python's name
+  /// A gradient travels as it is unless it has more than this many times the elements of P and Q.
+  double min_compression_rate = 2;
+  /// What compression left out of a gradient is added to the next one.
+  bool use_error_feedback = true;
+  /// Q starts from the iteration before instead of from random numbers.
+  bool warm_start = true;
+  /// Added to norms that are divided by. With 0, columns of zeros stay zeros.
+  double orthogonalization_epsilon = 0;
+  uint32_t random_seed = 0;  // the same on all ranks; the numbers are those of Python's hook
+  /// Multiplies matrices of one shape together.
+  bool batch_tensors_with_same_shape = false;
+};
+
+/// Averages low-rank approximations of gradients (Vogels et al. 2019): a matrix of rows x columns
+/// travels as rank * (rows + columns) numbers; vectors and what hardly shrinks travel as they are.
+/// The callable owns what it remembers of the buckets: make one per replicated module. The result
+/// has the same bits on all ranks. A gradient that is not finite leaves no trace after its
+/// iteration.
+CommHook powersgd_hook(PowerSGDOptions options = {});
+
 }  // namespace tessera

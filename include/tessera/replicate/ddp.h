@@ -63,6 +63,7 @@ class DistributedDataParallel : public torch::nn::Module {
   /// Members of the wrapped module.
   auto* operator->() { return &*module_; }
   NoSync no_sync() { return NoSync(*module_); }
+  Join join(JoinOptions options = {}) { return Join(*module_, options); }
   void register_comm_hook(CommHook hook) { tessera::register_comm_hook(*module_, std::move(hook)); }
 
  private:

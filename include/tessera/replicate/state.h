@@ -14,7 +14,7 @@ struct ReplicateOptions;
 
 /// What the engine did; times are of the last synchronising iteration.
 struct ReplicateStats {
-  int64_t iterations = 0;             // backwards that averaged
+  int64_t iterations = 0;             // backwards that averaged, this rank's or shadowed ones
   bool buckets_rebuilt = false;       // by the order in which gradients really came
   std::vector<int64_t> bucket_bytes;  // in the order of launch
   std::vector<std::vector<std::string>> bucket_parameters;

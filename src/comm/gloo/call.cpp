@@ -66,13 +66,14 @@ at::Tensor GlooBackend::Call::update(const at::Tensor& tensor) {
 
 void GlooBackend::Call::add_broadcast(const at::Tensor& tensor, int64_t root) {
   Tensors memory{bytes_of(update(tensor))};
-  parts_.push_back(backend_.engine_->broadcast(memory, {.rootRank = root, .timeout = timeout_}));
+  start(
+      [&](auto& gloo) { return gloo.broadcast(memory, {.rootRank = root, .timeout = timeout_}); });
 }
 
 void GlooBackend::Call::add_allgather_bytes(const at::Tensor& output, const at::Tensor& input) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  parts_.push_back(backend_.engine_->_allgather_base(to, from, {.timeout = timeout_}));
+  start([&](auto& gloo) { return gloo._allgather_base(to, from, {.timeout = timeout_}); });
 }
 
 void GlooBackend::Call::add_all_gather(const at::Tensor& output, const at::Tensor& input) {
@@ -86,7 +87,7 @@ void GlooBackend::Call::add_all_gather(const Tensors& parts, const at::Tensor& i
   TensorLists to(1);
   for (const auto& part : parts) to[0].push_back(bytes_of(write(part)));
   Tensors from{bytes_of(read(input))};
-  parts_.push_back(backend_.engine_->allgather(to, from, {.timeout = timeout_}));
+  start([&](auto& gloo) { return gloo.allgather(to, from, {.timeout = timeout_}); });
 }
 
 void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
@@ -95,8 +96,9 @@ void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
                                            std::vector<int64_t> input_counts) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  parts_.push_back(backend_.engine_->alltoall_base(to, from, output_counts, input_counts,
-                                                   {.timeout = timeout_}));
+  start([&](auto& gloo) {
+    return gloo.alltoall_base(to, from, output_counts, input_counts, {.timeout = timeout_});
+  });
 }
 
 void GlooBackend::Call::add_exchange(const Tensors& parts, const Tensors& inputs) {
@@ -140,7 +142,7 @@ void GlooBackend::Call::add_exchange(const at::Tensor& output,
 }
 
 void GlooBackend::Call::add_barrier(const c10d::BarrierOptions& opts) {
-  parts_.push_back(backend_.engine_->barrier(opts));
+  start([&](auto& gloo) { return gloo.barrier(opts); });
 }
 
 std::function<void()> GlooBackend::Call::take_afterwards() {

@@ -52,6 +52,10 @@ class GlooBackend::Call {
   void add_allgather_bytes(const at::Tensor& output, const at::Tensor& input);
   void add_alltoall_bytes(const at::Tensor& output, std::vector<int64_t> output_counts,
                           const at::Tensor& input, std::vector<int64_t> input_counts);
+  template <class Start>
+  void start(Start start) {
+    parts_.push_back(backend_.engine_->start(std::move(start)));
+  }
   void afterwards(std::function<void()> function) { afterwards_.push_back(std::move(function)); }
 
   GlooBackend& backend_;

@@ -144,9 +144,11 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
   call.describe(tensor, c10::str(is_send ? "to " : "from ",
                                  is_any ? "any rank" : c10::str("rank ", peer), ", tag ", tag));
   Tensors memory{is_send ? call.read(tensor) : call.write(tensor)};
-  WorkPtr inner = is_send  ? engine_->send(memory, peer, tag)
-                  : is_any ? engine_->recvAnysource(memory, tag)
-                           : engine_->recv(memory, peer, tag);
+  WorkPtr inner = engine_->start([&](auto& gloo) {
+    return is_send  ? gloo.send(memory, peer, tag)
+           : is_any ? gloo.recvAnysource(memory, tag)
+                    : gloo.recv(memory, peer, tag);
+  });
   const auto sequence = ++point_sequence_;
   auto watch = [watchers = watchers_, inner](std::function<void()> wait) {
     watchers->add(std::move(wait), inner);

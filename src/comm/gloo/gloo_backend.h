@@ -7,6 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <mutex>
 #include <optional>
 
 namespace tessera::comm::gloo {
@@ -26,6 +27,17 @@ class Engine final : public c10d::ProcessGroupGloo {
   void close_connections() {
     for (const auto& context : contexts_) context->closeConnections();
   }
+
+  /// Calls `start` with this, one rank of the process at a time: c10d notes every collective in a
+  /// table of the process, which libtorch 2.11 does not lock.
+  template <class Start>
+  auto start(Start start) {
+    const std::lock_guard lock(starting_);
+    return start(*this);
+  }
+
+ private:
+  inline static std::mutex starting_;
 };
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.

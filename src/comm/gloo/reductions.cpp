@@ -73,7 +73,7 @@ void GlooBackend::Call::add_all_reduce(const at::Tensor& tensor, const ReduceOp&
       is_half(dtype) ? memory.to(carrier->dtype) : memory_as(memory, carrier->dtype);
   c10d::AllreduceOptions opts{.reduceOp = carrier->op, .timeout = timeout_};
   Tensors tensors{carried};
-  parts_.push_back(backend_.engine_->allreduce(tensors, opts));
+  start([&](auto& gloo) { return gloo.allreduce(tensors, opts); });
   if (op.op_ == ReduceOp::AVG) afterwards([=] { carried.div_(size); });
   if (is_half(dtype)) afterwards([=] { memory.copy_(carried); });
 }
@@ -116,7 +116,7 @@ void GlooBackend::Call::add_reduce(const at::Tensor& tensor, const ReduceOp& op,
     carried = carried.clone();  // gloo scribbles on every rank's tensor
   c10d::ReduceOptions opts{.reduceOp = carrier->op, .rootRank = root, .timeout = timeout_};
   Tensors tensors{carried};
-  parts_.push_back(backend_.engine_->reduce(tensors, opts));
+  start([&](auto& gloo) { return gloo.reduce(tensors, opts); });
   if (!is_root) return;
   if (op.op_ == ReduceOp::AVG) afterwards([=] { carried.div_(size); });
   if (is_half(dtype)) afterwards([=] { memory.copy_(carried); });

@@ -6,8 +6,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include <mutex>
-
 namespace tessera::comm::nccl {
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
@@ -19,9 +17,6 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
       request.timeout;  // a collective that takes longer ends with the ranks it waits for
   options->group_name = request.group_name;
   options->global_ranks_in_group.assign(request.world_ranks.begin(), request.world_ranks.end());
-  // Ranks may be threads; the constructor touches tables of the whole process without a lock.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
   return c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.rank, request.size,
                                                      std::move(options));
 }

@@ -4,113 +4,98 @@
 
 #include "comm/shm/reduce_kernels.h"
 
+#include <utility>
+
 namespace tessera::comm::shm {
 namespace {
 
+constexpr size_t kReductions = static_cast<size_t>(Reduction::Count);
+constexpr size_t kElements = static_cast<size_t>(Element::Count);
+
 template <class T>
-Reduce find_floating(Reduction op) {
-  switch (op) {
-    case Reduction::Sum:
-      return reduce_many<T, Reduction::Sum>;
-    case Reduction::Avg:
-      return reduce_many<T, Reduction::Avg>;
-    case Reduction::Product:
-      return reduce_many<T, Reduction::Product>;
-    case Reduction::Min:
-      return reduce_many<T, Reduction::Min>;
-    case Reduction::Max:
-      return reduce_many<T, Reduction::Max>;
-    default:
-      return nullptr;
-  }
-}
+constexpr bool kIsComplex = false;
 template <class T>
-Reduce find_integral(Reduction op) {
-  switch (op) {
-    case Reduction::Sum:
-      return reduce_many<T, Reduction::Sum>;
-    case Reduction::Product:
-      return reduce_many<T, Reduction::Product>;
-    case Reduction::Min:
-      return reduce_many<T, Reduction::Min>;
-    case Reduction::Max:
-      return reduce_many<T, Reduction::Max>;
-    case Reduction::And:
-      return reduce_many<T, Reduction::And>;
-    case Reduction::Or:
-      return reduce_many<T, Reduction::Or>;
-    case Reduction::Xor:
-      return reduce_many<T, Reduction::Xor>;
-    default:
-      return nullptr;
-  }
-}
+constexpr bool kIsComplex<std::complex<T>> = true;
 template <class T>
-Reduce find_complex(Reduction op) {
-  switch (op) {
-    case Reduction::Sum:
-      return reduce_many<T, Reduction::Sum>;
-    case Reduction::Avg:
-      return reduce_many<T, Reduction::Avg>;
-    case Reduction::Product:
-      return reduce_many<T, Reduction::Product>;
-    default:
-      return nullptr;
-  }
-}
-// Of truth values a sum or maximum is "any", a product or minimum "all".
-Reduce find_boolean(Reduction op) {
-  switch (op) {
-    case Reduction::Sum:
-    case Reduction::Max:
-    case Reduction::Or:
-      return reduce_many<Boolean, Reduction::Or>;
-    case Reduction::Product:
-    case Reduction::Min:
-    case Reduction::And:
-      return reduce_many<Boolean, Reduction::And>;
-    case Reduction::Xor:
-      return reduce_many<Boolean, Reduction::Xor>;
-    default:
-      return nullptr;
-  }
+constexpr bool kHasBits = std::is_integral_v<T> || std::is_same_v<T, Boolean>;
+
+/// Whether the operation, applied to values of type T, gives another one.
+template <class T, Reduction op>
+constexpr bool kHasMeaning = true;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::Avg> = !kHasBits<T>;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::Min> = !kIsComplex<T>;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::Max> = !kIsComplex<T>;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::And> = kHasBits<T>;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::Or> = kHasBits<T>;
+template <class T>
+constexpr bool kHasMeaning<T, Reduction::Xor> = kHasBits<T>;
+
+/// Of truth values a sum or maximum is "any", a product or minimum "all". A real sum would wrap.
+template <class T>
+constexpr Reduction meaning_of(Reduction op) {
+  if (!std::is_same_v<T, Boolean>) return op;
+  if (op == Reduction::Sum || op == Reduction::Max) return Reduction::Or;
+  if (op == Reduction::Product || op == Reduction::Min) return Reduction::And;
+  return op;
 }
 
-Reduce find_kernel(Element element, Reduction op) {
-  switch (element) {
-    case Element::Float64:
-      return find_floating<double>(op);
-    case Element::Float32:
-      return find_floating<float>(op);
-    case Element::Float16:
-      return find_floating<Half>(op);
-    case Element::BFloat16:
-      return find_floating<BrainFloat>(op);
-    case Element::Int8:
-      return find_integral<int8_t>(op);
-    case Element::Int16:
-      return find_integral<int16_t>(op);
-    case Element::Int32:
-      return find_integral<int32_t>(op);
-    case Element::Int64:
-      return find_integral<int64_t>(op);
-    case Element::UInt8:
-      return find_integral<uint8_t>(op);
-    case Element::UInt16:
-      return find_integral<uint16_t>(op);
-    case Element::UInt32:
-      return find_integral<uint32_t>(op);
-    case Element::UInt64:
-      return find_integral<uint64_t>(op);
-    case Element::Bool:
-      return find_boolean(op);
-    case Element::Complex64:
-      return find_complex<std::complex<float>>(op);
-    case Element::Complex128:
-      return find_complex<std::complex<double>>(op);
-    default:
-      return nullptr;
+template <class T, Reduction op>
+constexpr Reduce kernel_of() {
+  if constexpr (kHasMeaning<T, op>)
+    return reduce_many<T, meaning_of<T>(op)>;
+  else
+    return nullptr;
+}
+
+// Arrays of the language: an inline function of std::array, compiled here for a newer instruction
+// set, could be the one that the linker keeps for everybody.
+struct Row {
+  Element element;
+  Reduce kernels[kReductions];
+};
+template <class T, size_t... op>
+constexpr Row row_of(Element element, std::index_sequence<op...> /*operations*/) {
+  return {element, {kernel_of<T, static_cast<Reduction>(op)>()...}};
+}
+template <class T>
+constexpr Row row_of(Element element) {
+  return row_of<T>(element, std::make_index_sequence<kReductions>());
+}
+
+constexpr Row kTable[] = {
+    row_of<double>(Element::Float64),
+    row_of<float>(Element::Float32),
+    row_of<Half>(Element::Float16),
+    row_of<BrainFloat>(Element::BFloat16),
+    row_of<int8_t>(Element::Int8),
+    row_of<int16_t>(Element::Int16),
+    row_of<int32_t>(Element::Int32),
+    row_of<int64_t>(Element::Int64),
+    row_of<uint8_t>(Element::UInt8),
+    row_of<uint16_t>(Element::UInt16),
+    row_of<uint32_t>(Element::UInt32),
+    row_of<uint64_t>(Element::UInt64),
+    row_of<Boolean>(Element::Bool),
+    row_of<std::complex<float>>(Element::Complex64),
+    row_of<std::complex<double>>(Element::Complex128),
+};
+
+constexpr bool is_in_order() {
+  for (size_t i = 0; i < kElements; ++i) {
+    if (static_cast<size_t>(kTable[i].element) != i) return false;
   }
+  return sizeof(kTable) == kElements * sizeof(Row);
+}
+static_assert(is_in_order(), "the table is indexed by Element");
+
+Reduce find_kernel(Element element, Reduction op) {
+  if (element >= Element::Count || op >= Reduction::Count) return nullptr;
+  return kTable[static_cast<size_t>(element)].kernels[static_cast<size_t>(op)];
 }
 
 }  // namespace

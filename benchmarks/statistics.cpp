@@ -1,4 +1,4 @@
-#include "train_statistics.h"
+#include "statistics.h"
 
 #include <c10/util/Exception.h>
 

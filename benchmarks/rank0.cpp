@@ -1,4 +1,4 @@
-#include "train_rank0.h"
+#include "rank0.h"
 
 #include <tessera/comm.h>
 

@@ -1,0 +1,206 @@
+// What does being distributed cost? Operators on distributed tensors of a mesh of one rank, where
+// nothing travels, against the same on plain ones; and PyTorch's DTensor in the same run.
+#include <tessera/comm.h>
+#include <tessera/dtensor.h>
+#include <tessera/optim.h>
+
+#include "machine.h"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iostream>
+
+namespace {
+
+using namespace tessera;
+using Clock = std::chrono::steady_clock;
+using Call = std::function<void()>;
+
+struct Settings {
+  int repeats = 15;
+  double milliseconds = 20;
+  std::string peer;
+  std::string csv;
+};
+
+struct Row {
+  std::string name;
+  bool without_grad;
+  Call plain, tessera;
+};
+
+torch::nn::Sequential layers(const DeviceMesh* mesh) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model(torch::nn::Linear(8, 8), torch::nn::ReLU(), torch::nn::Linear(8, 8));
+  if (mesh != nullptr) {
+    for (auto& parameter : model->parameters()) distribute_tensor_(parameter, *mesh, {Shard(0)});
+  }
+  return model;
+}
+
+Call training(const at::Tensor& x, const DeviceMesh* mesh) {
+  auto model = layers(mesh);
+  return [model, x]() mutable {
+    model->forward(x).sum().backward();
+    for (auto& parameter : model->parameters()) parameter.mutable_grad() = at::Tensor();
+  };
+}
+
+Call optimizing(const at::Tensor& x, const DeviceMesh* mesh) {
+  auto model = layers(mesh);
+  auto optimizer = std::make_shared<optim::Adam>(model->parameters(),
+                                                 optim::AdamOptions{.lr = 1e-3, .foreach = true});
+  model->forward(x).sum().backward();
+  return [optimizer, model] { optimizer->step(); };
+}
+
+std::vector<Row> make_rows(const DeviceMesh& mesh) {
+  const auto plain = torch::ones({8, 8});
+  const DTensor sharded = DTensor::from_local(plain, mesh, {Shard(0)});
+  const auto both = [&](const char* name, at::Tensor (*f)(const at::Tensor&)) {
+    return Row{name, true, [=] { f(plain); }, [=] { f(sharded); }};
+  };
+  using T = at::Tensor;
+  return {both("add", [](const T& x) { return x + x; }),
+          both("relu", [](const T& x) { return x.relu(); }),
+          both("mm", [](const T& x) { return x.mm(x); }),
+          both("view", [](const T& x) { return x.view({8, 2, 4}); }),
+          both("detach", [](const T& x) { return x.detach(); }),
+          both("sum", [](const T& x) { return x.sum(); }),
+          {"from_local", false, [] {}, [=] { DTensor::from_local(plain, mesh, {Shard(0)}); }},
+          {"to_local", false, [] {}, [=] { sharded.to_local(); }},
+          {"two layers, forward and backward", false, training(plain, nullptr),
+           training(sharded, &mesh)},
+          {"Adam step", false, optimizing(plain, nullptr), optimizing(sharded, &mesh)}};
+}
+
+double microseconds(const Call& call, int64_t count) {
+  const auto start = Clock::now();
+  for (int64_t i = 0; i < count; ++i) call();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count() /
+         static_cast<double>(count);
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Times {
+  double plain, distributed;
+};
+
+Times measure(const Row& row, const Settings& settings) {
+  const torch::AutoGradMode grad_mode(!row.without_grad);
+  microseconds(row.tessera, 20);
+  const auto count = std::max<int64_t>(
+      3, static_cast<int64_t>(settings.milliseconds * 1e3 / microseconds(row.tessera, 10)));
+  std::vector<double> plain, distributed;
+  for (int i = 0; i < settings.repeats; ++i) {
+    plain.push_back(microseconds(row.plain, count));
+    distributed.push_back(microseconds(row.tessera, count));
+  }
+  return {median(plain), median(distributed)};
+}
+
+/// Row -> overhead in microseconds; empty if no peer is asked for.
+nlohmann::json run_peer(const Settings& settings) {
+  if (settings.peer.empty()) return {};
+  const std::string command = std::string(TESSERA_PYTHON) + " " + TESSERA_PEERS + "/dtensor.py " +
+                              std::to_string(settings.milliseconds / 1e3) + " 2>/dev/null";
+  std::string output;
+  auto* pipe = popen(command.c_str(), "r");
+  TORCH_CHECK(pipe != nullptr, "bench dtensor: can't start ", command);
+  char buffer[4096];
+  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe))
+    output.append(buffer, count);
+  TORCH_CHECK(pclose(pipe) == 0, "bench dtensor: the peer failed: ", command);
+  return nlohmann::json::parse(output);
+}
+
+std::string line_of(const Row& row, const Times& ours, const nlohmann::json& first,
+                    const nlohmann::json& second) {
+  const double overhead = ours.distributed - ours.plain;
+  char text[256];
+  std::snprintf(text, sizeof text, "\"%s\",%.3f,%.3f,%.3f", row.name.c_str(), ours.plain,
+                ours.distributed, overhead);
+  std::string line = text;
+  if (first.is_null()) return line + ",,";
+  const auto peer = [&](const nlohmann::json& run) {
+    return run[row.name][1].get<double>() - run[row.name][0].get<double>();
+  };
+  // The better of the peer's two runs, before and after ours.
+  const double peer_overhead = std::min(peer(first), peer(second));
+  std::snprintf(text, sizeof text, ",%.3f,%.1f", peer_overhead, peer_overhead / overhead);
+  return line + text;
+}
+
+void run(const Settings& settings, bool list) {
+  init();
+  const auto mesh = init_device_mesh(torch::kCPU, {1});
+  const auto rows = make_rows(mesh);
+  if (list) {
+    for (const auto& row : rows) std::cout << row.name << '\n';
+    return;
+  }
+  const auto before = run_peer(settings);
+  std::vector<Times> times;
+  for (const auto& row : rows) {
+    std::cerr << "bench dtensor: " << row.name << '\n';
+    times.push_back(measure(row, settings));
+  }
+  const auto after = run_peer(settings);
+  std::ofstream file;
+  if (!settings.csv.empty()) {
+    file.open(settings.csv);
+    TORCH_CHECK_VALUE(file, "bench dtensor: expected to write to ", settings.csv,
+                      ", but it can't be opened");
+    benchmarks::write_machine_beside(settings.csv);
+  }
+  const auto print = [&](const std::string& line) {
+    std::cout << line << std::endl;
+    if (file.is_open()) file << line << std::endl;
+  };
+  print("row,plain_us,tessera_us,overhead_us,peer_overhead_us,ratio");
+  for (size_t i = 0; i < rows.size(); ++i) print(line_of(rows[i], times[i], before, after));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Operators on distributed tensors against plain ones; needs one rank",
+               "tessera bench dtensor");
+  Settings settings;
+  bool list = false;
+  app.add_option("--repeats", settings.repeats, "timed pairs; the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--milliseconds", settings.milliseconds, "of each timed loop")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--peer", settings.peer, "pytorch: its DTensor, in the same run")
+      ->check(CLI::IsMember({"pytorch"}));
+  app.add_option("--csv", settings.csv, "also write the table to this file");
+  app.add_flag("--list", list, "print the rows and stop");
+  CLI11_PARSE(app, argc, argv);
+  // Started as several ranks, as `tessera bench` does by default: the others would disturb.
+  const char* rank = std::getenv("TESSERA_RANK");
+  if (rank != nullptr && std::string(rank) != "0") return 0;
+  try {
+    // A world of its own, of one.
+    for (const auto* name : {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "RANK", "WORLD_SIZE"})
+      unsetenv(name);
+    at::set_num_threads(1);
+    run(settings, list);
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << std::endl;
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,153 @@
+// How much memory does a training step take, and what does saving it cost in time?
+#include <tessera/comm.h>
+
+#include "memory_sides.h"
+#include "memory_table.h"
+#include "rank0.h"
+
+#include <ATen/Parallel.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <iostream>
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::benchmarks;
+
+constexpr const char* kReference = "plain";
+
+struct Settings {
+  std::vector<std::string> jobs = memory_job_names();
+  std::vector<std::string> modes = memory_mode_names();
+  int blocks = 12;
+  int pairs = 15;
+  int steps = 2;
+  std::string csv;
+  bool list = false;
+};
+
+void report_progress(const std::string& what) {
+  if (rank() == 0) std::cerr << "bench memory: " << what << std::endl;
+}
+
+/// All modes, the reference first; their bytes are known, their times are not.
+std::vector<MemoryRow> count_bytes(const std::string& job, const Settings& settings) {
+  auto modes = settings.modes;
+  std::erase(modes, kReference);
+  modes.insert(modes.begin(), kReference);
+  std::vector<MemoryRow> rows;
+  for (const auto& mode : modes) {
+    report_progress(job + " " + mode + ": bytes");
+    if (mode != kReference)
+      MemorySide::require_same_gradients(job, mode, kReference, settings.blocks);
+    rows.push_back({.job = job,
+                    .mode = mode,
+                    .blocks = settings.blocks,
+                    .use = MemorySide::measure(job, mode, settings.blocks),
+                    .bound_bytes = 0});
+    rows.back().bound_bytes =
+        static_cast<size_t>(bound_of(mode) * static_cast<double>(rows.front().use.peak_bytes));
+  }
+  return rows;
+}
+
+/// Blocks of the modes in turn, so that a busy moment of the machine hits all alike; who begins
+/// changes from round to round. The first round only warms up.
+void time_in_turn(std::vector<MemoryRow>& rows, const Settings& settings) {
+  struct Timed {
+    MemoryRow* row;
+    std::unique_ptr<MemorySide> side;
+  };
+  std::vector<Timed> sides;
+  for (auto& row : rows)
+    sides.push_back({&row, std::make_unique<MemorySide>(row.job, row.mode, row.blocks)});
+  for (int round = 0; round <= settings.pairs; ++round) {
+    report_progress(rows.front().job + ": pair " + std::to_string(round) + " of " +
+                    std::to_string(settings.pairs));
+    for (auto& [row, side] : sides) {
+      const double seconds = side->time_block(settings.steps);
+      if (round > 0) row->seconds.push_back(seconds);
+    }
+    std::rotate(sides.begin(), sides.begin() + 1, sides.end());
+  }
+}
+
+void run(const Settings& settings) {
+  MemoryTable table(settings.csv);
+  for (const auto& job : settings.jobs) {
+    auto rows = count_bytes(job, settings);
+    time_in_turn(rows, settings);
+    for (const auto& row : rows) {
+      if (std::ranges::find(settings.modes, row.mode) != settings.modes.end())
+        table.add(row, rows.front().seconds);
+    }
+  }
+}
+
+void add_options(CLI::App& app, Settings& settings) {
+  app.add_option("--jobs", settings.jobs, "what is trained")
+      ->delimiter(',')
+      ->check(CLI::IsMember(memory_job_names()))
+      ->capture_default_str();
+  app.add_option("--modes", settings.modes, "plain, or how memory is saved")
+      ->delimiter(',')
+      ->check(CLI::IsMember(memory_mode_names()))
+      ->capture_default_str();
+  app.add_option("--blocks", settings.blocks, "depth of the model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--pairs", settings.pairs, "timed blocks of steps per mode; the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--steps", settings.steps, "steps per timed block")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--csv", settings.csv, "also write the table to this file");
+  app.add_flag("--list", settings.list, "print jobs and modes, and stop");
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App app(
+      "Bytes of tensors in a training step and its time, against the plain step; gradients are "
+      "compared before anything is measured",
+      "tessera bench memory");
+  Settings settings;
+  add_options(app, settings);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return rank() == 0 ? app.exit(error) : 0;
+  }
+  if (!settings.list) {
+    run(settings);
+  } else if (rank() == 0) {
+    std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")
+              << "\nmodes: " << CLI::detail::join(memory_mode_names(), ",") << "\n";
+  }
+  return 0;
+}
+
+int fail(const std::string& message) {
+  std::cerr << "tessera: " << message << std::endl;
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    at::set_num_threads(1);
+    init();
+    const int code = parse_and_run(argc, argv);
+    shutdown();
+    return code;
+  } catch (const StoppedByRank0&) {
+    return 0;
+  } catch (const c10::Error& error) {
+    return fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}

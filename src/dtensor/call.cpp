@@ -1,0 +1,93 @@
+#include "dtensor/call.h"
+
+#include <ATen/WrapDimUtils.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::dtensor {
+namespace {
+
+Operand describe(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
+          has_part(tensor) ? part_of(tensor).spec : SpecPtr()};
+}
+
+bool holds_tensors(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  if (type.kind() == c10::TypeKind::OptionalType || type.kind() == c10::TypeKind::ListType)
+    return holds_tensors(*type.containedType(0));
+  return false;
+}
+
+bool is_list(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::OptionalType) return is_list(*type.containedType(0));
+  return type.kind() == c10::TypeKind::ListType;
+}
+
+}  // namespace
+
+Call::Call(const c10::FunctionSchema& schema, torch::jit::Stack arguments)
+    : schema_(schema), arguments_(std::move(arguments)) {
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& formal = schema.arguments()[i];
+    if (!holds_tensors(*formal.type())) continue;
+    TensorArgument input{i, {}, {}, is_list(*formal.type())};
+    input.is_written = formal.alias_info() != nullptr && formal.alias_info()->isWrite();
+    const auto add = [&](const c10::IValue& value, size_t position) {
+      if (!value.isTensor() || !value.toTensor().defined()) return;
+      input.operands.push_back(describe(value.toTensor()));
+      input.positions.push_back(position);
+    };
+    if (const auto& value = arguments_[i]; value.isList()) {
+      for (size_t j = 0; j < value.toListRef().size(); ++j) add(value.toListRef()[j], j);
+    } else {
+      add(value, 0);
+    }
+    (formal.is_out() ? destinations_ : inputs_).push_back(std::move(input));
+  }
+}
+
+bool Call::has_argument(std::string_view name) const {
+  return std::any_of(schema_.arguments().begin(), schema_.arguments().end(),
+                     [&](const auto& formal) { return formal.name() == name; });
+}
+
+size_t Call::index_of(std::string_view name) const {
+  const auto& formals = schema_.arguments();
+  const auto found = std::find_if(formals.begin(), formals.end(),
+                                  [&](const auto& formal) { return formal.name() == name; });
+  TORCH_INTERNAL_ASSERT(found != formals.end(), schema_, " has no argument ", name);
+  return static_cast<size_t>(found - formals.begin());
+}
+
+const c10::IValue& Call::argument(std::string_view name) const {
+  return arguments_[index_of(name)];
+}
+
+int64_t Call::dim(std::string_view name, int64_t ndim) const {
+  return at::maybe_wrap_dim(argument(name).toInt(), ndim);
+}
+
+std::vector<int64_t> Call::dims(std::string_view name, int64_t ndim) const {
+  std::vector<int64_t> dims;
+  if (has_argument(name) && !argument(name).isNone()) {
+    const auto& value = argument(name);
+    dims = value.isInt() ? std::vector<int64_t>{value.toInt()} : value.toIntVector();
+  }
+  if (dims.empty()) {
+    dims.resize(ndim);
+    std::iota(dims.begin(), dims.end(), 0);
+  }
+  for (auto& dim : dims) dim = at::maybe_wrap_dim(dim, ndim);
+  return dims;
+}
+
+std::vector<Placement> Call::row(const Placement& outputs) const {
+  std::vector<Placement> row(output_count() + input_count());
+  std::fill_n(row.begin(), output_count(), outputs);
+  return row;
+}
+
+}  // namespace tessera::dtensor

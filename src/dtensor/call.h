@@ -1,0 +1,81 @@
+#pragma once
+
+#include "dtensor/part.h"
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::dtensor {
+
+/// A tensor as sharding rules see it.
+struct Operand {
+  Sizes sizes;
+  Sizes strides;
+  c10::ScalarType dtype;
+  SpecPtr spec;  // null: a plain tensor that counts as replicated
+
+  int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
+  int64_t numel() const { return c10::multiply_integers(sizes); }
+};
+
+/// One argument of the schema that holds tensors.
+struct TensorArgument {
+  size_t index;                   // among all arguments
+  std::vector<Operand> operands;  // none: an optional tensor left out
+  std::vector<size_t> positions;  // of the operands in the list; {0} if it is no list
+  bool is_list = false;
+  bool is_written = false;
+};
+
+/// A call of an operator with global values: all that a sharding rule may look at. Everything here
+/// is part of the key under which the choice is remembered.
+class Call {
+ public:
+  Call(const c10::FunctionSchema& schema, torch::jit::Stack arguments);
+
+  const c10::FunctionSchema& schema() const { return schema_; }
+  /// Entries of a row: returns, then tensor arguments.
+  size_t output_count() const { return schema_.returns().size(); }
+  size_t input_count() const { return inputs_.size(); }
+
+  const std::vector<TensorArgument>& inputs() const { return inputs_; }
+  /// out= arguments, which rules do not see.
+  const std::vector<TensorArgument>& destinations() const { return destinations_; }
+  bool has(size_t input) const { return !inputs_[input].operands.empty(); }
+  /// The tensor, or the first of the list.
+  const Operand& operand(size_t input) const { return inputs_[input].operands.front(); }
+
+  /// Any argument, by name or place; throws if the schema has none of that name.
+  const c10::IValue& argument(std::string_view name) const;
+  const c10::IValue& argument(size_t index) const { return arguments_[index]; }
+  bool has_argument(std::string_view name) const;
+  size_t index_of(std::string_view name) const;
+  /// A dimension argument, wrapped for a tensor of `ndim` dimensions.
+  int64_t dim(std::string_view name, int64_t ndim) const;
+  /// A list of dimensions, wrapped; none or empty: all of them.
+  std::vector<int64_t> dims(std::string_view name, int64_t ndim) const;
+  const torch::jit::Stack& arguments() const { return arguments_; }
+
+  /// A row with this placement for every return and Replicate for every tensor argument: to be
+  /// changed where it is otherwise.
+  std::vector<Placement> row(const Placement& outputs = Replicate()) const;
+
+ private:
+  const c10::FunctionSchema& schema_;
+  torch::jit::Stack arguments_;
+  std::vector<TensorArgument> inputs_;
+  std::vector<TensorArgument> destinations_;
+};
+
+/// Arguments that differ from the global call's when it runs on parts.
+struct LocalArguments {
+  std::vector<std::pair<size_t, c10::IValue>> replaced;
+
+  void set(size_t index, c10::IValue value) { replaced.emplace_back(index, std::move(value)); }
+};
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,219 @@
+#include "dtensor/choose.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera::dtensor {
+namespace {
+
+/// Partial results of different operations do not say which comes first.
+bool is_one_kind(const Placements& placements) {
+  std::optional<ReduceOp::RedOpType> op;
+  for (const auto& placement : placements) {
+    if (!placement.is_partial()) continue;
+    const auto kind =
+        placement.reduce_op() == ReduceOp::AVG ? ReduceOp::SUM : placement.reduce_op();
+    if (op && *op != kind) return false;
+    op = kind;
+  }
+  return true;
+}
+
+class Chooser {
+ public:
+  Chooser(const Call& call, const Rule& rule, const Spec& mesh, const ResultShapes& shapes,
+          const std::vector<bool>& fixed)
+      : call_(call), rule_(rule), mesh_(mesh), shapes_(shapes), is_fixed_(fixed) {
+    for (size_t dim = 0; dim < mesh.placements.size(); ++dim) rows_.push_back(rows_of(dim));
+    costs_.resize(call.input_count());
+  }
+
+  std::optional<Candidate> run() {
+    Candidate candidate;
+    candidate.outputs.resize(call_.output_count());
+    candidate.inputs.resize(call_.input_count());
+    extend(candidate, 0);
+    return std::move(best_);
+  }
+
+ private:
+  const Placement& present(const Operand& operand, size_t mesh_dim) const {
+    static const Placement kReplicate;
+    return operand.spec ? operand.spec->placements[mesh_dim] : kReplicate;
+  }
+
+  std::vector<Row> rows_of(size_t mesh_dim) const {
+    std::vector<Row> rows;
+    const auto add = [&](Row row) {
+      if (rule_.takes_any_indices) use_strides(row, mesh_dim);
+      if (keeps_targets(row) && fits(row, mesh_dim)) rows.push_back(std::move(row));
+    };
+    add(Row(call_.row()));
+    for (auto& row : rule_.rows(call_, mesh_.mesh_shape[mesh_dim])) {
+      TORCH_INTERNAL_ASSERT(row.placements.size() == call_.output_count() + call_.input_count(),
+                            "the rule of ", call_.schema(), " has a row of ",
+                            row.placements.size());
+      add(std::move(row));
+    }
+    return rows;
+  }
+
+  /// Where an input has a strided shard, the whole row means that shard.
+  void use_strides(Row& row, size_t mesh_dim) const {
+    for (size_t i = 0; i < call_.input_count(); ++i) {
+      if (!call_.has(i)) continue;
+      const auto& wanted = row.placements[call_.output_count() + i];
+      const auto now = present(call_.operand(i), mesh_dim);
+      if (!wanted.is_shard() || !now.is_strided() || now.dim() != wanted.dim()) continue;
+      for (auto& placement : row.placements) {
+        if (placement.is_shard()) placement = StridedShard(placement.dim(), now.split_factor());
+      }
+      return;
+    }
+  }
+
+  /// A result that is the target itself lies where the target does.
+  bool keeps_targets(const Row& row) const {
+    for (size_t output = 0; output < call_.output_count(); ++output) {
+      const auto argument = written_argument(call_.schema(), output);
+      if (!argument) continue;
+      for (size_t i = 0; i < call_.input_count(); ++i) {
+        if (call_.inputs()[i].index == *argument &&
+            !(row.placements[output] == row.placements[call_.output_count() + i]))
+          return false;
+      }
+    }
+    return true;
+  }
+
+  bool fits(const Row& row, size_t mesh_dim) const {
+    for (size_t i = 0; i < call_.input_count(); ++i) {
+      const auto& wanted = row.placements[call_.output_count() + i];
+      for (const auto& operand : call_.inputs()[i].operands) {
+        const auto& now = present(operand, mesh_dim);
+        if (is_fixed_[i] && !(now == wanted)) return false;
+        if (wanted.is_shard() && wanted.dim() >= operand.ndim()) return false;
+        if (!wanted.is_partial() || now == wanted) continue;
+        if (!now.is_replicate() || wanted.reduce_op() == ReduceOp::PRODUCT) return false;
+      }
+    }
+    return true;
+  }
+
+  void extend(Candidate& candidate, size_t mesh_dim) {
+    if (mesh_dim == rows_.size()) return judge(candidate);
+    for (const auto& row : rows_[mesh_dim]) {
+      const bool was_even = candidate.even;
+      candidate.even = candidate.even || row.even;
+      for (size_t i = 0; i < candidate.outputs.size(); ++i)
+        candidate.outputs[i].push_back(row.placements[i]);
+      for (size_t i = 0; i < candidate.inputs.size(); ++i)
+        candidate.inputs[i].push_back(row.placements[candidate.outputs.size() + i]);
+      extend(candidate, mesh_dim + 1);
+      for (auto& output : candidate.outputs) output.pop_back();
+      for (auto& input : candidate.inputs) input.pop_back();
+      candidate.even = was_even;
+    }
+  }
+
+  void judge(const Candidate& candidate) {
+    double cost = 0;
+    for (size_t i = 0; i < candidate.inputs.size() && cost < best_cost_; ++i)
+      cost += cost_of(i, candidate.inputs[i]);
+    if (cost >= best_cost_ || !is_sound(candidate)) return;
+    best_cost_ = cost;
+    best_ = candidate;
+  }
+
+  double cost_of(size_t input, const Placements& wanted) {
+    for (const auto& [placements, cost] : costs_[input]) {
+      if (placements == wanted) return cost;
+    }
+    double cost = 0;
+    for (const auto& operand : call_.inputs()[input].operands) {
+      const auto now = operand.spec ? operand.spec->placements : Placements(wanted.size());
+      cost += find_path({operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)),
+                         mesh_.mesh_shape},
+                        now, wanted)
+                  .cost;
+    }
+    costs_[input].emplace_back(wanted, cost);
+    return cost;
+  }
+
+  bool is_sound(const Candidate& candidate) const {
+    for (size_t i = 0; i < candidate.inputs.size(); ++i) {
+      for (const auto& operand : call_.inputs()[i].operands) {
+        if (!is_sound(candidate, operand.sizes, candidate.inputs[i])) return false;
+      }
+    }
+    for (size_t i = 0; i < candidate.outputs.size(); ++i) {
+      if (!is_one_kind(candidate.outputs[i])) return false;
+      if (shapes_.empty()) continue;
+      for (const auto& shape : shapes_[i]) {
+        if (!is_sound(candidate, shape.sizes, candidate.outputs[i])) return false;
+      }
+    }
+    return !shapes_.empty() || tells_its_shape(candidate);
+  }
+
+  bool is_sound(const Candidate& candidate, const Sizes& sizes,
+                const Placements& placements) const {
+    for (const auto& placement : placements) {
+      if (placement.is_shard() && placement.dim() >= static_cast<int64_t>(sizes.size()))
+        return false;
+    }
+    if (candidate.even && !is_even(sizes, placements, mesh_.mesh_shape)) return false;
+    return rule_.takes_empty_shards || !has_empty_shard(sizes, placements, mesh_.mesh_shape);
+  }
+
+  /// Without known shapes a sharded result is measured by its local part: all must be alike.
+  bool tells_its_shape(const Candidate& candidate) const {
+    const bool is_cut = std::any_of(
+        candidate.outputs.begin(), candidate.outputs.end(), [](const Placements& placements) {
+          return std::any_of(placements.begin(), placements.end(),
+                             [](const auto& placement) { return placement.is_shard(); });
+        });
+    if (!is_cut) return true;
+    for (size_t i = 0; i < candidate.inputs.size(); ++i) {
+      for (const auto& operand : call_.inputs()[i].operands) {
+        if (!is_even(operand.sizes, candidate.inputs[i], mesh_.mesh_shape)) return false;
+      }
+    }
+    return true;
+  }
+
+  const Call& call_;
+  const Rule& rule_;
+  const Spec& mesh_;
+  const ResultShapes& shapes_;
+  const std::vector<bool>& is_fixed_;
+  std::vector<std::vector<Row>> rows_;                             // by mesh dimension
+  std::vector<std::vector<std::pair<Placements, double>>> costs_;  // by input, of known placements
+  std::optional<Candidate> best_;
+  double best_cost_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+std::optional<size_t> written_argument(const c10::FunctionSchema& schema, size_t output) {
+  const auto* alias = schema.returns()[output].alias_info();
+  if (alias == nullptr || !alias->isWrite()) return std::nullopt;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto* other = schema.arguments()[i].alias_info();
+    if (other != nullptr && other->isWrite() && other->beforeSets() == alias->beforeSets())
+      return i;
+  }
+  return std::nullopt;
+}
+
+std::optional<Candidate> choose(const Call& call, const Rule& rule, const Spec& mesh,
+                                const ResultShapes& shapes, const std::vector<bool>& fixed) {
+  auto chosen = Chooser(call, rule, mesh, shapes, fixed).run();
+  if (!chosen) return chosen;
+  for (auto& placements : chosen->outputs) placements = canonical(placements, mesh.mesh_shape);
+  for (auto& placements : chosen->inputs) placements = canonical(placements, mesh.mesh_shape);
+  return chosen;
+}
+
+}  // namespace tessera::dtensor

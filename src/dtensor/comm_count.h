@@ -1,0 +1,10 @@
+#pragma once
+
+#include <cstddef>
+
+namespace tessera::dtensor {
+
+/// Tells the comm_debug scopes of this thread.
+void count_collective(const char* kind, size_t bytes);
+
+}  // namespace tessera::dtensor

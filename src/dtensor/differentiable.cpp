@@ -1,0 +1,133 @@
+#include "dtensor/differentiable.h"
+
+#include "base/autograd_node.h"
+#include "dtensor/redistribute.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+namespace tessera::dtensor {
+namespace {
+
+using torch::autograd::variable_list;
+
+/// One gradient in, one out.
+class BorderNode : public torch::autograd::Node {
+ public:
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    return {pass(gradients[0])};
+  }
+
+ protected:
+  virtual at::Tensor pass(const at::Tensor& gradient) const = 0;
+};
+
+class FromLocalBackward final : public BorderNode {
+ public:
+  explicit FromLocalBackward(SpecPtr gradient) : gradient_(std::move(gradient)) {}
+  std::string name() const override { return "TesseraFromLocalBackward"; }
+
+ private:
+  at::Tensor pass(const at::Tensor& gradient) const override {
+    const auto placed = redistribute(gradient, gradient_);
+    return to_local(placed, gradient_spec(part_of(placed).spec));
+  }
+  const SpecPtr gradient_;
+};
+
+class ToLocalBackward final : public BorderNode {
+ public:
+  ToLocalBackward(const at::Tensor& forward, SpecPtr gradient)
+      : gradient_(std::move(gradient)),
+        sizes_(forward.sizes().vec()),
+        strides_(forward.strides().vec()) {}
+  std::string name() const override { return "TesseraToLocalBackward"; }
+
+ private:
+  at::Tensor pass(const at::Tensor& gradient) const override {
+    return from_local(gradient, gradient_, sizes_, strides_, gradient_spec(gradient_));
+  }
+  const SpecPtr gradient_;
+  const Sizes sizes_;
+  const Sizes strides_;
+};
+
+class RedistributeBackward final : public BorderNode {
+ public:
+  explicit RedistributeBackward(SpecPtr gradient) : gradient_(std::move(gradient)) {}
+  std::string name() const override { return "TesseraRedistributeBackward"; }
+
+ private:
+  at::Tensor pass(const at::Tensor& gradient) const override {
+    return redistribute(gradient, gradient_);
+  }
+  const SpecPtr gradient_;
+};
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return c10::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+template <class N, class... A>
+at::Tensor with_history(at::Tensor output, const at::Tensor& input, A&&... arguments) {
+  auto node = make_node<N>(std::forward<A>(arguments)...);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(output, node);
+  return output;
+}
+
+}  // namespace
+
+SpecPtr gradient_spec(const SpecPtr& spec) {
+  if (!spec->has_partial) return spec;
+  auto placements = spec->placements;
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = Replicate();
+  }
+  return make_spec(spec->mesh, placements);
+}
+
+at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
+                      c10::IntArrayRef strides, SpecPtr gradient) {
+  if (!needs_gradient(local))
+    return wrap(local.requires_grad() ? local.detach() : local, spec, sizes, strides);
+  return with_history<FromLocalBackward>(wrap(local.detach(), spec, sizes, strides), local,
+                                         std::move(gradient));
+}
+
+at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient) {
+  // An object of its own: what the caller makes of it (a leaf, say) is not the part's affair.
+  auto local = part_of(tensor).local().detach();
+  if (!needs_gradient(tensor)) return local;
+  return with_history<ToLocalBackward>(std::move(local), tensor, tensor, std::move(gradient));
+}
+
+at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_op) {
+  auto& part = part_of(tensor);
+  if (part.spec == to) return tensor;
+  const auto path = require_path("redistribute", *part.spec, *to, tensor.sizes(),
+                                 static_cast<int64_t>(tensor.itemsize()));
+  at::Tensor result;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (!to->is_member) {
+      result = wrap(part.local(), to, tensor.sizes(), tensor.strides());
+    } else if (async_op) {
+      auto finish = start_path(path, part.local(), *part.spec, tensor.sizes());
+      result = wrap(c10::make_intrusive<Part>(std::move(finish), to), tensor.sizes(),
+                    tensor.strides(), tensor.dtype(), tensor.device());
+    } else {
+      auto local = run_path(path, part.local(), *part.spec, tensor.sizes());
+      // Whoever writes to the result must not write to the source.
+      if (local.is_alias_of(part.local())) local = local.clone();
+      result = wrap(std::move(local), to, tensor.sizes(), tensor.strides());
+    }
+  }
+  if (!needs_gradient(tensor)) return result;
+  return with_history<RedistributeBackward>(std::move(result), tensor, gradient_spec(part.spec));
+}
+
+}  // namespace tessera::dtensor

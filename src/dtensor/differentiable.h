@@ -1,0 +1,19 @@
+#pragma once
+
+#include "dtensor/part.h"
+
+/// Crossing the border between parts and whole, with autograd.
+namespace tessera::dtensor {
+
+/// Where the gradient of a tensor placed so belongs: the same, but Replicate for Partial. The whole
+/// gradient is that of every summand.
+SpecPtr gradient_spec(const SpecPtr& spec);
+
+/// `gradient`: where the gradient is put before its local part is returned.
+at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
+                      c10::IntArrayRef strides, SpecPtr gradient);
+/// `gradient`: how the gradient of the local part is understood.
+at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient);
+at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_op = false);
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,341 @@
+#include "dtensor/dispatch.h"
+
+#include "dtensor/call_key.h"
+#include "dtensor/dispatch_log.h"
+#include "dtensor/foreach.h"
+#include "dtensor/plan.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <string_view>
+#include <typeinfo>
+#include <unordered_map>
+
+namespace tessera::dtensor {
+namespace {
+
+constexpr size_t kRememberedPlans = 20000;  // per thread; then all are worked out again
+
+struct KeyHash {
+  using is_transparent = void;
+  size_t operator()(const CallKey& key) const { return key.hash(); }
+  size_t operator()(const CallKey* key) const { return key->hash(); }
+};
+struct KeyEqual {
+  using is_transparent = void;
+  bool operator()(const CallKey& left, const CallKey& right) const {
+    return left.words() == right.words();
+  }
+  bool operator()(const CallKey* left, const CallKey& right) const {
+    return left->words() == right.words();
+  }
+  bool operator()(const CallKey& left, const CallKey* right) const {
+    return left.words() == right->words();
+  }
+};
+/// Of this thread, so that ranks that are threads need no lock and keep apart.
+using Plans = std::unordered_map<CallKey, Plan, KeyHash, KeyEqual>;
+
+/// Whether libtorch's own derivative formulas run: plain tensors they make (zeros, masks) are the
+/// same on every rank.
+bool in_derivative_formula() {
+  const auto node = torch::autograd::get_current_node();
+  return node && std::string_view(typeid(*node).name()).find("autograd9generated") !=
+                     std::string_view::npos;
+}
+
+/// Throws if a plain tensor of several elements meets distributed ones, which says nothing of what
+/// the other ranks hold.
+void check_plain(const c10::FunctionSchema& schema, const c10::IValue& value, size_t index) {
+  const auto check = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || has_part(tensor) || tensor.numel() == 1) return;
+    if (in_derivative_formula()) return;
+    TORCH_CHECK(
+        false, schema.name(), ": got a mix of distributed and plain tensors: argument '",
+        schema.arguments()[index].name(), "' is a plain tensor of sizes ", tensor.sizes(),
+        "; distribute it (distribute_tensor, DTensor::from_local), or, if all ranks hold the ",
+        "same, run this inside an ImplicitReplication scope");
+  };
+  if (value.isTensor()) return check(value.toTensor());
+  if (!value.isList()) return;
+  for (const auto& element : value.toListRef()) {
+    if (element.isTensor()) check(element.toTensor());
+  }
+}
+
+c10::IValue local_value(const c10::IValue& value) {
+  const auto local = [](const at::Tensor& tensor) {
+    return has_part(tensor) ? part_of(tensor).local() : tensor;
+  };
+  if (value.isTensor()) return local(value.toTensor());
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(local(tensor));
+    return tensors;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
+      tensors.push_back(tensor ? std::optional(local(*tensor)) : std::nullopt);
+    return tensors;
+  }
+  return value;
+}
+
+void replace_tensor(c10::IValue& value, size_t position, at::Tensor tensor) {
+  if (value.isTensor()) {
+    value = std::move(tensor);
+  } else if (value.isTensorList()) {
+    auto list = value.toTensorList();
+    list.set(position, std::move(tensor));
+  } else {
+    auto list = value.toOptionalTensorList();
+    list.set(position, std::optional(std::move(tensor)));
+  }
+}
+
+const at::Tensor& tensor_at(const c10::IValue& value, size_t position) {
+  return value.isTensor() ? value.toTensor() : value.toListRef()[position].toTensor();
+}
+
+/// Runs a plan for one call. The stack holds the global arguments, then the results.
+class Run {
+ public:
+  Run(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack& stack)
+      : op_(op),
+        plan_(plan),
+        stack_(stack),
+        arguments_(op.schema().arguments().size()),
+        base_(stack.size() - arguments_) {}
+
+  void operator()() {
+    check_written();
+    auto local = local_arguments();
+    if (plan_.mesh->is_member) {
+      std::vector<at::Tensor> written;
+      for (const auto& way : plan_.returns) written.push_back(local[way.argument].toTensor());
+      call(local);
+      for (size_t i = 0; i < written.size(); ++i) bring_back(plan_.returns[i], written[i]);
+    } else {
+      local = outside_results();
+    }
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) wrap_output(plan_.outputs[i], local[i]);
+    stack_.resize(base_);
+    for (auto& value : local) stack_.push_back(std::move(value));
+  }
+
+ private:
+  void check_written() const {
+    for (const auto& output : plan_.outputs) {
+      if (!output.same_as) continue;
+      const auto& value = stack_[base_ + *output.same_as];
+      if (!value.isTensor() || !has_part(value.toTensor())) continue;
+      TORCH_CHECK(!part_of(value.toTensor()).is_lost_view, op_.schema().name(),
+                  ": the target is a view whose parts had to be moved between ranks, so it has ",
+                  "memory of its own and what is written into it would not reach its base; write ",
+                  "to the base, or redistribute the base to Replicate before taking the view");
+    }
+  }
+
+  torch::jit::Stack local_arguments() const {
+    torch::jit::Stack local;
+    local.reserve(arguments_ + 1);
+    for (size_t i = 0; i < arguments_; ++i) local.push_back(local_value(stack_[base_ + i]));
+    if (!plan_.mesh->is_member) return local;
+    for (const auto& move : plan_.moves) {
+      const auto& tensor = tensor_at(stack_[base_ + move.argument], move.position);
+      // A plain tensor counts as replicated.
+      const auto from = has_part(tensor)
+                            ? part_of(tensor).spec
+                            : make_spec(plan_.mesh->mesh, Placements(move.to->placements.size()));
+      auto& value = local[move.argument];
+      replace_tensor(value, move.position,
+                     run_path(move.path, tensor_at(value, move.position), *from, tensor.sizes()));
+    }
+    for (const auto& [index, value] : plan_.replaced) local[index] = value;
+    // out= gets memory for the result as it comes; see put().
+    for (const auto& destination : plan_.destinations)
+      local[destination.index] = at::empty({0}, local[destination.index].toTensor().options());
+    return local;
+  }
+
+  void bring_back(const Plan::Return& way, const at::Tensor& written) const {
+    const auto& target = stack_[base_ + way.argument].toTensor();
+    part_of(target).local().copy_(run_path(way.path, written, *way.from, target.sizes()));
+  }
+
+  /// Writes a result into an out= argument, placed as that one is.
+  void put(const Plan::Output& output, at::Tensor local, const at::Tensor& destination) const {
+    const auto result = wrap_tensor(output, std::move(local), 0);
+    TORCH_CHECK_VALUE(has_part(destination), op_.schema().name(),
+                      ": expected a distributed tensor for the result, got a plain one of sizes ",
+                      destination.sizes());
+    auto& target = part_of(destination);
+    const auto placed = redistributed(op_.schema().name().c_str(), result, target.spec);
+    if (destination.sizes() == result.sizes()) {
+      target.local().copy_(part_of(placed).local());
+    } else {
+      destination.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides());
+      target.set_local(part_of(placed).local().clone());
+    }
+  }
+
+  bool is_destination(size_t argument) const {
+    return std::any_of(plan_.destinations.begin(), plan_.destinations.end(),
+                       [&](const auto& destination) { return destination.index == argument; });
+  }
+
+  void call(torch::jit::Stack& local) const {
+    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    if (plan_.rule != nullptr && plan_.rule->run)
+      plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
+    else
+      op_.callBoxed(local);
+  }
+
+  /// A rank outside of the mesh holds nothing, but knows the shapes.
+  torch::jit::Stack outside_results() const {
+    torch::jit::Stack results;
+    for (const auto& output : plan_.outputs) {
+      TORCH_CHECK(!output.shapes.empty(), op_.schema().name(), ": rank ", rank(), " is outside of ",
+                  c10::str(plan_.mesh->mesh),
+                  ", and what this operator returns can be told only inside; call it there alone");
+      results.emplace_back(empty_local(at::TensorOptions()));
+    }
+    return results;
+  }
+
+  at::Tensor wrap_tensor(const Plan::Output& output, at::Tensor local, size_t position) const {
+    if (!local.defined()) return local;
+    at::Tensor result;
+    if (output.shapes.empty()) {
+      auto sizes = local.sizes().vec();
+      for (size_t dim = 0; dim < output.spec->placements.size(); ++dim) {
+        const auto& placement = output.spec->placements[dim];
+        if (placement.is_shard()) sizes[placement.dim()] *= output.spec->mesh_shape[dim];
+      }
+      const auto strides = dense_strides_like(sizes, local.strides());
+      result = wrap(std::move(local), output.spec, sizes, strides);
+    } else {
+      const auto& shape = output.shapes[position];
+      result = wrap(std::move(local), output.spec, shape.sizes, shape.strides);
+    }
+    if (output.is_view && is_lost(part_of(result).local())) part_of(result).is_lost_view = true;
+    return result;
+  }
+
+  /// Whether a view has memory of its own, because its base was moved or could not be viewed so.
+  bool is_lost(const at::Tensor& local) const {
+    if (!plan_.moves.empty()) return true;
+    if (plan_.rule == nullptr || !plan_.rule->run) return false;
+    const auto& base = stack_[base_];
+    return base.isTensor() && has_part(base.toTensor()) &&
+           !local.is_alias_of(part_of(base.toTensor()).local());
+  }
+
+  void wrap_output(const Plan::Output& output, c10::IValue& value) const {
+    if (output.same_as) {
+      const auto& argument = stack_[base_ + *output.same_as];
+      if (is_destination(*output.same_as)) put(output, value.toTensor(), argument.toTensor());
+      value = argument;
+    } else if (value.isTensor()) {
+      value = wrap_tensor(output, std::move(value).toTensor(), 0);
+    } else if (value.isTensorList()) {
+      auto locals = value.toTensorVector();
+      for (size_t i = 0; i < locals.size(); ++i) locals[i] = wrap_tensor(output, locals[i], i);
+      value = std::move(locals);
+    }
+  }
+
+  const c10::OperatorHandle& op_;
+  const Plan& plan_;
+  torch::jit::Stack& stack_;
+  const size_t arguments_;
+  const size_t base_;
+};
+
+bool takes_plain(const c10::OperatorHandle& op) {
+  if (scoped_rules() == nullptr) return false;
+  const auto* rule = find_rule(op);
+  return rule != nullptr && rule->takes_plain;
+}
+
+bool is_sharded(const Plan& plan) {
+  const auto any = [](const std::vector<Placements>& all) {
+    return std::any_of(all.begin(), all.end(), [](const Placements& placements) {
+      return std::any_of(placements.begin(), placements.end(),
+                         [](const auto& placement) { return !placement.is_replicate(); });
+    });
+  };
+  return any(plan.choice.inputs) || any(plan.choice.outputs);
+}
+
+/// Autograd replays views of distributed tensors if something is written into them: their strides
+/// are not those of any memory. It asks right after the kernel; the next call takes this back, so
+/// that views of plain tensors are not replayed for long.
+void replay_views(bool on) {
+  thread_local bool is_ours = false;
+  auto& state = c10::AutogradState::get_tls_state();
+  if (on && !state.get_view_replay_enabled()) {
+    state.set_view_replay_enabled(true);
+    is_ours = true;
+  } else if (!on && is_ours) {
+    state.set_view_replay_enabled(false);
+    is_ours = false;
+  }
+}
+
+bool makes_views(const Plan& plan) {
+  return std::any_of(plan.outputs.begin(), plan.outputs.end(),
+                     [](const auto& output) { return output.is_view; });
+}
+
+void run_plan(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack& stack) {
+  if (plan.rule == nullptr) note_missing_rule(op.schema());
+  if (auto* log = DispatchLog::current())
+    log->add(op.operator_name(), plan.rule != nullptr, is_sharded(plan));
+  Run(op, plan, stack)();
+  replay_views(makes_views(plan));
+}
+
+}  // namespace
+
+void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const size_t base = stack->size() - schema.arguments().size();
+  if (run_foreach(op, *stack)) return;
+
+  thread_local CallKey key;
+  thread_local Plans plans;
+  key.clear();
+  key.add(reinterpret_cast<uint64_t>(&schema));
+  key.add(reinterpret_cast<uint64_t>(scoped_rules()));
+  for (size_t i = base; i < stack->size(); ++i) key.add((*stack)[i]);
+
+  auto known = key.is_complete() ? plans.find(&key) : plans.end();
+  if (!replicates_implicitly() && !takes_plain(op)) {
+    for (size_t i = base; i < stack->size(); ++i) check_plain(schema, (*stack)[i], i - base);
+  }
+  if (known == plans.end()) {
+    // Working it out may dispatch again and use the key.
+    auto used = key;
+    auto plan =
+        make_plan(op, Call(schema, {stack->begin() + static_cast<long>(base), stack->end()}));
+    if (plans.size() >= kRememberedPlans) plans.clear();
+    if (!used.is_complete()) return run_plan(op, plan, *stack);
+    known = plans.insert_or_assign(std::move(used), std::move(plan)).first;
+  }
+  run_plan(op, known->second, *stack);
+}
+
+}  // namespace tessera::dtensor

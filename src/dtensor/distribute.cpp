@@ -1,0 +1,110 @@
+// Whole tensors and modules become distributed.
+#include <tessera/dtensor.h>
+
+#include "dtensor/collectives.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/registration.h"
+#include "nn/composable.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+namespace tessera {
+namespace {
+
+using dtensor::SpecPtr;
+
+SpecPtr spec_for(const char* caller, const at::Tensor& tensor, const DeviceMesh& mesh,
+                 Placements placements) {
+  TORCH_CHECK_VALUE(tensor.defined(), caller, ": expected a tensor, got an undefined one");
+  TORCH_CHECK_VALUE(
+      !is_dtensor(tensor), caller, ": expected a plain tensor, got one distributed as ",
+      c10::str(DTensor::of(tensor).placements()), "; use redistribute to place it otherwise");
+  TORCH_CHECK_VALUE(tensor.is_leaf(), caller, ": expected a leaf tensor, got a result of ",
+                    tensor.grad_fn()->name(),
+                    "; detach() it, or use DTensor::from_local, which is differentiable");
+  dtensor::ensure_registered();
+  const auto normal = dtensor::normalize(caller, std::move(placements), tensor.dim(), mesh.ndim());
+  const auto spec = dtensor::make_spec(mesh, normal);
+  return dtensor::make_spec(mesh, dtensor::canonical(normal, spec->mesh_shape));
+}
+
+/// This rank's part of the source's tensor, in memory of its own.
+at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const SpecPtr& spec,
+                            std::optional<int> source) {
+  const at::NoGradGuard no_grad;
+  if (!spec->is_member) return dtensor::empty_local(tensor.options().requires_grad(false));
+  auto whole = tensor.detach();
+  for (size_t dim = 0; source && dim < spec->groups.size(); ++dim) {
+    TORCH_CHECK_VALUE(*source >= 0 && *source < spec->mesh_shape[dim], caller,
+                      ": expected a src_data_rank from 0 to ", spec->mesh_shape[dim] - 1,
+                      ", an index along mesh dimension ", dim, ", got ", *source);
+    if (spec->mesh_shape[dim] > 1)
+      whole = dtensor::broadcast_from(whole, *source, spec->groups[dim]).wait();
+  }
+  const auto replicated = dtensor::make_spec(spec->mesh, Placements(spec->placements.size()));
+  const auto path = dtensor::require_path(caller, *replicated, *spec, tensor.sizes(),
+                                          static_cast<int64_t>(tensor.itemsize()));
+  auto local = dtensor::run_path(path, whole, *replicated, tensor.sizes());
+  return local.is_alias_of(tensor) ? local.clone() : local.contiguous();
+}
+
+struct DistributedState final : nn::ComposableState {};
+
+}  // namespace
+
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                          std::optional<int> src_data_rank) {
+  const auto spec = spec_for("distribute_tensor", tensor, mesh, std::move(placements));
+  auto local = part_from_source("distribute_tensor", tensor, spec, src_data_rank);
+  auto result = dtensor::wrap(std::move(local), spec, tensor.sizes(),
+                              dtensor::dense_strides_like(tensor.sizes(), tensor.strides()));
+  return DTensor::of(result.set_requires_grad(tensor.requires_grad()));
+}
+
+void distribute_tensor_(at::Tensor tensor, const DeviceMesh& mesh, Placements placements,
+                        std::optional<int> src_data_rank) {
+  const auto spec = spec_for("distribute_tensor_", tensor, mesh, std::move(placements));
+  auto local = part_from_source("distribute_tensor_", tensor, spec, src_data_rank);
+  auto gradient = tensor.grad();
+  if (gradient.defined()) {
+    // The gradient of each rank belongs to the values it had: no exchange.
+    gradient = distribute_tensor(gradient.detach(), mesh, spec->placements, std::nullopt);
+    tensor.mutable_grad() = at::Tensor();
+  }
+  dtensor::become_distributed(tensor, std::move(local), spec);
+  if (gradient.defined()) tensor.mutable_grad() = gradient;
+}
+
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,
+                       const PartitionFunction& partition, InputFunction input,
+                       OutputFunction output) {
+  nn::apply_composable(module, {.function = "distribute_module"}, [&] {
+    for (const auto& entry : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
+      if (partition) partition(entry.key(), *entry.value(), mesh);
+    }
+    if (partition) partition("", module, mesh);
+    for (auto& parameter : module.parameters()) {
+      if (!is_dtensor(parameter)) distribute_tensor_(parameter, mesh);
+    }
+    for (auto& buffer : module.buffers()) {
+      if (buffer.defined() && !is_dtensor(buffer)) distribute_tensor_(buffer, mesh);
+    }
+    if (input) {
+      register_forward_pre_hook(module,
+                                [input, mesh](torch::nn::Module& called, nn::Arguments& arguments) {
+                                  input(called, arguments, mesh);
+                                });
+    }
+    if (output) {
+      register_forward_hook(
+          module, [output, mesh](torch::nn::Module& called, nn::Arguments&, nn::Result& result) {
+            output(called, result, mesh);
+          });
+    }
+    return std::make_shared<DistributedState>();
+  });
+}
+
+}  // namespace tessera

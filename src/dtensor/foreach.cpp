@@ -1,0 +1,173 @@
+#include "dtensor/foreach.h"
+
+#include "dtensor/redistribute.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <array>
+#include <string_view>
+
+namespace tessera::dtensor {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr std::string_view kForeach = "aten::_foreach_";
+constexpr std::array<std::string_view, 4> kFused = {"aten::_fused_adam_", "aten::_fused_adamw_",
+                                                    "aten::_fused_sgd_", "aten::_fused_adagrad_"};
+/// Sums of parts give the sum: lists of Partial tensors stay so.
+constexpr std::array<std::string_view, 6> kLinear = {"aten::_foreach_mul_", "aten::_foreach_div_",
+                                                     "aten::_foreach_neg_", "aten::_foreach_mul",
+                                                     "aten::_foreach_div",  "aten::_foreach_neg"};
+
+bool is_foreach(std::string_view name) {
+  // Nearly every operator is told apart by these two letters.
+  if (name.size() < 9 || name[6] != '_' || name[7] != 'f') return false;
+  return name.starts_with(kForeach) ||
+         std::find(kFused.begin(), kFused.end(), name) != kFused.end();
+}
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+SpecPtr replicated_like(const SpecPtr& spec) {
+  return make_spec(spec->mesh, Placements(spec->placements.size()));
+}
+
+at::Tensor local_as(const c10::FunctionSchema& schema, const at::Tensor& tensor,
+                    const SpecPtr& to) {
+  return part_of(redistributed(schema.name().c_str(), tensor, to)).local();
+}
+
+/// One call: where each element of the lists is placed.
+class Elements {
+ public:
+  Elements(const c10::FunctionSchema& schema, const Tensors& first, bool writes_first)
+      : schema_(schema), first_(first) {
+    const bool is_linear = contains(kLinear, schema.name());
+    for (const auto& tensor : first) {
+      if (!has_part(tensor)) {
+        targets_.emplace_back();
+        continue;
+      }
+      auto spec = part_of(tensor).spec;
+      if (spec->has_partial && !is_linear) {
+        TORCH_CHECK(
+            !writes_first, schema.name(),
+            ": an operation in place leaves its targets placed as they are, and there is no ",
+            "way to do that for one placed ", c10::str(spec->placements),
+            "; redistribute it first");
+        spec = without_partial(spec);
+      }
+      targets_.push_back(std::move(spec));
+    }
+  }
+
+  at::Tensor local(const at::Tensor& tensor, size_t i) const {
+    if (!tensor.defined()) return tensor;
+    const auto& target = targets_[i];
+    if (!target) {
+      TORCH_CHECK(!has_part(tensor), schema_.name(),
+                  ": got a mix of distributed and plain tensors at place ", i, " of its lists");
+      return tensor;
+    }
+    const bool is_number = tensor.numel() == 1 && first_[i].numel() != 1;
+    if (!has_part(tensor)) {
+      TORCH_CHECK(tensor.numel() == 1, schema_.name(),
+                  ": got a mix of distributed and plain tensors at place ", i, " of its lists");
+      return tensor;
+    }
+    if (is_number) return local_as(schema_, tensor, replicated_like(target));
+    TORCH_CHECK_NOT_IMPLEMENTED(tensor.sizes() == first_[i].sizes(), schema_.name(),
+                                ": expected tensors of equal sizes at place ", i,
+                                " of its lists, got ", first_[i].sizes(), " and ", tensor.sizes());
+    return local_as(schema_, tensor, target);
+  }
+
+  at::Tensor wrapped(at::Tensor local, size_t i) const {
+    if (!targets_[i]) return local;
+    return wrap(std::move(local), targets_[i], first_[i].sizes(), first_[i].strides());
+  }
+
+ private:
+  static SpecPtr without_partial(const SpecPtr& spec) {
+    auto placements = spec->placements;
+    for (auto& placement : placements) {
+      if (placement.is_partial()) placement = Replicate();
+    }
+    return make_spec(spec->mesh, placements);
+  }
+
+  const c10::FunctionSchema& schema_;
+  const Tensors& first_;
+  std::vector<SpecPtr> targets_;
+};
+
+c10::IValue local_argument(const c10::FunctionSchema& schema, const Elements& elements,
+                           const c10::IValue& value, size_t length) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    if (!has_part(tensor)) return value;
+    return local_as(schema, tensor, replicated_like(part_of(tensor).spec));
+  }
+  if (!value.isTensorList()) return value;
+  auto tensors = value.toTensorVector();
+  TORCH_CHECK_VALUE(tensors.empty() || tensors.size() == length, schema.name(),
+                    ": expected lists of one length, got ", length, " and ", tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i] = elements.local(tensors[i], i);
+  return tensors;
+}
+
+/// A norm is no sum: the operator on one tensor knows how to reduce it.
+void run_norms(torch::jit::Stack& stack, size_t base, size_t arguments) {
+  const auto tensors = stack[base].toTensorVector();
+  const auto order = stack[base + 1].toScalar();
+  const auto dtype = arguments > 2 ? stack[base + 2].toOptional<at::ScalarType>() : std::nullopt;
+  Tensors norms;
+  for (const auto& tensor : tensors)
+    norms.push_back(at::linalg_vector_norm(tensor, order, at::OptionalIntArrayRef(), false, dtype));
+  stack.resize(base);
+  stack.emplace_back(std::move(norms));
+}
+
+}  // namespace
+
+bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  if (!is_foreach(schema.name())) return false;
+  const size_t arguments = schema.arguments().size();
+  const size_t base = stack.size() - arguments;
+  if (!stack[base].isTensorList()) return false;
+  if (schema.name() == "aten::_foreach_norm") {
+    run_norms(stack, base, arguments);
+    return true;
+  }
+  const auto first = stack[base].toTensorVector();
+  const auto* alias = schema.arguments()[0].alias_info();
+  const Elements elements(schema, first, alias != nullptr && alias->isWrite());
+  torch::jit::Stack local;
+  for (size_t i = 0; i < arguments; ++i)
+    local.push_back(local_argument(schema, elements, stack[base + i], first.size()));
+  {
+    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    op.callBoxed(local);
+  }
+  stack.resize(base);
+  for (auto& value : local) {
+    auto results = value.toTensorVector();
+    TORCH_CHECK_NOT_IMPLEMENTED(results.size() == first.size(), schema.name(),
+                                ": not supported on distributed tensors");
+    for (size_t i = 0; i < results.size(); ++i) results[i] = elements.wrapped(results[i], i);
+    stack.emplace_back(std::move(results));
+  }
+  return true;
+}
+
+}  // namespace tessera::dtensor

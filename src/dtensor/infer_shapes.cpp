@@ -1,0 +1,112 @@
+// Shapes of results by libtorch's own Meta kernels, which compute nothing else.
+#include "dtensor/plan.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace tessera::dtensor {
+namespace {
+
+at::Tensor meta_like(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(),
+                           tensor.options().device(c10::kMeta).requires_grad(false));
+}
+
+c10::IValue meta_value(const c10::IValue& value) {
+  if (value.isTensor())
+    return value.toTensor().defined() ? c10::IValue(meta_like(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(meta_like(tensor));
+    return tensors;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> tensors;
+    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList()) {
+      tensors.push_back(tensor && tensor->defined() ? std::optional(meta_like(*tensor))
+                                                    : std::nullopt);
+    }
+    return tensors;
+  }
+  return value;
+}
+
+std::vector<ResultShape> shapes_of(const c10::IValue& value) {
+  std::vector<ResultShape> shapes;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined())
+      shapes.push_back({tensor.sizes().vec(), tensor.strides().vec()});
+    else
+      shapes.emplace_back();
+  };
+  if (value.isTensor()) {
+    add(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
+  }
+  return shapes;
+}
+
+ResultShapes by_rule(const Rule& rule, const Call& call) {
+  ResultShapes shapes;
+  for (const auto& sizes : rule.shapes(call)) {
+    const Sizes falling(sizes.size(), 0);  // equal: as for a contiguous tensor
+    shapes.push_back({{sizes, dense_strides_like(sizes, falling)}});
+  }
+  return shapes;
+}
+
+/// Results that are the arguments themselves; empty if another one is among them.
+ResultShapes by_targets(const Call& call) {
+  ResultShapes shapes;
+  for (const auto& formal : call.schema().returns()) {
+    for (const auto& input : call.inputs()) {
+      const auto* own = call.schema().arguments()[input.index].alias_info();
+      if (formal.alias_info() == nullptr || own == nullptr || !own->isWrite() ||
+          own->beforeSets() != formal.alias_info()->beforeSets())
+        continue;
+      shapes.emplace_back();
+      for (const auto& operand : input.operands)
+        shapes.back().push_back({operand.sizes, operand.strides});
+      break;
+    }
+  }
+  return shapes.size() == call.output_count() ? shapes : ResultShapes();
+}
+
+/// Empty if there is no Meta kernel, or it wants data, or the call is wrong: the operator itself
+/// will tell which.
+ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call) {
+  torch::jit::Stack stack;
+  const auto& formals = call.schema().arguments();
+  for (size_t i = 0; i < formals.size(); ++i) {
+    // A factory asked for a real device would take real memory, for the whole tensor.
+    if (formals[i].name() == "device" && !call.argument(i).isNone())
+      stack.emplace_back(c10::Device(c10::kMeta));
+    else if (formals[i].name() == "pin_memory")
+      stack.emplace_back();
+    else
+      stack.push_back(meta_value(call.argument(i)));
+  }
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    op.callBoxed(stack);
+  } catch (const std::exception&) {
+    return {};
+  }
+  ResultShapes shapes;
+  for (const auto& value : stack) shapes.push_back(shapes_of(value));
+  return shapes;
+}
+
+}  // namespace
+
+ResultShapes infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule) {
+  if (auto shapes = by_targets(call); !shapes.empty()) return shapes;
+  if (auto shapes = by_meta_kernel(op, call); !shapes.empty()) return shapes;
+  return rule != nullptr && rule->shapes ? by_rule(*rule, call) : ResultShapes();
+}
+
+}  // namespace tessera::dtensor

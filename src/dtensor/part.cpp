@@ -1,0 +1,69 @@
+#include "dtensor/part.h"
+
+#include "dtensor/registration.h"
+
+#include <ATen/ops/empty.h>
+
+namespace tessera::dtensor {
+namespace {
+
+/// `key_set_` is protected; a pointer to member named through a derived class may reach it.
+struct KeyAccess : c10::TensorImpl {
+  static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&KeyAccess::key_set_); }
+};
+
+/// Autocast asks for the key of the device: without it, forward under autocast would compute in
+/// float32 what a plain model computes in bfloat16.
+c10::DispatchKeySet keys_for(c10::Device device) {
+  using c10::DispatchKey;
+  using c10::DispatchKeySet;
+  constexpr DispatchKeySet kCpu(std::initializer_list<DispatchKey>{kKey, DispatchKey::AutocastCPU});
+  constexpr DispatchKeySet kCuda(
+      std::initializer_list<DispatchKey>{kKey, DispatchKey::AutocastCUDA});
+  return device.is_cpu() ? kCpu : device.is_cuda() ? kCuda : DispatchKeySet(kKey);
+}
+
+constexpr const char* kNoMemory =
+    "a DTensor has no memory of its own: its sizes are global and each rank holds a part; use "
+    "DTensor::of(tensor).to_local() for this rank's part or full_tensor() for the whole";
+
+}  // namespace
+
+void Part::wait() {
+  const std::lock_guard lock(mutex_);
+  if (!finish_) return;
+  local_ = finish_();
+  finish_ = nullptr;
+}
+
+at::Tensor wrap(c10::intrusive_ptr<Part> part, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                caffe2::TypeMeta dtype, c10::Device device) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(keys_for(device), dtype, device);
+  auto* impl = tensor.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(sizes, strides);
+  impl->set_backend_meta(std::move(part));
+  return tensor;
+}
+
+at::Tensor wrap(at::Tensor local, const SpecPtr& spec, c10::IntArrayRef sizes,
+                c10::IntArrayRef strides) {
+  const auto dtype = local.dtype();
+  const auto device = local.device();
+  return wrap(c10::make_intrusive<Part>(std::move(local), spec), sizes, strides, dtype, device);
+}
+
+void become_distributed(const at::Tensor& tensor, at::Tensor local, const SpecPtr& spec) {
+  ensure_registered();
+  auto* impl = tensor.unsafeGetTensorImpl();
+  const auto sizes = impl->sizes().vec();
+  const auto strides = dense_strides_like(sizes, impl->strides());
+  const auto like = wrap(local, spec, sizes, strides);
+  impl->set_sizes_and_strides(sizes, strides);
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoMemory));
+  impl->set_backend_meta(c10::make_intrusive<Part>(std::move(local), spec));
+  KeyAccess::of(*impl) = like.key_set();
+}
+
+at::Tensor empty_local(const at::TensorOptions& options) { return at::empty({0}, options); }
+
+}  // namespace tessera::dtensor

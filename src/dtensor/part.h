@@ -1,0 +1,78 @@
+#pragma once
+
+#include "dtensor/spec.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <functional>
+#include <mutex>
+
+/// How a distributed tensor is made of a plain TensorImpl. See Note [what a distributed tensor is].
+namespace tessera::dtensor {
+
+// Note [what a distributed tensor is]
+// A c10::TensorImpl with global sizes, no storage, the dispatch keys of PrivateUse3 and a
+// BackendMeta, which holds the local tensor and the spec. No subclass: a parameter is held by the
+// module's member and by its parameter list, so only changing the very TensorImpl turns it into a
+// distributed one for everybody. Shallow copies (saved variables among them) share the meta.
+
+inline constexpr auto kKey = c10::DispatchKey::PrivateUse3;
+
+/// What a rank holds of a distributed tensor.
+class Part final : public c10::BackendMeta {
+ public:
+  Part(at::Tensor local, SpecPtr spec) : spec(std::move(spec)), local_(std::move(local)) {}
+  /// A part that is on its way: `finish` waits and gives the local tensor.
+  Part(std::function<at::Tensor()> finish, SpecPtr spec)
+      : spec(std::move(spec)), finish_(std::move(finish)) {}
+
+  c10::intrusive_ptr<BackendMeta> clone(
+      const c10::intrusive_ptr<BackendMeta>& self) const override {
+    return self;
+  }
+
+  const at::Tensor& local() {
+    if (finish_) wait();
+    return local_;
+  }
+  void set_local(at::Tensor local) { local_ = std::move(local); }
+
+  const SpecPtr spec;
+  /// A view that had to be moved: it has memory of its own, so what is written into it would not
+  /// reach its base.
+  bool is_lost_view = false;
+
+ private:
+  void wait();
+
+  at::Tensor local_;
+  std::function<at::Tensor()> finish_;
+  std::mutex mutex_;
+};
+
+/// Whether a tensor is distributed.
+inline bool has_part(const at::Tensor& tensor) {
+  return tensor.defined() &&
+         tensor.unsafeGetTensorImpl()->key_set().has_backend(c10::BackendComponent::PrivateUse3Bit);
+}
+
+/// Of a distributed tensor.
+inline Part& part_of(const at::Tensor& tensor) {
+  return *static_cast<Part*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+/// A distributed tensor of these global sizes and strides.
+at::Tensor wrap(at::Tensor local, const SpecPtr& spec, c10::IntArrayRef sizes,
+                c10::IntArrayRef strides);
+at::Tensor wrap(c10::intrusive_ptr<Part> part, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                caffe2::TypeMeta dtype, c10::Device device);
+
+/// Turns a plain tensor into a distributed one, for everybody who holds it. Sizes and autograd
+/// history (it is a leaf) stay; so does its gradient, which the caller converts.
+void become_distributed(const at::Tensor& tensor, at::Tensor local, const SpecPtr& spec);
+
+/// What the local tensor of a rank outside of the mesh is.
+at::Tensor empty_local(const at::TensorOptions& options);
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,63 @@
+#pragma once
+
+#include "dtensor/path.h"
+#include "dtensor/rules.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::dtensor {
+
+/// Global sizes and strides of one result.
+struct ResultShape {
+  Sizes sizes;
+  Sizes strides;
+};
+
+/// What an operator would return for the whole tensors; empty if only running it can tell.
+/// By return, then by element of a list.
+using ResultShapes = std::vector<std::vector<ResultShape>>;
+ResultShapes infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule);
+
+/// How a call runs on parts, worked out once for all calls that look the same.
+struct Plan {
+  /// An input that has to be placed otherwise first.
+  struct Move {
+    size_t argument;
+    size_t position;  // in the list
+    SpecPtr to;
+    Path path;
+  };
+  struct Output {
+    SpecPtr spec;
+    std::vector<ResultShape> shapes;     // empty: taken from the local result
+    std::optional<size_t> same_as = {};  // the argument that is returned
+    bool is_view = false;
+  };
+
+  /// A target that is written where its move brought it, and then brought back.
+  struct Return {
+    size_t argument;
+    SpecPtr from;
+    Path path;
+  };
+
+  SpecPtr mesh;
+  std::vector<Move> moves;
+  std::vector<Return> returns;
+  std::vector<Output> outputs;
+  std::vector<std::pair<size_t, c10::IValue>> replaced;  // arguments with other local values
+  const Rule* rule = nullptr;                            // null: none, all is replicated
+  Choice choice;
+  std::vector<Sizes> input_sizes;  // global, of the first operand of each input; if rule->run
+  std::vector<TensorArgument> destinations;
+};
+
+/// Throws if the call can't run: meshes differ, an in-place operation would need its target placed
+/// otherwise.
+Plan make_plan(const c10::OperatorHandle& op, const Call& call);
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,75 @@
+#include "dtensor/registration.h"
+
+#include "dtensor/dispatch.h"
+#include "dtensor/part.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace tessera::dtensor {
+namespace {
+
+using c10::DispatchKey;
+
+/// Operators with a kernel for all backends would never come to the fallback.
+bool bypasses_fallback(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
+}
+
+/// Composite operators, of backward formulas most, that would write into plain tensors of their
+/// making.
+constexpr const char* kTakenWhole[] = {"affine_grid_generator_backward",
+                                       "value_selecting_reduction_backward", "cummaxmin_backward",
+                                       "trace_backward", "one_hot"};
+
+auto kernel() { return torch::CppFunction::makeFromBoxedFunction<&dispatch>(); }
+
+/// What stays registered until the process ends.
+struct Libraries {
+  torch::Library fallback{torch::Library::IMPL, "_", kKey, __FILE__, __LINE__};
+  torch::Library aten{torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__};
+  torch::Library autograd{torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse3, __FILE__,
+                          __LINE__};
+};
+
+/// An operator that its parts would otherwise run for. Those parts knew its derivative; where
+/// nobody else does, asking for it is an error.
+void take_whole(Libraries& libraries, const std::string& name) {
+  libraries.aten.impl(name.c_str(), kernel());
+  const auto op = c10::Dispatcher::singleton().findSchema({"aten::" + name, ""});
+  if (!op || op->hasKernelForDispatchKey(DispatchKey::Autograd)) return;
+  libraries.autograd.impl(name.c_str(), torch::autograd::autogradNotImplementedFallback());
+}
+
+void take_key() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kKey),
+              "tessera: the dispatch key PrivateUse3, which distributed tensors need, is taken by ",
+              "something else in this process");
+  auto* libraries = new Libraries;
+  libraries->fallback.fallback(kernel());
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || !bypasses_fallback(*op)) continue;
+    const auto full =
+        name.name.substr(6) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    libraries->aten.impl(full.c_str(), kernel());
+  }
+  for (const auto* name : kTakenWhole) take_whole(*libraries, name);
+}
+
+}  // namespace
+
+void ensure_registered() {
+  static std::once_flag once;
+  std::call_once(once, take_key);
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "dtensor/rules.h"
+
+#include <functional>
+#include <vector>
+
+/// Rules of operators that work along some dimensions and treat the others index by index.
+namespace tessera::dtensor {
+
+/// Dimensions of the first tensor argument that an operator treats index by index.
+using FreeDims = std::function<std::vector<int64_t>(const Call& call)>;
+/// All but the last `trailing`: batch and channels, say.
+FreeDims leading_dims(int64_t trailing);
+/// All but those that an argument names, which may be one or a list.
+FreeDims dims_beside(const char* argument);
+
+using FindShapes = std::function<std::vector<Sizes>(const Call& call)>;
+/// Results as large as these tensor arguments.
+FindShapes sizes_of(std::vector<size_t> inputs);
+
+/// All tensors cut alike along each free dimension; none where an argument is broadcast along it.
+Rows alike_rows(const Call& call, const std::vector<int64_t>& dims);
+Rule alike_rule(FreeDims dims, FindShapes shapes = {});
+
+/// Where a shard of dimension `dim` of a result of these sizes lies in an operand that is broadcast
+/// to it: the same elements, or all of it if it has but one along that dimension.
+Placement broadcast_shard(const Operand& operand, int64_t dim, const Sizes& result);
+/// Whether the operand can be broadcast to these sizes.
+bool broadcasts_to(const Operand& operand, const Sizes& sizes);
+
+/// Whether the result is wanted, by the argument output_mask; what is not has no value to place.
+bool is_asked(const Call& call, size_t output);
+/// Ranks of the mesh: what is divisible by it is so by every part of the mesh.
+int64_t mesh_ranks(const Call& call);
+bool is_on_cpu(const Call& call);
+
+/// For kernels that want contiguous tensors, which chunks of them need not be.
+void run_contiguous(const c10::OperatorHandle& op, const Choice& choice,
+                    const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack);
+
+/// Multiplies by `factor`; 0 if the factor is, whatever the tensor holds.
+void scale_(const at::Tensor& tensor, double factor);
+
+}  // namespace tessera::dtensor

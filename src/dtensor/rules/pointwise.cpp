@@ -1,0 +1,156 @@
+// Operators that work element by element.
+#include "dtensor/rules.h"
+
+#include <algorithm>
+
+namespace tessera::dtensor {
+namespace {
+
+/// Dimensions of what the operands broadcast to.
+int64_t broadcast_ndim(const Call& call) {
+  int64_t ndim = 0;
+  for (const auto& input : call.inputs()) {
+    for (const auto& operand : input.operands) ndim = std::max(ndim, operand.ndim());
+  }
+  return ndim;
+}
+
+/// Where a shard of dimension `dim` of the result (of `ndim`) lies in an operand: the same
+/// elements, or all of it if it is broadcast along that dimension.
+Placement aligned(const Operand& operand, int64_t dim, int64_t ndim, int64_t size) {
+  const int64_t own = dim - (ndim - operand.ndim());
+  if (own < 0 || (operand.sizes[own] == 1 && size != 1)) return Replicate();
+  return Shard(own);
+}
+
+int64_t broadcast_size(const Call& call, int64_t dim, int64_t ndim) {
+  for (const auto& input : call.inputs()) {
+    for (const auto& operand : input.operands) {
+      const int64_t own = dim - (ndim - operand.ndim());
+      if (own >= 0 && operand.sizes[own] != 1) return operand.sizes[own];
+    }
+  }
+  return 1;
+}
+
+Rows shard_rows(const Call& call) {
+  Rows rows;
+  const int64_t ndim = broadcast_ndim(call);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    const int64_t size = broadcast_size(call, dim, ndim);
+    auto row = call.row(Shard(dim));
+    for (size_t i = 0; i < call.input_count(); ++i) {
+      if (call.has(i)) row[call.output_count() + i] = aligned(call.operand(i), dim, ndim, size);
+    }
+    rows.emplace_back(std::move(row));
+  }
+  return rows;
+}
+
+/// Sums pass: f(a + b) = f(a) + f(b).
+Rows linear_rows(const Call& call) {
+  Rows rows;
+  // A number written as such is no summand: adding it to every part would add it several times.
+  for (const auto& input : call.inputs()) {
+    for (const auto& operand : input.operands) {
+      if (!operand.spec) return rows;
+    }
+  }
+  for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
+    auto row = call.row(Partial(op));
+    std::fill(row.begin(), row.end(), Partial(op));
+    rows.emplace_back(std::move(row));
+  }
+  return rows;
+}
+
+/// Products pass in each factor by itself; quotients in the dividend.
+Rows scaled_rows(const Call& call, bool in_second) {
+  Rows rows;
+  for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
+    auto row = call.row(Partial(op));
+    row[1] = Partial(op);
+    rows.emplace_back(row);
+    if (!in_second || call.input_count() < 2) continue;
+    std::swap(row[1], row[2]);
+    rows.emplace_back(std::move(row));
+  }
+  return rows;
+}
+
+Rule with_rows(Rows (*extra)(const Call&)) {
+  auto rule = pointwise_rule();
+  rule.rows = [extra](const Call& call, int64_t) {
+    auto rows = shard_rows(call);
+    for (auto& row : extra(call)) rows.push_back(std::move(row));
+    return rows;
+  };
+  return rule;
+}
+
+const Registration kLinear({"aten::add.Tensor", "aten::sub.Tensor", "aten::add_.Tensor",
+                            "aten::sub_.Tensor", "aten::neg", "aten::clone", "aten::detach",
+                            "aten::alias", "aten::positive", "aten::real", "aten::imag",
+                            "aten::_conj", "aten::lift_fresh"},
+                           pointwise_rule(/*passes_partial=*/true));
+const Registration kProduct({"aten::mul.Tensor", "aten::mul_.Tensor", "aten::mul.Scalar",
+                             "aten::mul_.Scalar"},
+                            with_rows([](const Call& call) { return scaled_rows(call, true); }));
+const Registration kQuotient({"aten::div.Tensor", "aten::div_.Tensor", "aten::div.Scalar",
+                              "aten::div_.Scalar"},
+                             with_rows([](const Call& call) { return scaled_rows(call, false); }));
+/// Not tagged pointwise, though they are.
+const Registration kUntagged({"aten::masked_fill",
+                              "aten::native_dropout_backward",
+                              "aten::threshold_backward",
+                              "aten::leaky_relu_backward",
+                              "aten::elu_backward",
+                              "aten::softplus_backward",
+                              "aten::hardtanh_backward",
+                              "aten::hardswish",
+                              "aten::hardswish_backward",
+                              "aten::hardsigmoid_backward",
+                              "aten::gelu_backward",
+                              "aten::silu_backward",
+                              "aten::mish_backward",
+                              "aten::sigmoid_backward",
+                              "aten::tanh_backward",
+                              "aten::softshrink_backward",
+                              "aten::hardshrink_backward",
+                              "aten::logit_backward",
+                              "aten::log_sigmoid_backward",
+                              "aten::_prelu_kernel",
+                              "aten::_prelu_kernel_backward",
+                              "aten::_masked_scale",
+                              "aten::frexp",
+                              "aten::xlogy",
+                              "aten::nan_to_num",
+                              "aten::celu",
+                              "aten::selu",
+                              "aten::rrelu_with_noise_backward",
+                              "aten::polygamma"},
+                             pointwise_rule());
+
+}  // namespace
+
+Rule pointwise_rule(bool passes_partial) {
+  Rule rule;
+  rule.rows = [passes_partial](const Call& call, int64_t) {
+    auto rows = shard_rows(call);
+    if (passes_partial) {
+      for (auto& row : linear_rows(call)) rows.push_back(std::move(row));
+    }
+    return rows;
+  };
+  rule.takes_empty_shards = true;
+  rule.takes_any_indices = true;
+  rule.shapes = [](const Call& call) {
+    Sizes sizes;
+    const int64_t ndim = broadcast_ndim(call);
+    for (int64_t dim = 0; dim < ndim; ++dim) sizes.push_back(broadcast_size(call, dim, ndim));
+    return std::vector<Sizes>(call.output_count(), sizes);
+  };
+  return rule;
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,168 @@
+#include "dtensor/sharding.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::dtensor {
+
+Chunk chunk_of(int64_t size, int64_t ranks, int64_t rank) {
+  const int64_t each = (size + ranks - 1) / ranks;
+  const int64_t begin = std::min(size, each * rank);
+  return {begin, std::min(size, begin + each) - begin};
+}
+
+std::vector<size_t> shard_order(const Placements& placements, c10::IntArrayRef mesh_shape,
+                                int64_t tensor_dim) {
+  std::vector<size_t> order;
+  for (size_t mesh_dim = placements.size(); mesh_dim-- > 0;) {
+    if (!placements[mesh_dim].is_shard(tensor_dim)) continue;
+    auto place = order.begin();
+    for (int64_t pieces = 1; pieces < placements[mesh_dim].split_factor() && place != order.end();
+         ++place)
+      pieces *= mesh_shape[*place];
+    order.insert(place, mesh_dim);
+  }
+  return order;
+}
+
+Placement shard_last(const Placements& placements, c10::IntArrayRef mesh_shape, size_t mesh_dim,
+                     int64_t tensor_dim) {
+  int64_t pieces = 1;
+  for (size_t right = mesh_dim + 1; right < placements.size(); ++right) {
+    if (placements[right].is_shard(tensor_dim)) pieces *= mesh_shape[right];
+  }
+  return StridedShard(tensor_dim, pieces);
+}
+
+Placements canonical(const Placements& placements, c10::IntArrayRef mesh_shape) {
+  auto result = placements;
+  for (size_t mesh_dim = 0; mesh_dim < placements.size(); ++mesh_dim) {
+    if (!placements[mesh_dim].is_strided()) continue;
+    int64_t pieces = 1;
+    for (const size_t before : shard_order(placements, mesh_shape, placements[mesh_dim].dim())) {
+      if (before == mesh_dim) break;
+      if (before > mesh_dim) pieces *= mesh_shape[before];
+    }
+    result[mesh_dim] = StridedShard(placements[mesh_dim].dim(), pieces);
+  }
+  return result;
+}
+
+Chunk local_chunk(int64_t size, int64_t tensor_dim, const Placements& placements,
+                  c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate) {
+  Chunk chunk{0, size};
+  for (const size_t mesh_dim : shard_order(placements, mesh_shape, tensor_dim)) {
+    const auto part = chunk_of(chunk.length, mesh_shape[mesh_dim], coordinate[mesh_dim]);
+    chunk = {chunk.offset + part.offset, part.length};
+  }
+  return chunk;
+}
+
+std::vector<Chunk> local_box(c10::IntArrayRef sizes, const Placements& placements,
+                             c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate) {
+  std::vector<Chunk> box;
+  box.reserve(sizes.size());
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    box.push_back(
+        local_chunk(sizes[dim], static_cast<int64_t>(dim), placements, mesh_shape, coordinate));
+  }
+  return box;
+}
+
+Sizes local_sizes(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape,
+                  c10::IntArrayRef coordinate) {
+  auto local = sizes.vec();
+  for (size_t dim = 0; dim < local.size(); ++dim) {
+    const auto tensor_dim = static_cast<int64_t>(dim);
+    const bool is_cut =
+        std::any_of(placements.begin(), placements.end(),
+                    [&](const auto& placement) { return placement.is_shard(tensor_dim); });
+    if (is_cut)
+      local[dim] = local_chunk(sizes[dim], tensor_dim, placements, mesh_shape, coordinate).length;
+  }
+  return local;
+}
+
+bool is_even(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape) {
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    int64_t pieces = 1;
+    for (size_t mesh_dim = 0; mesh_dim < placements.size(); ++mesh_dim) {
+      if (placements[mesh_dim].is_shard(static_cast<int64_t>(dim))) pieces *= mesh_shape[mesh_dim];
+    }
+    if (sizes[dim] % pieces != 0) return false;
+  }
+  return true;
+}
+
+bool has_empty_shard(c10::IntArrayRef sizes, const Placements& placements,
+                     c10::IntArrayRef mesh_shape) {
+  // The rank at the far end of every cut holds least.
+  std::vector<int64_t> last;
+  for (const auto ranks : mesh_shape) last.push_back(ranks - 1);
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    const auto tensor_dim = static_cast<int64_t>(dim);
+    if (shard_order(placements, mesh_shape, tensor_dim).empty()) continue;
+    if (local_chunk(sizes[dim], tensor_dim, placements, mesh_shape, last).length == 0) return true;
+  }
+  return false;
+}
+
+Sizes dense_strides_like(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  std::vector<size_t> outermost_first(sizes.size());
+  std::iota(outermost_first.begin(), outermost_first.end(), 0);
+  std::stable_sort(outermost_first.begin(), outermost_first.end(),
+                   [&](size_t left, size_t right) { return strides[left] > strides[right]; });
+  Sizes dense(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = outermost_first.size(); i-- > 0;) {
+    const size_t dim = outermost_first[i];
+    dense[dim] = stride;
+    stride *= std::max<int64_t>(sizes[dim], 1);
+  }
+  return dense;
+}
+
+std::vector<std::vector<int64_t>> coordinates_of(c10::IntArrayRef mesh_shape) {
+  std::vector<std::vector<int64_t>> all = {{}};
+  for (const auto ranks : mesh_shape) {
+    std::vector<std::vector<int64_t>> longer;
+    for (const auto& coordinate : all) {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        longer.push_back(coordinate);
+        longer.back().push_back(rank);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+Placements normalize(const char* caller, Placements placements, int64_t ndim, int64_t mesh_ndim) {
+  if (placements.empty()) placements.resize(mesh_ndim);
+  TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh_ndim, caller,
+                    ": expected one placement per mesh dimension, ", mesh_ndim, ", got ",
+                    placements.size(), ": ", c10::str(placements));
+  std::optional<ReduceOp::RedOpType> op;
+  for (auto& placement : placements) {
+    if (placement.is_shard()) {
+      TORCH_CHECK_VALUE(placement.dim() >= -ndim && placement.dim() < ndim, caller,
+                        ": expected a shard of one of the tensor's ", ndim, " dimensions, got ",
+                        c10::str(placement));
+      if (placement.dim() < 0)
+        placement = StridedShard(placement.dim() + ndim, placement.split_factor());
+    }
+    if (!placement.is_partial()) continue;
+    const auto kind =
+        placement.reduce_op() == ReduceOp::AVG ? ReduceOp::SUM : placement.reduce_op();
+    // A maximum of sums is not the sum of maxima, and the placements do not say which is meant.
+    TORCH_CHECK_VALUE(!op || *op == kind, caller,
+                      ": expected Partial placements of one operation, got ", c10::str(placements));
+    op = kind;
+  }
+  return placements;
+}
+
+}  // namespace tessera::dtensor

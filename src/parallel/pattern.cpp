@@ -1,0 +1,106 @@
+#include "parallel/pattern.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+namespace tessera::parallel {
+namespace {
+
+/// A set of characters at the front of a pattern, "[a-c]…" or "[!a-c]…".
+struct CharacterSet {
+  bool contains_it;
+  size_t length;  // of the set in the pattern
+};
+
+std::optional<CharacterSet> read_set(std::string_view pattern, char character) {
+  size_t at = 1;
+  const bool is_negated = at < pattern.size() && pattern[at] == '!';
+  if (is_negated) ++at;
+  bool is_member = false;
+  // The first character belongs to the set even if it is the bracket that would close it.
+  for (const size_t first = at; at < pattern.size(); ++at) {
+    if (pattern[at] == ']' && at > first) return CharacterSet{is_member != is_negated, at + 1};
+    const bool is_range =
+        at + 2 < pattern.size() && pattern[at + 1] == '-' && pattern[at + 2] != ']';
+    const auto low = static_cast<unsigned char>(pattern[at]);
+    const auto high = static_cast<unsigned char>(is_range ? pattern[at + 2] : pattern[at]);
+    const auto it = static_cast<unsigned char>(character);
+    is_member = is_member || (low <= it && it <= high);
+    if (is_range) at += 2;
+  }
+  return std::nullopt;
+}
+
+/// How much of the pattern one character takes; none if it does not match.
+std::optional<size_t> match_one(std::string_view pattern, char character) {
+  if (pattern.empty()) return std::nullopt;
+  if (pattern[0] == '?') return 1;
+  if (pattern[0] == '[') {
+    if (const auto set = read_set(pattern, character))
+      return set->contains_it ? std::optional(set->length) : std::nullopt;
+  }
+  return pattern[0] == character ? std::optional<size_t>(1) : std::nullopt;
+}
+
+size_t edit_distance(std::string_view left, std::string_view right) {
+  std::vector<size_t> row(right.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < left.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < right.size(); ++j) {
+      const size_t replaced = diagonal + (left[i] == right[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::vector<std::string> split_components(const std::string& pattern) {
+  std::vector<std::string> components;
+  if (pattern.empty()) return components;
+  for (size_t begin = 0;;) {
+    const auto dot = pattern.find('.', begin);
+    components.push_back(pattern.substr(begin, dot - begin));
+    if (dot == std::string::npos) return components;
+    begin = dot + 1;
+  }
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  // After a mismatch the last star takes one character more.
+  std::optional<std::string_view> after_star;
+  std::string_view retry_at;
+  while (!name.empty()) {
+    if (!pattern.empty() && pattern[0] == '*') {
+      pattern.remove_prefix(1);
+      after_star = pattern;
+      retry_at = name;
+    } else if (const auto taken = match_one(pattern, name[0])) {
+      pattern.remove_prefix(*taken);
+      name.remove_prefix(1);
+    } else if (after_star) {
+      retry_at.remove_prefix(1);
+      pattern = *after_star;
+      name = retry_at;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*') == std::string_view::npos;
+}
+
+std::vector<std::string> nearest_names(const std::string& name, std::vector<std::string> names) {
+  constexpr size_t kMost = 3;
+  std::stable_sort(names.begin(), names.end(), [&](const auto& left, const auto& right) {
+    return edit_distance(name, left) < edit_distance(name, right);
+  });
+  if (names.size() > kMost) names.resize(kMost);
+  return names;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <tessera/replicate/comm_hooks.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+/// What our comm hooks are made of.
+namespace tessera::replication {
+
+/// Starts to average the tensor in place.
+c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& group);
+
+/// A future of one tensor that completes with the work; `result` runs on the thread that completes
+/// it.
+BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,
+                       std::function<at::Tensor()> result);
+
+}  // namespace tessera::replication

@@ -1,0 +1,144 @@
+#include "support/subprocess.h"
+#include "support/temporary_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Words = std::vector<std::string>;
+
+ProgramResult bench(const Words& words) {
+  Words arguments = {TESSERA_TOOL, "bench"};
+  arguments.insert(arguments.end(), words.begin(), words.end());
+  return run_program({.arguments = arguments}, std::chrono::seconds(120));
+}
+
+Words split(const std::string& line) {
+  Words fields;
+  std::istringstream stream(line + ",");
+  for (std::string field; std::getline(stream, field, ',');) fields.push_back(field);
+  return fields;
+}
+
+/// A table of the benchmark, as it lies in its file.
+struct Table {
+  Words columns;
+  std::vector<std::map<std::string, std::string>> rows = {};
+
+  explicit Table(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    std::string line;
+    std::getline(file, line);
+    columns = split(line);
+    while (std::getline(file, line)) {
+      const auto fields = split(line);
+      EXPECT_EQ(fields.size(), columns.size()) << line;
+      auto& row = rows.emplace_back();
+      for (size_t i = 0; i < std::min(fields.size(), columns.size()); ++i)
+        row[columns[i]] = fields[i];
+    }
+  }
+  double number(size_t row, const std::string& column) const {
+    const auto& text = rows.at(row).at(column);
+    size_t length = 0;
+    const double value = text.empty() ? -1 : std::stod(text, &length);
+    EXPECT_EQ(length, text.size()) << column << ": " << text;
+    return value;
+  }
+};
+
+void expect_refused(const Words& words, const std::string& wrong, const std::string& known) {
+  const auto result = bench(words);
+  EXPECT_FALSE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(wrong));
+  EXPECT_THAT(result.output, HasSubstr(known));
+}
+
+TEST(BenchTrain, ListsItsChoices) {
+  const auto result = bench({"train", "--list"});
+  EXPECT_TRUE(result.status.ok());
+  EXPECT_THAT(result.output, HasSubstr("jobs: mlp,net2000,gpt\n"));
+  EXPECT_THAT(result.output, HasSubstr("modes: replicate"));
+  EXPECT_THAT(result.output, HasSubstr("peers: pytorch,pytorch_malloc,reducer_gloo,reducer_shm\n"));
+}
+
+TEST(BenchTrain, WritesOneRowPerPeer) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "train.csv";
+  const auto result = bench({"train", "--jobs", "mlp", "--modes", "replicate", "--peer",
+                             "reducer_shm", "--pairs", "1", "--steps", "2", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  EXPECT_THAT(table.columns, ElementsAre("job", "mode", "ranks", "tessera_ms", "peer", "peer_ms",
+                                         "ratio", "limit_ms", "vs_limit"));
+  ASSERT_EQ(table.rows.size(), 1U);
+  EXPECT_EQ(table.rows[0].at("job"), "mlp");
+  EXPECT_EQ(table.rows[0].at("mode"), "replicate");
+  EXPECT_EQ(table.rows[0].at("ranks"), "2");
+  EXPECT_EQ(table.rows[0].at("peer"), "reducer_shm");
+  for (const char* column : {"tessera_ms", "peer_ms", "ratio", "limit_ms", "vs_limit"})
+    EXPECT_GT(table.number(0, column), 0) << column;
+  EXPECT_NEAR(table.number(0, "ratio"), table.number(0, "peer_ms") / table.number(0, "tessera_ms"),
+              0.01);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "train.machine.txt"));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "train.bounds.txt"));
+}
+
+TEST(BenchTrain, NamesWhatItKnows) {
+  expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
+  expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");
+  expect_refused({"train", "--peer", "jax"}, "jax not in",
+                 "pytorch,pytorch_malloc,reducer_gloo,reducer_shm");
+}
+
+TEST(BenchMemory, ListsItsChoices) {
+  const auto result = bench({"memory", "--list"});
+  EXPECT_TRUE(result.status.ok());
+  EXPECT_THAT(result.output, HasSubstr("jobs: gpt\nmodes: plain,checkpoint"));
+}
+
+TEST(BenchMemory, WritesOneRowPerMode) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "memory.csv";
+  const auto result =
+      bench({"memory", "--blocks", "2", "--pairs", "1", "--steps", "1", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  EXPECT_THAT(table.columns, ElementsAre("job", "mode", "ranks", "blocks", "steady_bytes",
+                                         "peak_bytes", "bound_bytes", "step_ms", "vs_plain"));
+  ASSERT_EQ(table.rows.size(), 2U);
+  EXPECT_EQ(table.rows[0].at("mode"), "plain");
+  EXPECT_EQ(table.rows[0].at("bound_bytes"), "");
+  EXPECT_EQ(table.rows[0].at("vs_plain"), "1.000");
+  EXPECT_EQ(table.rows[1].at("mode"), "checkpoint");
+  EXPECT_NEAR(table.number(1, "bound_bytes"), 0.3 * table.number(0, "peak_bytes"), 1);
+  EXPECT_LT(table.number(1, "peak_bytes"), table.number(0, "peak_bytes"));
+  EXPECT_EQ(table.number(1, "steady_bytes"), table.number(0, "steady_bytes"));
+  for (size_t row = 0; row < 2; ++row) {
+    EXPECT_EQ(table.rows[row].at("job"), "gpt");
+    EXPECT_EQ(table.rows[row].at("ranks"), "2");
+    EXPECT_EQ(table.rows[row].at("blocks"), "2");
+    EXPECT_GT(table.number(row, "step_ms"), 0);
+    EXPECT_GT(table.number(row, "vs_plain"), 0);
+    // Four numbers per parameter: itself, its gradient and two moments.
+    EXPECT_GT(table.number(row, "steady_bytes"), 4 * 4 * 2 * 12 * 256 * 256);
+  }
+  EXPECT_THAT(result.output, HasSubstr("bench memory: gpt: pair 1 of 1"));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "memory.machine.txt"));
+}
+
+TEST(BenchMemory, NamesWhatItKnows) {
+  expect_refused({"memory", "--jobs", "mlp"}, "mlp not in", "gpt");
+  expect_refused({"memory", "--modes", "offload"}, "offload not in", "plain,checkpoint");
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+/// Proves sharding rules: a case is an operator call on whole tensors; it is tried with its inputs
+/// placed in every way on meshes of 2, 3, 4 and 2x2 ranks and must give what one device gives,
+/// forward and backward.
+namespace tessera::brute_force {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// How an input's values are drawn.
+struct Input {
+  enum class Kind { Normal, Positive, Unit, Index, Bool, Distinct };
+
+  std::vector<int64_t> sizes;
+  Kind kind = Kind::Normal;
+  int64_t bound = 0;  // of Index: values are in [0, bound)
+
+  Input(std::initializer_list<int64_t> sizes) : sizes(sizes) {}
+  Input(std::vector<int64_t> sizes, Kind kind, int64_t bound = 0)
+      : sizes(std::move(sizes)), kind(kind), bound(bound) {}
+};
+inline Input positive(std::vector<int64_t> sizes) {
+  return {std::move(sizes), Input::Kind::Positive};
+}
+/// In (0, 1).
+inline Input unit(std::vector<int64_t> sizes) { return {std::move(sizes), Input::Kind::Unit}; }
+inline Input index(std::vector<int64_t> sizes, int64_t bound) {
+  return {std::move(sizes), Input::Kind::Index, bound};
+}
+inline Input boolean(std::vector<int64_t> sizes) { return {std::move(sizes), Input::Kind::Bool}; }
+/// No two elements are close: for sorts, maxima and ranks.
+inline Input distinct(std::vector<int64_t> sizes) {
+  return {std::move(sizes), Input::Kind::Distinct};
+}
+
+struct Case {
+  std::string name;
+  std::vector<Input> inputs;
+  std::function<Tensors(const Tensors& inputs)> call;
+  bool backward = true;  // differentiate as well
+  double tolerance = 2e-4;
+};
+
+/// Adds cases to a family, at namespace scope.
+class Cases {
+ public:
+  Cases(const std::string& family, std::vector<Case> cases);
+};
+
+struct Report {
+  int64_t calls = 0;
+  std::set<std::string> operators;  // that ran by a rule
+  std::set<std::string> without_rule;
+};
+
+std::vector<std::string> families();
+/// Tries a family on a mesh of this shape, with ranks as threads; failures are gtest's. `share`:
+/// the part of all placements that is drawn, by the test's seed.
+Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, double share);
+
+}  // namespace tessera::brute_force

@@ -1,0 +1,90 @@
+// Draws on all ranks are the one-device draw of the same seed.
+#include "dtensor/placed.h"
+
+namespace tessera::testing {
+namespace {
+
+const std::vector<Placement> kPlacements = {Replicate(), Shard(0), Shard(1)};
+
+/// Compares what a draw gives for every placement with one device, and that both leave the
+/// generator in the same state.
+void expect_same_draw(const DeviceMesh& mesh, const std::string& what,
+                      const std::function<at::Tensor()>& plain,
+                      const std::function<at::Tensor(const Placements&)>& distributed) {
+  for (const auto& placements : combinations(kPlacements, static_cast<size_t>(mesh.ndim()))) {
+    const auto label = c10::str(what, " ", placements);
+    torch::manual_seed(7);
+    const auto expected = plain();
+    const auto next = torch::rand({3});
+    torch::manual_seed(7);
+    const auto actual = distributed(placements);
+    expect_bitwise_equal(full_of(actual), expected, label);
+    expect_bitwise_equal(torch::rand({3}), next, label + ", what is drawn next");
+  }
+}
+
+void expect_one_device_draws(const DeviceMesh& mesh) {
+  const auto whole = numbered({5, 7});
+  expect_same_draw(
+      mesh, "randn", [] { return torch::randn({5, 7}); },
+      [&](const Placements& to) { return dtensor::randn({5, 7}, mesh, to); });
+  expect_same_draw(
+      mesh, "rand", [] { return torch::rand({5, 7}); },
+      [&](const Placements& to) { return dtensor::rand({5, 7}, mesh, to); });
+  expect_same_draw(
+      mesh, "dropout", [&] { return torch::dropout(whole, 0.4, true); },
+      [&](const Placements& to) { return torch::dropout(placed(whole, mesh, to), 0.4, true); });
+  expect_same_draw(
+      mesh, "bernoulli", [&] { return torch::bernoulli(torch::sigmoid(whole)); },
+      [&](const Placements& to) {
+        return torch::bernoulli(torch::sigmoid(placed(whole, mesh, to)));
+      });
+  expect_same_draw(
+      mesh, "rand_like", [&] { return torch::rand_like(whole); },
+      [&](const Placements& to) { return torch::rand_like(placed(whole, mesh, to)); });
+  expect_same_draw(
+      mesh, "kaiming_uniform_",
+      [] { return torch::nn::init::kaiming_uniform_(torch::empty({5, 7})); },
+      [&](const Placements& to) {
+        return torch::nn::init::kaiming_uniform_(dtensor::empty({5, 7}, mesh, to));
+      });
+  expect_same_draw(
+      mesh, "normal_", [] { return torch::empty({5, 7}).normal_(1, 2); },
+      [&](const Placements& to) { return dtensor::empty({5, 7}, mesh, to).normal_(1, 2); });
+}
+
+TEST(DTensorRandom, EqualsOneDevice) {
+  run_processes(2, [] { expect_one_device_draws(init_device_mesh(torch::kCPU, {2})); });
+}
+
+TEST(DTensorRandom, EqualsOneDeviceOnTwoDimensions) {
+  run_processes(4, [] { expect_one_device_draws(init_device_mesh(torch::kCPU, {2, 2})); });
+}
+
+void expect_agreement(const DeviceMesh& mesh) {
+  const auto drawn = dtensor::randn({4, 3}, mesh, {Shard(0)});
+  const auto full = drawn.full_tensor();
+  const auto same = dtensor::rand({4}, mesh).to_local();
+  const auto fulls = all_gather(torch::cat({full.flatten(), same}).unsqueeze(0));
+  for (int64_t other = 1; other < fulls.size(0); ++other)
+    expect_bitwise_equal(fulls[other], fulls[0], c10::str("rank ", other));
+  EXPECT_GT(full.std().item<double>(), 0.1) << "numbers, not a constant";
+  EXPECT_FALSE(full.equal(dtensor::randn({4, 3}, mesh, {Shard(0)}).full_tensor()))
+      << "the next draw is another";
+}
+
+TEST(DTensorRandom, RanksWithDifferentSeedsAgree) {
+  run_processes(3, [] {
+    const auto mesh = init_device_mesh(torch::kCPU, {3});
+    torch::manual_seed(100 + rank());
+    const auto own = torch::rand({3});
+    torch::manual_seed(100 + rank());
+    expect_agreement(mesh);
+    expect_bitwise_equal(torch::rand({3}), own, "the rank's own generator is left alone");
+  });
+}
+
+TEST(DTensorRandomOnThreads, RanksThatShareAGeneratorAgree) { on_mesh({3}, expect_agreement); }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -20,7 +20,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup build test train bench format tidy test-asan test-tsan build-cuda deps install clean
+.PHONY: help setup build test train bench format tidy test-dtensor test-asan test-tsan build-cuda deps install clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -46,6 +46,9 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes replicate \
 	  --peer pytorch,pytorch_malloc,reducer_gloo,reducer_shm --csv $(RESULTS)-train-2ranks.csv
 	build/release/bin/tessera bench hooks --csv $(RESULTS)-hooks.csv
+	build/release/bin/tessera bench dtensor --peer pytorch --csv $(RESULTS)-dtensor.csv
+	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes tp \
+	  --peer pytorch,pytorch_malloc --csv $(RESULTS)-train-tp-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 1 --csv $(RESULTS)-memory.csv
 
 format: setup  ## formats all sources
@@ -54,6 +57,14 @@ format: setup  ## formats all sources
 tidy: setup  ## clang-tidy on what differs from main, or on FILES="..."
 	$(call configure,release)
 	@python3 scripts/tidy.py --jobs $(JOBS) $(FILES)
+
+test-dtensor: setup  ## every sharding rule with every placement of its inputs; counts the operators
+	$(call build,release,dtensor)
+	@TESSERA_DTENSOR_SHARE=1 TESSERA_DTENSOR_OPERATORS=1 build/release/bin/tests/dtensor \
+	  --gtest_filter='*BruteForce*' > build/release/test-dtensor.log 2>&1; status=$$?; \
+	  grep -E '^(\[  (FAILED|PASSED)|[a-z]+ on )|Failure' build/release/test-dtensor.log; \
+	  echo "operators that ran by a rule: $$(sed -n 's/^operator //p' build/release/test-dtensor.log | sort -u | wc -l)"; \
+	  exit $$status
 
 test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 	$(call build,asan)

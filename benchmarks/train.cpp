@@ -40,10 +40,10 @@ void time_in_turn(std::vector<Timed> sides, int rounds, int steps) {
 void compare(const std::string& job_name, const std::string& mode, const TrainOptions& options,
              TrainTable& table) {
   const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name);
-  auto job = make_job(job_name, rank());
+  auto job = make_job(job_name, batch_rank(mode));
   parallelise(job, mode);
   const auto ours = make_local_side(std::move(job));
-  const auto limit = make_local_side(make_job(job_name, rank()));
+  const auto limit = make_local_side(make_job(job_name, batch_rank(mode)));
   const auto expected = ours->train(kCheckedSteps);
   for (const auto& name : options.peers) {
     const auto peer = make_peer(name, job_name, mode);

@@ -1,6 +1,7 @@
 #include "train_modes.h"
 
 #include <tessera/comm.h>
+#include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -15,8 +16,25 @@ struct Mode {
   const char* name;
   void (*apply)(Job&);
 };
+
+/// Every second layer joins what the one before it split.
+ParallelPlan tensor_plan(const torch::nn::Module& model) {
+  const auto children = model.named_children();
+  if (children.contains("first"))
+    return {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}};
+  if (children.contains("layers")) {
+    return {{"layers.[02]", ColwiseParallel()}, {"layers.[13]", RowwiseParallel()}};
+  }
+  return {{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}};
+}
+
 const Mode kModes[] = {
     {"replicate", [](Job& job) { tessera::replicate(job.model); }},
+    {"tp",
+     [](Job& job) {
+       parallelize_module(job.model, init_device_mesh(torch::kCPU, {world_size()}),
+                          tensor_plan(*job.model));
+     }},
 };
 
 Group group_of_all(const std::string& backend) {
@@ -32,6 +50,8 @@ std::vector<std::string> mode_names() {
   for (const auto& mode : kModes) names.emplace_back(mode.name);
   return names;
 }
+
+int batch_rank(const std::string& mode) { return mode == "tp" ? 0 : rank(); }
 
 void parallelise(Job& job, const std::string& name) {
   for (const auto& mode : kModes) {

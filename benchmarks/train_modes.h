@@ -10,6 +10,9 @@ namespace tessera::benchmarks {
 /// replicate, …
 std::vector<std::string> mode_names();
 
+/// Whose batch this rank trains on: its own, or, where all ranks work on one, that of rank 0.
+int batch_rank(const std::string& mode);
+
 /// Makes all ranks train the job together, Tessera's way. Every rank calls it.
 void parallelise(Job& job, const std::string& mode);
 

@@ -1,6 +1,7 @@
 #include "train_sides.h"
 
 #include <tessera/comm.h>
+#include <tessera/dtensor.h>
 #include <tessera/optim.h>
 
 #include "rank0.h"
@@ -24,7 +25,8 @@ constexpr double kAbsolute = 1e-5;
 
 /// As fingerprint() in peers/train.py.
 std::vector<double> fingerprint(const at::Tensor& parameter) {
-  const auto flat = parameter.detach().reshape(-1).to(at::kDouble);
+  const auto whole = is_dtensor(parameter) ? DTensor::of(parameter).full_tensor() : parameter;
+  const auto flat = whole.detach().reshape(-1).to(at::kDouble);
   const auto sampled =
       flat.slice(0, 0, std::nullopt, std::max<int64_t>(flat.numel() / kSamples, 1)).contiguous();
   std::vector<double> result = {static_cast<double>(flat.numel()), flat.sum().item<double>(),

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from jobs import Job
 
 # mode: the module in this folder that parallelises a model
-MODES = {"replicate": "ddp"}
+MODES = {"replicate": "ddp", "tp": "tp"}
 SAMPLES = 64
 TIMEOUT = datetime.timedelta(minutes=4)
 
@@ -81,9 +81,15 @@ class Trainer:
 
 def fingerprint(parameter):
     """As fingerprint() in train_sides.cpp."""
-    flat = parameter.detach().reshape(-1).double()
+    whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    flat = whole.detach().reshape(-1).double()
     sampled = flat[:: max(flat.numel() // SAMPLES, 1)]
     return [flat.numel(), flat.sum().item(), flat.norm().item(), *sampled.tolist()]
+
+
+def batch_rank(options):
+    """Whose batch: under tensor parallelism all ranks work on one."""
+    return 0 if options.mode == "tp" else options.rank
 
 
 def main():
@@ -97,7 +103,7 @@ def main():
     channel = Channel()
     torch.set_num_threads(1)
     join(channel, options.rank, options.world_size)
-    trainer = Trainer(Job(options.job, options.rank), importlib.import_module(MODES[options.mode]))
+    trainer = Trainer(Job(options.job, batch_rank(options)), importlib.import_module(MODES[options.mode]))
     channel.answer(ready=torch.__version__)
     for request in channel.requests():
         name, steps = request.split()

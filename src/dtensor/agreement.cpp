@@ -60,14 +60,28 @@ Sizes join_sizes(const std::vector<std::string>& parts, const Placement& placeme
 }  // namespace
 
 Sizes agreed_sizes(const at::Tensor& local, const Spec& spec) {
-  auto sizes = local.sizes().vec();
-  for (size_t dim = spec.placements.size(); dim-- > 0;) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!spec.placements[dim].is_strided(),
-                                "DTensor::from_local: run_check can't join ",
-                                c10::str(spec.placements[dim]), "; pass shape and stride");
-    sizes = join_sizes(gather_bytes(encode(sizes, local.scalar_type()), spec.groups[dim]),
-                       spec.placements[dim]);
+  for (const auto& placement : spec.placements) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_strided(),
+                                "DTensor::from_local: run_check can't join ", c10::str(placement),
+                                "; pass shape and stride");
   }
+  auto sizes = local.sizes().vec();
+  std::string wrong;  // passed on along the other mesh dimensions before anybody throws
+  for (size_t dim = spec.placements.size(); dim-- > 0;) {
+    const auto mine = wrong.empty() ? encode(sizes, local.scalar_type()) : std::string();
+    const auto parts = gather_bytes(mine, spec.groups[dim]);
+    const auto errors = gather_bytes(wrong, spec.groups[dim]);
+    for (const auto& error : errors) {
+      if (wrong.empty()) wrong = error;
+    }
+    if (!wrong.empty()) continue;
+    try {
+      sizes = join_sizes(parts, spec.placements[dim]);
+    } catch (const c10::ValueError& error) {
+      wrong = error.what_without_backtrace();
+    }
+  }
+  TORCH_CHECK_VALUE(wrong.empty(), wrong);
   return sizes;
 }
 

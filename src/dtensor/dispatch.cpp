@@ -237,9 +237,11 @@ class Run {
   /// Whether a view has memory of its own, because its base was moved or could not be viewed so.
   bool is_lost(const at::Tensor& local) const {
     if (!plan_.moves.empty()) return true;
-    if (plan_.rule == nullptr || !plan_.rule->run) return false;
     const auto& base = stack_[base_];
-    return base.isTensor() && has_part(base.toTensor()) &&
+    if (!base.isTensor() || !has_part(base.toTensor())) return false;
+    // A view of a lost one is lost, too; but gradients, often views, are kept detached and written.
+    if (part_of(base.toTensor()).is_lost_view) return op_.schema().name() != "aten::detach";
+    return plan_.rule != nullptr && plan_.rule->run &&
            !local.is_alias_of(part_of(base.toTensor()).local());
   }
 

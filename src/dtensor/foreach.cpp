@@ -19,10 +19,12 @@ using Tensors = std::vector<at::Tensor>;
 constexpr std::string_view kForeach = "aten::_foreach_";
 constexpr std::array<std::string_view, 4> kFused = {"aten::_fused_adam_", "aten::_fused_adamw_",
                                                     "aten::_fused_sgd_", "aten::_fused_adagrad_"};
-/// Sums of parts give the sum: lists of Partial tensors stay so.
-constexpr std::array<std::string_view, 6> kLinear = {"aten::_foreach_mul_", "aten::_foreach_div_",
+/// Sums of parts give the sum: of lists scaled by numbers, and of lists added to lists.
+constexpr std::array<std::string_view, 6> kScaled = {"aten::_foreach_mul_", "aten::_foreach_div_",
                                                      "aten::_foreach_neg_", "aten::_foreach_mul",
                                                      "aten::_foreach_div",  "aten::_foreach_neg"};
+constexpr std::array<std::string_view, 4> kAdded = {"aten::_foreach_add_", "aten::_foreach_sub_",
+                                                    "aten::_foreach_add", "aten::_foreach_sub"};
 
 bool is_foreach(std::string_view name) {
   // Nearly every operator is told apart by these two letters.
@@ -34,6 +36,19 @@ bool is_foreach(std::string_view name) {
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool is_linear(const c10::FunctionSchema& schema) {
+  return schema.overload_name() == "List" ? contains(kAdded, schema.name())
+                                          : contains(kScaled, schema.name());
+}
+
+/// Minima and the like are no sums.
+bool is_sum(const Spec& spec) {
+  return std::all_of(spec.placements.begin(), spec.placements.end(), [](const auto& placement) {
+    return !placement.is_partial() || placement.reduce_op() == ReduceOp::SUM ||
+           placement.reduce_op() == ReduceOp::AVG;
+  });
 }
 
 SpecPtr replicated_like(const SpecPtr& spec) {
@@ -50,14 +65,14 @@ class Elements {
  public:
   Elements(const c10::FunctionSchema& schema, const Tensors& first, bool writes_first)
       : schema_(schema), first_(first) {
-    const bool is_linear = contains(kLinear, schema.name());
+    const bool keeps_sums = is_linear(schema);
     for (const auto& tensor : first) {
       if (!has_part(tensor)) {
         targets_.emplace_back();
         continue;
       }
       auto spec = part_of(tensor).spec;
-      if (spec->has_partial && !is_linear) {
+      if (spec->has_partial && !(keeps_sums && is_sum(*spec))) {
         TORCH_CHECK(
             !writes_first, schema.name(),
             ": an operation in place leaves its targets placed as they are, and there is no ",
@@ -136,6 +151,24 @@ void run_norms(torch::jit::Stack& stack, size_t base, size_t arguments) {
   stack.emplace_back(std::move(norms));
 }
 
+/// Fused kernels walk through memory and take all tensors of a place to lie in it alike, which
+/// parts cut from something larger do not. What is copied for that is copied back.
+void call_fused(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  for (auto& value : stack) {
+    if (!value.isTensorList()) continue;
+    auto tensors = value.toTensorVector();
+    for (auto& tensor : tensors) {
+      if (tensor.is_contiguous()) continue;
+      copies.emplace_back(tensor, tensor.contiguous());
+      tensor = copies.back().second;
+    }
+    value = std::move(tensors);
+  }
+  op.callBoxed(stack);
+  for (const auto& [original, copy] : copies) original.copy_(copy);
+}
+
 }  // namespace
 
 bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -157,7 +190,11 @@ bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   {
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    op.callBoxed(local);
+    if (contains(kFused, schema.name())) {
+      call_fused(op, local);
+    } else {
+      op.callBoxed(local);
+    }
   }
   stack.resize(base);
   for (auto& value : local) {

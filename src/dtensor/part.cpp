@@ -41,6 +41,7 @@ at::Tensor wrap(c10::intrusive_ptr<Part> part, c10::IntArrayRef sizes, c10::IntA
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(keys_for(device), dtype, device);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(sizes, strides);
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoMemory));
   impl->set_backend_meta(std::move(part));
   return tensor;
 }

@@ -36,6 +36,8 @@ struct Libraries {
   torch::Library aten{torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__};
   torch::Library autograd{torch::Library::IMPL, "aten", DispatchKey::AutogradPrivateUse3, __FILE__,
                           __LINE__};
+  torch::Library autograd_fallback{torch::Library::IMPL, "_", DispatchKey::AutogradPrivateUse3,
+                                   __FILE__, __LINE__};
 };
 
 /// An operator that its parts would otherwise run for. Those parts knew its derivative; where
@@ -54,6 +56,8 @@ void take_key() {
               "something else in this process");
   auto* libraries = new Libraries;
   libraries->fallback.fallback(kernel());
+  // Operators without a derivative, users' own among them, would not get past this key.
+  libraries->autograd_fallback.fallback(torch::autograd::autogradNotImplementedFallback());
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
     const auto op = dispatcher.findOp(name);

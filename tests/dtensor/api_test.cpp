@@ -60,6 +60,9 @@ TEST(DTensorOnThreads, RunCheckThrowsOnAllRanks) {
                 HasSubstr("expected a part of sizes [3] on rank 0"));
     expect_equal(all_reduce(torch::ones({1})), torch::full({1}, 3.0), "the ranks are in step");
   });
+}
+
+TEST(DTensorOnThreads, RunCheckThrowsInRowsOfTheMeshThatAgreeToo) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto local = torch::ones({rank() == 0 ? 1 : 2});
     EXPECT_THAT(message_of([&] {
@@ -75,7 +78,7 @@ TEST(DTensorOnThreads, FromLocalWithShapeAndStride) {
     const auto columns = numbered({3, 5}).t();  // dense, by columns
     const auto local = chunk_by_hand(columns, 0, 4, rank());
     const auto tensor =
-        DTensor::from_local(local, mesh, {Shard(0)}, {.shape = {{5, 3}}, .stride = {{1, 5}}});
+        DTensor::from_local(local, mesh, {Shard(0)}, {.shape = Sizes{5, 3}, .stride = Sizes{1, 5}});
     EXPECT_EQ(tensor.strides(), at::IntArrayRef({1, 5}));
     expect_equal(tensor.full_tensor(), columns);
   });
@@ -88,7 +91,7 @@ TEST(DTensorOnThreads, GradientsOfFromLocal) {
       auto local = part_by_hand(numbered({5, 3}), mesh, {placement}).requires_grad_();
       const auto tensor = DTensor::from_local(
           local, mesh, {placement},
-          {.shape = {{5, 3}}, .stride = {{3, 1}}, .grad_placements = std::move(wanted)});
+          {.shape = Sizes{5, 3}, .stride = Sizes{3, 1}, .grad_placements = std::move(wanted)});
       (tensor * placed(weight, mesh, {Replicate()})).sum().backward();
       return local.grad();
     };

@@ -143,6 +143,20 @@ at::Tensor part_for(const at::Tensor& whole, const DeviceMesh& mesh, const Place
   return part.clone();
 }
 
+/// Weights that lie as the results do, so that gradients come sharded too.
+Tensors placed_as(Tensors weights, const Tensors& results) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!weights[i].defined() || !is_dtensor(results[i])) continue;
+    auto placements = DTensor::of(results[i]).placements();
+    for (auto& placement : placements) {
+      if (placement.is_partial()) placement = Replicate();
+    }
+    weights[i] = distribute_tensor(weights[i], DTensor::of(results[i]).mesh(), placements,
+                                   /*src_data_rank=*/std::nullopt);
+  }
+  return weights;
+}
+
 std::string text_of(const std::vector<Placements>& placements) {
   std::string text;
   for (const auto& one : placements) text += c10::str(text.empty() ? "" : " ", one);
@@ -173,9 +187,7 @@ std::string attempt(const Case& test, const Tensors& inputs, const Truth& truth,
   for (size_t i = 0; i < results.size(); ++i)
     wrong += compare(results[i], truth.results[i], c10::str("result ", i));
   if (!test.backward) return wrong;
-  Tensors weights;
-  for (const auto& weight : weights_for(truth.results))
-    weights.push_back(weight.defined() ? DTensor::from_local(weight, mesh) : at::Tensor());
+  const auto weights = placed_as(weights_for(truth.results), results);
   const auto total = weighted_sum(results, weights);
   if (!total.defined()) return wrong;
   total.backward();

@@ -1,8 +1,11 @@
 // One test per error that a user can cause.
 #include "dtensor/placed.h"
+#include "parallel/warnings.h"
 #include "support/message_of.h"
 
 #include <gmock/gmock.h>
+
+#include <sstream>
 
 namespace tessera::testing {
 namespace {
@@ -42,11 +45,11 @@ TEST_F(DTensorErrors, FromLocal) {
   EXPECT_THAT(from({}, {}), HasSubstr("DTensor::from_local: expected a tensor, got an undefined"));
   EXPECT_THAT(from(rows(), {}), HasSubstr("expected a plain tensor, got a distributed one"));
   EXPECT_THAT(from(local.to_sparse(), {}), HasSubstr("expected a dense tensor, got layout Sparse"));
-  EXPECT_THAT(from(local, {}, {.shape = {{8, 3}}}), HasSubstr("got a shape alone"));
-  EXPECT_THAT(from(local, {}, {.stride = {{3, 1}}}), HasSubstr("got a stride alone"));
-  EXPECT_THAT(from(local, {}, {.shape = {{8}}, .stride = {{1}}}),
+  EXPECT_THAT(from(local, {}, {.shape = Sizes{8, 3}}), HasSubstr("got a shape alone"));
+  EXPECT_THAT(from(local, {}, {.stride = Sizes{3, 1}}), HasSubstr("got a stride alone"));
+  EXPECT_THAT(from(local, {}, {.shape = Sizes{8}, .stride = Sizes{1}}),
               HasSubstr("expected a shape and a stride of the local tensor's 2 dimensions"));
-  EXPECT_THAT(from(local, {Shard(0)}, {.shape = {{9, 3}}, .stride = {{3, 1}}}),
+  EXPECT_THAT(from(local, {Shard(0)}, {.shape = Sizes{9, 3}, .stride = Sizes{3, 1}}),
               AllOf(HasSubstr("expected a local tensor of sizes [3, 3], rank 0's part of [9, 3]"),
                     HasSubstr("got [2, 3]")));
   EXPECT_THAT(from(local, {Shard(0), Shard(1)}),
@@ -86,7 +89,7 @@ TEST_F(DTensorErrors, DistributeTensor) {
   EXPECT_THAT(distribute(rows()),
               AllOf(HasSubstr("got one distributed as [Shard(0)]"), HasSubstr("redistribute")));
   EXPECT_THAT(distribute(torch::ones({2}, torch::requires_grad()) * 2),
-              AllOf(HasSubstr("expected a leaf tensor, got a result of MulBackward0"),
+              AllOf(HasSubstr("expected a leaf tensor, got a result of MulBackward"),
                     HasSubstr("DTensor::from_local")));
   EXPECT_THAT(distribute(torch::ones({4}), {}, 4),
               HasSubstr("expected a src_data_rank from 0 to 3, an index along mesh dimension 0"));
@@ -155,9 +158,16 @@ TEST_F(DTensorErrors, Memory) {
   EXPECT_THAT(message(converted), text);
   EXPECT_THAT(message(rows()), text);
   EXPECT_THAT(message(rows() + 1), text);
-  EXPECT_THROW(rows().accessor<float, 2>(), c10::Error);
-  EXPECT_THROW(rows().storage().data_ptr(), c10::Error);
-  EXPECT_THROW(rows().item(), c10::Error) << "more than one element";
+  const auto tensor = rows();
+  EXPECT_THROW((tensor.accessor<float, 2>()), c10::Error);
+  EXPECT_THROW(tensor.storage(), c10::Error);
+  EXPECT_THAT(message_of<c10::Error>([&] {
+                std::ostringstream out;
+                out << static_cast<const at::Tensor&>(tensor);
+              }),
+              text)
+      << "printed as what it is not";
+  EXPECT_THROW(tensor.item(), c10::Error) << "more than one element";
 }
 
 at::Tensor doubled(const at::Tensor& x) { return x * 2; }
@@ -193,12 +203,6 @@ TEST(DTensorWithoutRuleOnThreads, IsGatheredOrAnError) {
   });
 }
 
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
-
 at::Tensor tripled(const at::Tensor& x) { return x * 3; }
 
 TORCH_LIBRARY_FRAGMENT(tessera_dtensor_test, library) {
@@ -207,8 +211,7 @@ TORCH_LIBRARY_FRAGMENT(tessera_dtensor_test, library) {
 }
 
 TEST_F(DTensorErrors, OneWarningNamesAnOperatorWithoutRule) {
-  Warnings warnings;
-  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  const CaughtWarnings warnings;
   const auto op = c10::Dispatcher::singleton()
                       .findSchemaOrThrow("tessera_dtensor_test::tripled", "")
                       .typed<at::Tensor(const at::Tensor&)>();

@@ -28,7 +28,7 @@ void expect_as_on_one_device(const Named& named, const at::Tensor& whole, const 
   leaf.requires_grad_();
   const auto actual = named.function(leaf);
   expect_equal(full_of(actual), expected.detach(), label, kSums);
-  const auto gradient = numbered(expected.sizes());
+  const auto gradient = torch::sin(numbered(expected.sizes()));
   expected.backward(gradient);
   actual.backward(placed(gradient, mesh, Placements(placements.size())));
   expect_equal(full_of(leaf.grad()), plain.grad(), label + ", gradient", kSums);
@@ -113,7 +113,7 @@ TEST(KnownTrapsOnThreads, TwoMeshDimensionsOnOneTensorDimension) {
       for (const auto& named : shape_functions()) {
         for (const int64_t rows : {12, 7, 5, 3}) {
           for (const auto& placements : all)
-            expect_as_on_one_device(named, numbered({rows, 6}), mesh, placements);
+            expect_as_on_one_device(named, torch::sin(numbered({rows, 6})), mesh, placements);
         }
       }
     });
@@ -126,7 +126,7 @@ TEST(KnownTrapsOnThreads, ViewsOfUnevenShards) {
       for (const auto& named : shape_functions()) {
         for (const int64_t rows : {5, 7, 3, 2}) {
           for (const auto& placement : {Shard(0), Shard(1), Partial()})
-            expect_as_on_one_device(named, numbered({rows, 6}), mesh, {placement});
+            expect_as_on_one_device(named, torch::sin(numbered({rows, 6})), mesh, {placement});
         }
       }
     });
@@ -275,6 +275,15 @@ TEST(KnownTrapsOnThreads, PartialTensorsAreReducedBeforeWhatIsNotLinear) {
         {"x > 0", [](const at::Tensor& x) { return (x > 0).to(torch::kFloat) * x; }},
     };
     for (const auto& named : functions) expect_as_on_one_device(named, whole, mesh, {Partial()});
+    const std::vector<at::Tensor> summands{placed(whole, mesh, {Partial()})};
+    const std::vector<at::Tensor> factors{placed(whole, mesh, {Replicate()})};
+    expect_equal(full_of(at::_foreach_mul(summands, summands)[0]), whole * whole, "", kSums);
+    expect_equal(full_of(at::_foreach_mul(summands, factors)[0]), whole * whole, "", kSums);
+    expect_equal(full_of(at::_foreach_add(summands, factors)[0]), whole * 2, "", kSums);
+    expect_equal(full_of(at::_foreach_add(summands, 1)[0]), whole + 1, "", kSums);
+    const std::vector<at::Tensor> maxima{
+        DTensor::from_local(whole + rank(), mesh, {Partial("max")})};
+    expect_equal(full_of(at::_foreach_neg(maxima)[0]), -(whole + 2));
     const auto largest = DTensor::from_local(whole + rank(), mesh, {Partial("max")});
     expect_equal(full_of(largest * -1), (whole + 2) * -1, "a factor below zero turns the maximum");
     expect_equal(full_of(largest * 2), (whole + 2) * 2);

@@ -3,6 +3,8 @@
 
 #include "dtensor/placed.h"
 
+#include <cmath>
+
 namespace tessera::testing {
 namespace {
 
@@ -77,8 +79,8 @@ Trace train(Parameters parameters, const at::Tensor& x, const at::Tensor& target
     optimizer->step();
     trace.steps.emplace_back();
     for (const auto& parameter : parameters) {
-      trace.steps.back().push_back(is_dtensor(parameter) ? full_of(parameter)
-                                                         : parameter.detach().clone());
+      const auto whole = is_dtensor(parameter) ? full_of(parameter) : parameter.detach();
+      trace.steps.back().push_back(whole.clone());
     }
   }
   return trace;

@@ -7,12 +7,15 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 /// Whole tensors, cut by hand: what distributed ones are compared with.
 namespace tessera::testing {
 
 using MeshShape = std::vector<int64_t>;
+using Sizes = std::vector<int64_t>;
 
 /// The chunk rule, once more and by torch::chunk's definition.
 inline at::Tensor chunk_by_hand(const at::Tensor& tensor, int64_t dim, int64_t ranks,

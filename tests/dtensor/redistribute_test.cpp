@@ -96,14 +96,11 @@ TEST_P(Redistribute, AsyncResultsWaitAtFirstUse) {
     leaf.requires_grad_();
     (leaf.redistribute(Placements(ndim), /*async_op=*/true) * 3).sum().backward();
     expect_equal(full_of(leaf.grad()), torch::full({5, 7}, 3.0));
-    placed(whole, mesh, Placements(ndim, Shard(0))).redistribute(Placements(ndim), true);
   });
 }
 
 std::string name_of(const ::testing::TestParamInfo<MeshShape>& test) {
-  std::string name = "Mesh";
-  for (const auto ranks : test.param) name += "_" + std::to_string(ranks);
-  return name;
+  return c10::str("Mesh_", c10::Join("_", test.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(OnThreads, Redistribute,

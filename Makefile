@@ -63,6 +63,9 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 	@TESSERA_DTENSOR_SHARE=1 TESSERA_DTENSOR_OPERATORS=1 build/release/bin/tests/dtensor \
 	  --gtest_filter='*BruteForce*' > build/release/test-dtensor.log 2>&1; status=$$?; \
 	  grep -E '^(\[  (FAILED|PASSED)|[a-z]+ on )|Failure' build/release/test-dtensor.log; \
+	  build/release/bin/tessera run -n 2 -- sh -c '.venv/bin/python tests/dtensor/op_db_peer.py \
+	    build/release/lib/libtessera.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store 1 \
+	    --csv $(RESULTS)-dtensor-op-db.csv' | tail -n 1; \
 	  echo "operators that ran by a rule: $$(sed -n 's/^operator //p' build/release/test-dtensor.log | sort -u | wc -l)"; \
 	  exit $$status
 

@@ -16,6 +16,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_map>
@@ -43,7 +44,7 @@ struct KeyEqual {
   }
 };
 /// Of this thread, so that ranks that are threads need no lock and keep apart.
-using Plans = std::unordered_map<CallKey, Plan, KeyHash, KeyEqual>;
+using Plans = std::unordered_map<CallKey, std::shared_ptr<const Plan>, KeyHash, KeyEqual>;
 
 /// Whether libtorch's own derivative formulas run: plain tensors they make (zeros, masks) are the
 /// same on every rank.
@@ -162,10 +163,19 @@ class Run {
                      run_path(move.path, tensor_at(value, move.position), *from, tensor.sizes()));
     }
     for (const auto& [index, value] : plan_.replaced) local[index] = value;
+    if (plan_.rule != nullptr && plan_.rule->reads_layout) match_layout(local[0]);
     // out= gets memory for the result as it comes; see put().
     for (const auto& destination : plan_.destinations)
       local[destination.index] = at::empty({0}, local[destination.index].toTensor().options());
     return local;
+  }
+
+  void match_layout(c10::IValue& value) const {
+    const auto& part = value.toTensor();
+    if (stack_[base_].toTensor().is_contiguous())
+      value = part.contiguous();
+    else if (part.is_contiguous())
+      value = part.mT().contiguous().mT();
   }
 
   void bring_back(const Plan::Return& way, const at::Tensor& written) const {
@@ -324,20 +334,20 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   key.add(reinterpret_cast<uint64_t>(scoped_rules()));
   for (size_t i = base; i < stack->size(); ++i) key.add((*stack)[i]);
 
-  auto known = key.is_complete() ? plans.find(&key) : plans.end();
   if (!replicates_implicitly() && !takes_plain(op)) {
     for (size_t i = base; i < stack->size(); ++i) check_plain(schema, (*stack)[i], i - base);
   }
-  if (known == plans.end()) {
-    // Working it out may dispatch again and use the key.
-    auto used = key;
-    auto plan =
-        make_plan(op, Call(schema, {stack->begin() + static_cast<long>(base), stack->end()}));
+  const auto known = key.is_complete() ? plans.find(&key) : plans.end();
+  // Held here: what runs below may dispatch again and forget it.
+  auto plan = known == plans.end() ? nullptr : known->second;
+  if (!plan) {
+    const auto used = key;
+    plan = std::make_shared<const Plan>(
+        make_plan(op, Call(schema, {stack->begin() + static_cast<long>(base), stack->end()})));
     if (plans.size() >= kRememberedPlans) plans.clear();
-    if (!used.is_complete()) return run_plan(op, plan, *stack);
-    known = plans.insert_or_assign(std::move(used), std::move(plan)).first;
+    if (used.is_complete()) plans.insert_or_assign(used, plan);
   }
-  run_plan(op, known->second, *stack);
+  run_plan(op, *plan, *stack);
 }
 
 }  // namespace tessera::dtensor

@@ -58,6 +58,9 @@ struct Rule {
   bool takes_any_indices = false;
   /// Plain tensors among its arguments count as replicated.
   bool takes_plain = false;
+  /// What the operator returns depends on whether its first argument is contiguous, and its
+  /// derivative asks the whole tensor: the part must be so as well.
+  bool reads_layout = false;
   Adapt adapt = {};
   RunLocal run = {};
   /// Tensor arguments that the operator writes though its schema does not say so.

@@ -76,11 +76,21 @@ Sizes diagonal_sizes(const Operand& matrix) {
 }
 
 const Registration kWithMeta({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex",
-                              "aten::_linalg_solve_ex", "aten::_linalg_det",
-                              "aten::_linalg_slogdet", "aten::linalg_lu_factor_ex",
-                              "aten::linalg_lu_solve", "aten::linalg_ldl_factor_ex",
-                              "aten::linalg_ldl_solve", "aten::triangular_solve"},
+                              "aten::linalg_lu_factor_ex", "aten::linalg_lu_solve",
+                              "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve",
+                              "aten::triangular_solve"},
                              batch_rule());
+
+/// They return the decomposition of the transposed matrix if the matrix is contiguous.
+Rule layout_rule() {
+  auto rule = batch_rule();
+  rule.reads_layout = true;
+  return rule;
+}
+const Registration kDecomposed({"aten::_linalg_solve_ex", "aten::_linalg_det",
+                                "aten::_linalg_slogdet"},
+                               layout_rule());
+
 const Registration kLikeFirst({"aten::cholesky", "aten::cholesky_inverse", "aten::cholesky_solve",
                                "aten::_cholesky_solve_helper", "aten::linalg_householder_product",
                                "aten::linalg_matrix_exp"},

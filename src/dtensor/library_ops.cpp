@@ -1,0 +1,86 @@
+// Distributed tensors as operators, for programs that load libtessera without its headers, Python
+// among them: torch.ops.load_library("libtessera.so"), then torch.ops.tessera.….
+#include <tessera/dtensor.h>
+
+#include "dtensor/dispatch_log.h"
+
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <chrono>
+#include <memory>
+
+namespace tessera::dtensor {
+namespace {
+
+void join(const std::string& init_method, int64_t rank, int64_t world_size, int64_t seconds) {
+  init({.rank = static_cast<int>(rank),
+        .world_size = static_cast<int>(world_size),
+        .init_method = init_method,
+        .timeout = std::chrono::seconds(seconds)});
+}
+
+void leave() { shutdown(); }
+
+/// "R", "S0", "S-1", "P".
+Placement parse(const std::string& text) {
+  if (text == "R") return Replicate();
+  if (text == "P") return Partial();
+  TORCH_CHECK_VALUE(text.size() > 1 && text[0] == 'S',
+                    "tessera::distribute: expected a placement R, P or S followed by a tensor ",
+                    "dimension, got '", text, "'");
+  return Shard(std::stoll(text.substr(1)));
+}
+
+Placements parse(const std::vector<std::string>& texts) {
+  Placements placements;
+  for (const auto& text : texts) placements.push_back(parse(text));
+  return placements;
+}
+
+at::Tensor distribute(const at::Tensor& tensor, std::vector<int64_t> mesh_shape,
+                      const std::vector<std::string>& placements) {
+  const auto mesh = init_device_mesh(tensor.device().type(), mesh_shape);
+  return distribute_tensor(tensor, mesh, parse(placements), /*src_data_rank=*/std::nullopt);
+}
+
+at::Tensor redistribute_to(const at::Tensor& tensor, const std::vector<std::string>& placements) {
+  return DTensor::of(tensor).redistribute(parse(placements));
+}
+
+at::Tensor full(const at::Tensor& tensor) { return DTensor::of(tensor).full_tensor(); }
+at::Tensor local(const at::Tensor& tensor) { return DTensor::of(tensor).to_local(); }
+bool is_distributed(const at::Tensor& tensor) { return is_dtensor(tensor); }
+
+std::unique_ptr<DispatchLog>& log() {
+  thread_local std::unique_ptr<DispatchLog> log;
+  return log;
+}
+
+/// (calls, of these without a rule, of these with something sharded) since the last time.
+std::vector<int64_t> take_counts() {
+  if (!log()) log() = std::make_unique<DispatchLog>();
+  std::vector<int64_t> counts(3);
+  for (const auto& [name, entry] : log()->entries()) {
+    counts[0] += entry.calls;
+    counts[1] += entry.without_rule;
+    counts[2] += entry.kept_sharded;
+  }
+  log()->clear();
+  return counts;
+}
+
+TORCH_LIBRARY(tessera, library) {
+  library.def("init(str init_method, int rank, int world_size, int timeout_seconds) -> ()", join);
+  library.def("shutdown() -> ()", leave);
+  library.def("distribute(Tensor tensor, int[] mesh_shape, str[] placements) -> Tensor",
+              distribute);
+  library.def("redistribute(Tensor tensor, str[] placements) -> Tensor", redistribute_to);
+  library.def("full_tensor(Tensor tensor) -> Tensor", full);
+  library.def("to_local(Tensor tensor) -> Tensor", local);
+  library.def("is_dtensor(Tensor tensor) -> bool", is_distributed);
+  library.def("take_dispatch_counts() -> int[]", take_counts);
+}
+
+}  // namespace
+}  // namespace tessera::dtensor

@@ -65,7 +65,10 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 	  grep -E '^(\[  (FAILED|PASSED)|[a-z]+ on )|Failure' build/release/test-dtensor.log; \
 	  build/release/bin/tessera run -n 2 -- sh -c '.venv/bin/python tests/dtensor/op_db_peer.py \
 	    build/release/lib/libtessera.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store 1 \
-	    --csv $(RESULTS)-dtensor-op-db.csv' | tail -n 1; \
+	    --csv $(RESULTS)-dtensor-op-db.csv' > build/release/op_db.log 2>&1 || status=1; \
+	  tail -n 1 build/release/op_db.log; \
+	  awk -F, 'NR == 2 && ($$3 > 0 || $$2 < 0.95 * $$1 || $$4 < 0.6 * $$1) {exit 1}' \
+	    $(RESULTS)-dtensor-op-db.csv || status=1; \
 	  echo "operators that ran by a rule: $$(sed -n 's/^operator //p' build/release/test-dtensor.log | sort -u | wc -l)"; \
 	  exit $$status
 

@@ -5,6 +5,8 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
@@ -18,23 +20,47 @@ class BorderNode : public torch::autograd::Node {
  public:
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {at::Tensor()};
+    check(gradients[0]);
     return {pass(gradients[0])};
   }
 
  protected:
+  virtual void check(const at::Tensor& gradient) const {
+    TORCH_CHECK_TYPE(
+        has_part(gradient), name(),
+        ": expected a distributed gradient of a distributed tensor, got a plain one of ", "sizes ",
+        gradient.sizes(), "; distribute what is passed to backward()");
+  }
   virtual at::Tensor pass(const at::Tensor& gradient) const = 0;
 };
 
+/// What a rank's part counts for in the whole: all in a sum, its share in an average.
+double share_of_part(const Spec& spec) {
+  double share = 1;
+  for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
+    if (!spec.placements[dim].is_partial()) continue;
+    const auto op = spec.placements[dim].reduce_op();
+    TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG,
+                                "DTensor::from_local: ", c10::str(spec.placements[dim]),
+                                " is not differentiable; detach the local tensor");
+    if (op == ReduceOp::AVG) share /= static_cast<double>(spec.mesh_shape[dim]);
+  }
+  return share;
+}
+
 class FromLocalBackward final : public BorderNode {
  public:
-  explicit FromLocalBackward(SpecPtr gradient) : gradient_(std::move(gradient)) {}
+  FromLocalBackward(SpecPtr forward, SpecPtr gradient)
+      : forward_(std::move(forward)), gradient_(std::move(gradient)) {}
   std::string name() const override { return "TesseraFromLocalBackward"; }
 
  private:
   at::Tensor pass(const at::Tensor& gradient) const override {
-    const auto placed = redistribute(gradient, gradient_);
-    return to_local(placed, gradient_spec(part_of(placed).spec));
+    const auto local = to_local(redistribute(gradient, gradient_), forward_);
+    const double share = share_of_part(*forward_);
+    return share == 1 ? local : local * share;
   }
+  const SpecPtr forward_;
   const SpecPtr gradient_;
 };
 
@@ -47,6 +73,15 @@ class ToLocalBackward final : public BorderNode {
   std::string name() const override { return "TesseraToLocalBackward"; }
 
  private:
+  void check(const at::Tensor& gradient) const override {
+    TORCH_CHECK_VALUE(!has_part(gradient), "DTensor::to_local: expected a plain gradient");
+    const auto expected = gradient_->local_sizes(sizes_);
+    TORCH_CHECK_VALUE(gradient.sizes() == c10::IntArrayRef(expected),
+                      "DTensor::to_local: expected a gradient of sizes ",
+                      c10::IntArrayRef(expected), " for grad_placements ",
+                      c10::str(gradient_->placements), ", got ", gradient.sizes(),
+                      "; they must leave this rank a part of the local tensor's sizes");
+  }
   at::Tensor pass(const at::Tensor& gradient) const override {
     return from_local(gradient, gradient_, sizes_, strides_, gradient_spec(gradient_));
   }
@@ -94,7 +129,7 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArra
                       c10::IntArrayRef strides, SpecPtr gradient) {
   if (!needs_gradient(local))
     return wrap(local.requires_grad() ? local.detach() : local, spec, sizes, strides);
-  return with_history<FromLocalBackward>(wrap(local.detach(), spec, sizes, strides), local,
+  return with_history<FromLocalBackward>(wrap(local.detach(), spec, sizes, strides), local, spec,
                                          std::move(gradient));
 }
 

@@ -4,6 +4,7 @@
 #include "dtensor/dispatch_log.h"
 #include "dtensor/foreach.h"
 #include "dtensor/plan.h"
+#include "dtensor/random.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 
@@ -207,10 +208,19 @@ class Run {
   void call(torch::jit::Stack& local) const {
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    share_generator(local);
     if (plan_.rule != nullptr && plan_.rule->run)
       plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
     else
       op_.callBoxed(local);
+  }
+
+  /// Ranks that draw for a result they all hold must draw the same.
+  void share_generator(torch::jit::Stack& local) const {
+    if (!op_.hasTag(at::Tag::nondeterministic_seeded) || (plan_.rule && plan_.rule->run)) return;
+    const auto index = op_.schema().argumentIndexWithName("generator");
+    if (index && local[*index].isNone())
+      local[*index] = shared_generator(*plan_.mesh, c10::Device(plan_.mesh->mesh.device_type()));
   }
 
   /// A rank outside of the mesh holds nothing, but knows the shapes.

@@ -84,7 +84,7 @@ class Elements {
     }
   }
 
-  at::Tensor local(const at::Tensor& tensor, size_t i) const {
+  at::Tensor local(const at::Tensor& tensor, size_t i, bool is_written) const {
     if (!tensor.defined()) return tensor;
     const auto& target = targets_[i];
     if (!target) {
@@ -98,7 +98,13 @@ class Elements {
                   ": got a mix of distributed and plain tensors at place ", i, " of its lists");
       return tensor;
     }
-    if (is_number) return local_as(schema_, tensor, replicated_like(target));
+    const auto wanted = is_number ? replicated_like(target) : target;
+    TORCH_CHECK_VALUE(!is_written || part_of(tensor).spec->placements == wanted->placements,
+                      schema_.name(), ": expected what is written at place ", i,
+                      " of its lists to be placed ", c10::str(wanted->placements), ", got ",
+                      c10::str(part_of(tensor).spec->placements),
+                      "; redistribute it first (an optimizer's state lies as its parameter does)");
+    if (is_number) return local_as(schema_, tensor, wanted);
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.sizes() == first_[i].sizes(), schema_.name(),
                                 ": expected tensors of equal sizes at place ", i,
                                 " of its lists, got ", first_[i].sizes(), " and ", tensor.sizes());
@@ -107,6 +113,9 @@ class Elements {
 
   at::Tensor wrapped(at::Tensor local, size_t i) const {
     if (!targets_[i]) return local;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        local.sizes() == c10::IntArrayRef(targets_[i]->local_sizes(first_[i].sizes())),
+        schema_.name(), ": not supported on distributed tensors; call it on one tensor at a time");
     return wrap(std::move(local), targets_[i], first_[i].sizes(), first_[i].strides());
   }
 
@@ -125,7 +134,7 @@ class Elements {
 };
 
 c10::IValue local_argument(const c10::FunctionSchema& schema, const Elements& elements,
-                           const c10::IValue& value, size_t length) {
+                           const c10::IValue& value, size_t length, bool is_written) {
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
     if (!has_part(tensor)) return value;
@@ -135,7 +144,8 @@ c10::IValue local_argument(const c10::FunctionSchema& schema, const Elements& el
   auto tensors = value.toTensorVector();
   TORCH_CHECK_VALUE(tensors.empty() || tensors.size() == length, schema.name(),
                     ": expected lists of one length, got ", length, " and ", tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i] = elements.local(tensors[i], i);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    tensors[i] = elements.local(tensors[i], i, is_written);
   return tensors;
 }
 
@@ -185,8 +195,14 @@ bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto* alias = schema.arguments()[0].alias_info();
   const Elements elements(schema, first, alias != nullptr && alias->isWrite());
   torch::jit::Stack local;
-  for (size_t i = 0; i < arguments; ++i)
-    local.push_back(local_argument(schema, elements, stack[base + i], first.size()));
+  for (size_t i = 0; i < arguments; ++i) {
+    const auto* own = schema.arguments()[i].alias_info();
+    // The first list is the measure of all others. Gradients are written only to unscale them,
+    // which nobody looks at afterwards.
+    const bool is_written =
+        i > 0 && own != nullptr && own->isWrite() && schema.arguments()[i].name() != "grads";
+    local.push_back(local_argument(schema, elements, stack[base + i], first.size(), is_written));
+  }
   {
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);

@@ -75,9 +75,8 @@ ResultShapes by_targets(const Call& call) {
   return shapes.size() == call.output_count() ? shapes : ResultShapes();
 }
 
-/// Empty if there is no Meta kernel, or it wants data, or the call is wrong: the operator itself
-/// will tell which.
-ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call) {
+/// Empty if there is no Meta kernel, or it refuses: it wants data, or the call is wrong.
+ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call, bool& refuses) {
   torch::jit::Stack stack;
   const auto& formals = call.schema().arguments();
   for (size_t i = 0; i < formals.size(); ++i) {
@@ -93,7 +92,10 @@ ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call) {
     const c10::impl::ExcludeDispatchKeyGuard below_autograd(
         c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
     op.callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    return {};
   } catch (const std::exception&) {
+    refuses = true;
     return {};
   }
   ResultShapes shapes;
@@ -103,10 +105,15 @@ ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call) {
 
 }  // namespace
 
-ResultShapes infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule) {
-  if (auto shapes = by_targets(call); !shapes.empty()) return shapes;
-  if (auto shapes = by_meta_kernel(op, call); !shapes.empty()) return shapes;
-  return rule != nullptr && rule->shapes ? by_rule(*rule, call) : ResultShapes();
+Inference infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule) {
+  bool refuses = false;
+  if (auto shapes = by_meta_kernel(op, call, refuses); !shapes.empty()) return {shapes};
+  if (rule != nullptr && rule->shapes) {
+    auto shapes = by_rule(*rule, call);
+    const bool is_doubtful = shapes.empty() && call.output_count() > 0;
+    return {std::move(shapes), is_doubtful};
+  }
+  return {refuses ? ResultShapes() : by_targets(call), refuses};
 }
 
 }  // namespace tessera::dtensor

@@ -50,7 +50,14 @@ at::Tensor wrap(at::Tensor local, const SpecPtr& spec, c10::IntArrayRef sizes,
                 c10::IntArrayRef strides) {
   const auto dtype = local.dtype();
   const auto device = local.device();
-  return wrap(c10::make_intrusive<Part>(std::move(local), spec), sizes, strides, dtype, device);
+  // Whoever writes to the part writes to the tensor: autograd must notice either way.
+  const auto version = local.is_inference() ? c10::VariableVersion()
+                                            : local.unsafeGetTensorImpl()->version_counter();
+  auto tensor =
+      wrap(c10::make_intrusive<Part>(std::move(local), spec), sizes, strides, dtype, device);
+  if (version.enabled() && !tensor.is_inference())
+    tensor.unsafeGetTensorImpl()->set_version_counter(version);
+  return tensor;
 }
 
 void become_distributed(const at::Tensor& tensor, at::Tensor local, const SpecPtr& spec) {

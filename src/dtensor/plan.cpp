@@ -112,10 +112,13 @@ Plan make_plan(const c10::OperatorHandle& op, const Call& call) {
   static const Rule kNoRule{[](const Call&, int64_t) { return Rows(); }};
   const Rule& rule = plan.rule == nullptr ? kNoRule : *plan.rule;
 
-  auto shapes = infer_shapes(op, call, plan.rule);
+  auto [shapes, is_doubtful] = infer_shapes(op, call, plan.rule);
   const auto written = written_inputs(call, rule);
-  auto chosen = choose(call, rule, *plan.mesh, shapes, written);
-  if (!chosen) chosen = choose(call, rule, *plan.mesh, shapes, std::vector<bool>(written.size()));
+  std::optional<Candidate> chosen;
+  if (!is_doubtful) {
+    chosen = choose(call, rule, *plan.mesh, shapes, written);
+    if (!chosen) chosen = choose(call, rule, *plan.mesh, shapes, std::vector<bool>(written.size()));
+  }
   if (!chosen) chosen = all_replicated(call, plan.mesh->placements.size());
   add_moves(plan, call, *chosen);
   add_returns(plan, call, written);

@@ -20,7 +20,13 @@ struct ResultShape {
 /// What an operator would return for the whole tensors; empty if only running it can tell.
 /// By return, then by element of a list.
 using ResultShapes = std::vector<std::vector<ResultShape>>;
-ResultShapes infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule);
+struct Inference {
+  ResultShapes shapes;
+  /// The whole tensors do not seem to fit together. Parts of them might all the same: the operator
+  /// must see the whole, and say what is wrong on every rank alike.
+  bool is_doubtful = false;
+};
+Inference infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule);
 
 /// How a call runs on parts, worked out once for all calls that look the same.
 struct Plan {

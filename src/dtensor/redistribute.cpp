@@ -88,15 +88,19 @@ at::Tensor run_path(const Path& path, at::Tensor local, const Spec& from, c10::I
   return walk.local();
 }
 
-std::function<at::Tensor()> start_path(const Path& path, at::Tensor local, const Spec& from,
+std::function<at::Tensor()> start_path(const Path& path, const at::Tensor& local, const Spec& from,
                                        c10::IntArrayRef sizes) {
-  Walk walk(std::move(local), from, sizes);
+  Walk walk(local, from, sizes);
   Transfer last;
   for (const auto& step : path.steps) {
     walk.arrive(last);
     last = walk.begin(step);
   }
-  if (!last.pending.defined()) return [result = walk.local()] { return result; };
+  if (!last.pending.defined()) {
+    // Whoever writes to the result must not write to the source.
+    auto result = walk.local().is_alias_of(local) ? walk.local().clone() : walk.local();
+    return [result] { return result; };
+  }
   return [last] { return last.wait(); };
 }
 
@@ -112,6 +116,10 @@ Path require_path(const char* caller, const Spec& from, const Spec& to, c10::Int
 at::Tensor redistributed(const char* caller, const at::Tensor& tensor, const SpecPtr& to) {
   auto& part = part_of(tensor);
   if (part.spec == to) return tensor;
+  TORCH_CHECK_VALUE(part.spec->mesh == to->mesh, caller,
+                    ": expected distributed tensors on one mesh, got ", c10::str(part.spec->mesh),
+                    " and ", c10::str(to->mesh),
+                    "; redistribute them over one mesh, or compute with to_local()");
   const auto path = require_path(caller, *part.spec, *to, tensor.sizes(),
                                  static_cast<int64_t>(tensor.itemsize()));
   auto local =

@@ -9,7 +9,7 @@ namespace tessera::dtensor {
 /// global. The result may share memory with `local`.
 at::Tensor run_path(const Path& path, at::Tensor local, const Spec& from, c10::IntArrayRef sizes);
 /// The same, but returns when the last collective is under way; the function waits for it.
-std::function<at::Tensor()> start_path(const Path& path, at::Tensor local, const Spec& from,
+std::function<at::Tensor()> start_path(const Path& path, const at::Tensor& local, const Spec& from,
                                        c10::IntArrayRef sizes);
 
 /// The cheapest way; throws, naming `caller`, if there is none.

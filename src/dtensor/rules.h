@@ -66,6 +66,7 @@ struct Rule {
   /// Tensor arguments that the operator writes though its schema does not say so.
   std::vector<size_t> also_writes = {};
   /// Global sizes of the results, by return; asked if the operator has no Meta kernel.
+  /// Empty: the arguments do not fit together.
   std::function<std::vector<Sizes>(const Call& call)> shapes = {};
 };
 

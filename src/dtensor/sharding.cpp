@@ -99,13 +99,14 @@ bool is_even(c10::IntArrayRef sizes, const Placements& placements, c10::IntArray
 
 bool has_empty_shard(c10::IntArrayRef sizes, const Placements& placements,
                      c10::IntArrayRef mesh_shape) {
-  // The rank at the far end of every cut holds least.
-  std::vector<int64_t> last;
-  for (const auto ranks : mesh_shape) last.push_back(ranks - 1);
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     const auto tensor_dim = static_cast<int64_t>(dim);
     if (shard_order(placements, mesh_shape, tensor_dim).empty()) continue;
-    if (local_chunk(sizes[dim], tensor_dim, placements, mesh_shape, last).length == 0) return true;
+    // Cut twice, the last rank need not hold least: 7 over 2 x 3 is 2, 2, 0 and 1, 1, 1.
+    for (const auto& coordinate : coordinates_of(mesh_shape)) {
+      if (local_chunk(sizes[dim], tensor_dim, placements, mesh_shape, coordinate).length == 0)
+        return true;
+    }
   }
   return false;
 }

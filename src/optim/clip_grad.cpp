@@ -1,3 +1,4 @@
+#include <tessera/dtensor.h>
 #include <tessera/optim.h>
 
 #include "optim/plan.h"
@@ -74,7 +75,11 @@ at::Tensor total_norm_of(const char* caller, const Tensors& tensors, double norm
         norms.push_back(at::linalg_vector_norm(member, norm_type));
     }
   });
-  for (at::Tensor& norm : norms) norm = norm.to(device);
+  // Distributed and plain parameters may stand side by side; a norm is one number for all ranks.
+  for (at::Tensor& norm : norms) {
+    if (is_dtensor(norm)) norm = DTensor::of(norm).full_tensor();
+    norm = norm.to(device);
+  }
   at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
   if (error_if_nonfinite) {
     TORCH_CHECK(std::isfinite(total.item<double>()), caller,

@@ -45,6 +45,8 @@ std::string describe(const ManagedParameters& parameters, size_t index) {
   out << parameters.names[index] << " " << tensor.sizes() << " " << tensor.strides() << " "
       << tensor.scalar_type() << (tensor.requires_grad() ? "" : " frozen")
       << (parameters.is_sparse[index] ? " sparse" : "");
+  // Ranks that hold different shards hold no copies of one parameter.
+  out << describe_part(tensor);
   return out.str();
 }
 

@@ -178,7 +178,8 @@ std::string attempt(const Case& test, const Tensors& inputs, const Truth& truth,
   const testing::Tolerance tolerance{test.tolerance, test.tolerance};
   const auto compare = [&](const at::Tensor& actual, const at::Tensor& expected,
                            const std::string& what) -> std::string {
-    if (!expected.defined() || !actual.defined()) return "";
+    if (!expected.defined()) return "";
+    if (!actual.defined()) return expected.any().item<bool>() ? what + " is missing" : "";
     const auto full = is_dtensor(actual) ? DTensor::of(actual).full_tensor().detach() : actual;
     const auto verdict = testing::tensors_equal(full, expected, tolerance);
     return verdict ? "" : what + ": " + verdict.message();
@@ -189,7 +190,11 @@ std::string attempt(const Case& test, const Tensors& inputs, const Truth& truth,
   if (!test.backward) return wrong;
   const auto weights = placed_as(weights_for(truth.results), results);
   const auto total = weighted_sum(results, weights);
-  if (!total.defined()) return wrong;
+  if (!total.defined()) {
+    for (const auto& gradient : truth.gradients)
+      if (gradient.defined()) wrong += "no result has a history";
+    return wrong;
+  }
   total.backward();
   for (size_t i = 0; i < parts.size(); ++i)
     wrong += compare(parts[i].grad(), truth.gradients[i], c10::str("gradient of input ", i));

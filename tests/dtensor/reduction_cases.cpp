@@ -47,7 +47,8 @@ const Cases kSums(
         reduce("nansum", [](const at::Tensor& x) { return x.nansum(kOuter); }),
         reduce("mean", [](const at::Tensor& x) { return x.mean(); }),
         reduce("mean_dim", [](const at::Tensor& x) { return x.mean(1); }),
-        reduce("mean_dims", [](const at::Tensor& x) { return x.mean({0, -1}, true); }),
+        reduce("mean_dims",
+               [](const at::Tensor& x) { return x.mean(at::IntArrayRef({0, -1}), true); }),
         reduce("mean_even", [](const at::Tensor& x) { return x.mean(0); }, {12, 4}),
         reduce("mean_few", [](const at::Tensor& x) { return x.mean(0); }, {2, 3}),
         reduce(
@@ -135,12 +136,14 @@ const Cases kMoments(
     {
         reduce("var", [](const at::Tensor& x) { return x.var(1); }),
         reduce("var_all", [](const at::Tensor& x) { return x.var(); }),
-        reduce("std", [](const at::Tensor& x) { return x.std({0, 1}, false, true); }),
+        reduce("std",
+               [](const at::Tensor& x) { return x.std(at::IntArrayRef({0, 1}), false, true); }),
         {"var_mean", {{5, 4}}, [](const Tensors& x) { return both(at::var_mean(x[0], 0)); }},
         {"std_mean", {{5, 4}}, [](const Tensors& x) { return both(at::std_mean(x[0], 1)); }},
         reduce("norm", [](const at::Tensor& x) { return x.norm(); }),
         reduce("norm_dim", [](const at::Tensor& x) { return x.norm(2, 1); }),
-        reduce("norm_keepdim", [](const at::Tensor& x) { return x.norm(3, {0, 2}, true); }),
+        reduce("norm_keepdim",
+               [](const at::Tensor& x) { return x.norm(3, at::IntArrayRef({0, 2}), true); }),
         reduce(
             "norm_one", [](const at::Tensor& x) { return x.norm(1); }, distinct({5, 4})),
         reduce("vector_norm", [](const at::Tensor& x) { return at::linalg_vector_norm(x, 2, 0); }),

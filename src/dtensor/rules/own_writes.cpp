@@ -70,14 +70,18 @@ void run_index_put(const c10::OperatorHandle& op, const Choice& choice,
                    const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
   const auto self = stack[0].toTensor();
   auto indices = stack[1].toOptionalTensorList().copy();
+  // A mask takes several dimensions, so that an index's place in the list is not its dimension;
+  // then rules shard none that is indexed.
+  for (const std::optional<at::Tensor> index : indices) {
+    if (index && index->defined() &&
+        (index->scalar_type() == c10::kBool || index->scalar_type() == c10::kByte))
+      return op.callBoxed(stack);
+  }
   Room room{self, {}};
   for (size_t dim = 0; dim < indices.size(); ++dim) {
     const std::optional<at::Tensor> index = indices.get(dim);
     const auto tensor_dim = static_cast<int64_t>(dim);
     if (!index || !index->defined() || !is_sharded(choice.inputs[0], tensor_dim)) continue;
-    // A mask takes several dimensions: then rules shard none that is indexed, and this is another.
-    if (index->scalar_type() == c10::kBool || index->scalar_type() == c10::kByte)
-      return op.callBoxed(stack);
     const int64_t size = input_sizes[0][dim];
     const auto positive = from_begin(*index, size);
     check_range(op, positive, size);

@@ -1,6 +1,8 @@
 // Operators that work element by element.
 #include "dtensor/rules.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <algorithm>
 
 namespace tessera::dtensor {
@@ -148,6 +150,11 @@ Rule pointwise_rule(bool passes_partial) {
     Sizes sizes;
     const int64_t ndim = broadcast_ndim(call);
     for (int64_t dim = 0; dim < ndim; ++dim) sizes.push_back(broadcast_size(call, dim, ndim));
+    for (const auto& input : call.inputs()) {
+      for (const auto& operand : input.operands) {
+        if (!at::is_expandable_to(operand.sizes, sizes)) return std::vector<Sizes>();
+      }
+    }
     return std::vector<Sizes>(call.output_count(), sizes);
   };
   return rule;

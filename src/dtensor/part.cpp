@@ -25,7 +25,8 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own: its sizes are global and each rank holds a part; use "
-    "DTensor::of(tensor).to_local() for this rank's part or full_tensor() for the whole; print it as "
+    "DTensor::of(tensor).to_local() for this rank's part or full_tensor() for the whole; print it "
+    "as "
     "std::cout << DTensor::of(tensor)";
 
 }  // namespace

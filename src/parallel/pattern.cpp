@@ -13,6 +13,10 @@ struct CharacterSet {
   size_t length;  // of the set in the pattern
 };
 
+bool is_between(unsigned char low, unsigned char character, unsigned char high) {
+  return low <= character && character <= high;
+}
+
 std::optional<CharacterSet> read_set(std::string_view pattern, char character) {
   size_t at = 1;
   const bool is_negated = at < pattern.size() && pattern[at] == '!';
@@ -23,11 +27,12 @@ std::optional<CharacterSet> read_set(std::string_view pattern, char character) {
     if (pattern[at] == ']' && at > first) return CharacterSet{is_member != is_negated, at + 1};
     const bool is_range =
         at + 2 < pattern.size() && pattern[at + 1] == '-' && pattern[at + 2] != ']';
-    const auto low = static_cast<unsigned char>(pattern[at]);
-    const auto high = static_cast<unsigned char>(is_range ? pattern[at + 2] : pattern[at]);
-    const auto it = static_cast<unsigned char>(character);
-    is_member = is_member || (low <= it && it <= high);
-    if (is_range) at += 2;
+    if (is_range) {
+      is_member = is_member || is_between(pattern[at], character, pattern[at + 2]);
+      at += 2;
+    } else {
+      is_member = is_member || pattern[at] == character;
+    }
   }
   return std::nullopt;
 }

@@ -55,7 +55,7 @@ void expect_all_forms() {
                         {{11}, {}},           {{2, 11, 3, 5}, {2, 3, 5}},
                         {{2, 11, 4}, {2, 4}}, {{2, 8, 2, 2, 3}, {2, 2, 2, 3}}};
   for (const auto& which : cases) {
-    const SCOPED_TRACE(c10::str(c10::IntArrayRef(which.logits)));
+    SCOPED_TRACE(c10::str(c10::IntArrayRef(which.logits)));
     const auto weight = drawn({which.logits[which.logits.size() == 1 ? 0 : 1]}, 9).abs();
     expect_equal_losses(which, F::CrossEntropyFuncOptions());
     expect_equal_losses(which, F::CrossEntropyFuncOptions().reduction(torch::kSum));

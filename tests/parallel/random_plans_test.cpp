@@ -82,7 +82,7 @@ void expect_plan_trains(uint64_t seed) {
                  state.placement);
     if (style) plan.push_back({"layers." + std::to_string(i), style});
   }
-  const SCOPED_TRACE(c10::str("seed ", seed, ":", text, " ", widths.back()));
+  SCOPED_TRACE(c10::str("seed ", seed, ":", text, " ", widths.back()));
   if (plan.empty()) return;
 
   auto [plain, parallel] = twins<Stack>(seed, widths);

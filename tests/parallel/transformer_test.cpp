@@ -117,7 +117,7 @@ void expect_equal_training(bool is_fused) {
   torch::optim::AdamW parallel_optimizer(parallel->parameters(), 1e-2);
   torch::manual_seed(17);
   for (int step = 0; step < 10; ++step) {
-    const SCOPED_TRACE("step " + std::to_string(step));
+    SCOPED_TRACE("step " + std::to_string(step));
     const auto tokens = torch::randint(kWords, {kBatch, kContext}, torch::kLong);
     const auto target = torch::randint(kWords, {kBatch * kContext}, torch::kLong);
     plain_optimizer.zero_grad();

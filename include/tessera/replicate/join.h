@@ -26,10 +26,11 @@ struct JoinOptions {
 ///     tessera::Join join(net);
 ///     while (auto batch = next_batch()) train(net, *batch);
 ///   }  // here a rank waits for, and shadows, those that go on
-/// Inside, ranks with batches left do the same things in the same order. Afterwards all have the
-/// parameters and buffers of the highest rank that ran longest; an optimizer's state is not brought
-/// along. Buffers that follow a rank follow the lowest one with batches left. A comm hook's result
-/// counts as an average over all ranks.
+/// Inside, ranks with batches left do the same things in the same order, and nothing collective but
+/// the modules' own: a rank that has run out would not take part in an all_reduce of yours.
+/// Afterwards all have the parameters and buffers of the highest rank that ran longest; an
+/// optimizer's state is not brought along. Buffers that follow a rank follow the lowest one with
+/// batches left. A comm hook's result counts as an average over all ranks.
 class Join {
  public:
   /// `module` or parts of it are replicated. A collective, like the first forward of these.

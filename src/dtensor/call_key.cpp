@@ -31,7 +31,10 @@ void CallKey::add_tensor(const at::Tensor& tensor) {
                    static_cast<uint64_t>(sizes.size()) << 16);
   if (is_part) words_.push_back(part_of(tensor).spec->id);
   for (const auto size : sizes) words_.push_back(static_cast<uint64_t>(size));
-  if (!is_part) return;
+  if (!is_part) {
+    has_plain_ = has_plain_ || tensor.numel() != 1;
+    return;
+  }
   for (const auto stride : tensor.strides()) words_.push_back(static_cast<uint64_t>(stride));
 }
 

@@ -17,11 +17,14 @@ class CallKey {
   void clear() {
     words_.clear();
     is_complete_ = true;
+    has_plain_ = false;
   }
   void add(const c10::IValue& value);
   void add(uint64_t word) { words_.push_back(word); }
   /// False: a value of a kind that is not known here; the call must not be remembered.
   bool is_complete() const { return is_complete_; }
+  /// Whether a plain tensor of several elements is among the values.
+  bool has_plain() const { return has_plain_; }
   size_t hash() const;
   const std::vector<uint64_t>& words() const { return words_; }
 
@@ -31,6 +34,7 @@ class CallKey {
 
   std::vector<uint64_t> words_;
   bool is_complete_ = true;
+  bool has_plain_ = false;
 };
 
 }  // namespace tessera::dtensor

@@ -6,19 +6,6 @@
 namespace tessera::dtensor {
 namespace {
 
-/// Partial results of different operations do not say which comes first.
-bool is_one_kind(const Placements& placements) {
-  std::optional<ReduceOp::RedOpType> op;
-  for (const auto& placement : placements) {
-    if (!placement.is_partial()) continue;
-    const auto kind =
-        placement.reduce_op() == ReduceOp::AVG ? ReduceOp::SUM : placement.reduce_op();
-    if (op && *op != kind) return false;
-    op = kind;
-  }
-  return true;
-}
-
 class Chooser {
  public:
   Chooser(const Call& call, const Rule& rule, const Spec& mesh, const ResultShapes& shapes,
@@ -132,10 +119,7 @@ class Chooser {
     double cost = 0;
     for (const auto& operand : call_.inputs()[input].operands) {
       const auto now = operand.spec ? operand.spec->placements : Placements(wanted.size());
-      cost += find_path({operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)),
-                         mesh_.mesh_shape},
-                        now, wanted)
-                  .cost;
+      cost += find_path(layout_of(operand, mesh_), now, wanted).cost;
     }
     costs_[input].emplace_back(wanted, cost);
     return cost;

@@ -21,6 +21,10 @@ struct Candidate {
 std::optional<Candidate> choose(const Call& call, const Rule& rule, const Spec& mesh,
                                 const ResultShapes& shapes, const std::vector<bool>& fixed);
 
+inline Layout layout_of(const Operand& operand, const Spec& mesh) {
+  return {operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)), mesh.mesh_shape};
+}
+
 /// The argument whose tensor a return is, if the operator writes it.
 std::optional<size_t> written_argument(const c10::FunctionSchema& schema, size_t output);
 

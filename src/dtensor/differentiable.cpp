@@ -83,7 +83,7 @@ class ToLocalBackward final : public BorderNode {
                       "; they must leave this rank a part of the local tensor's sizes");
   }
   at::Tensor pass(const at::Tensor& gradient) const override {
-    return from_local(gradient, gradient_, sizes_, strides_, gradient_spec(gradient_));
+    return from_local(gradient, gradient_, sizes_, strides_, without_partial(gradient_));
   }
   const SpecPtr gradient_;
   const Sizes sizes_;
@@ -115,15 +115,6 @@ at::Tensor with_history(at::Tensor output, const at::Tensor& input, A&&... argum
 }
 
 }  // namespace
-
-SpecPtr gradient_spec(const SpecPtr& spec) {
-  if (!spec->has_partial) return spec;
-  auto placements = spec->placements;
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return make_spec(spec->mesh, placements);
-}
 
 at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
                       c10::IntArrayRef strides, SpecPtr gradient) {
@@ -162,7 +153,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_
     }
   }
   if (!needs_gradient(tensor)) return result;
-  return with_history<RedistributeBackward>(std::move(result), tensor, gradient_spec(part.spec));
+  return with_history<RedistributeBackward>(std::move(result), tensor, without_partial(part.spec));
 }
 
 }  // namespace tessera::dtensor

@@ -5,9 +5,8 @@
 /// Crossing the border between parts and whole, with autograd.
 namespace tessera::dtensor {
 
-/// Where the gradient of a tensor placed so belongs: the same, but Replicate for Partial. The whole
-/// gradient is that of every summand.
-SpecPtr gradient_spec(const SpecPtr& spec);
+// The gradient of a tensor belongs where the tensor is, but lies replicated where that is Partial:
+// the whole gradient is that of every summand. See without_partial.
 
 /// `gradient`: where the gradient is put before its local part is returned.
 at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,

@@ -3,15 +3,14 @@
 #include "dtensor/call_key.h"
 #include "dtensor/dispatch_log.h"
 #include "dtensor/foreach.h"
+#include "dtensor/local_scope.h"
 #include "dtensor/plan.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
@@ -60,7 +59,6 @@ bool in_derivative_formula() {
 void check_plain(const c10::FunctionSchema& schema, const c10::IValue& value, size_t index) {
   const auto check = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || has_part(tensor) || tensor.numel() == 1) return;
-    if (in_derivative_formula()) return;
     TORCH_CHECK(
         false, schema.name(), ": got a mix of distributed and plain tensors: argument '",
         schema.arguments()[index].name(), "' is a plain tensor of sizes ", tensor.sizes(),
@@ -156,9 +154,7 @@ class Run {
     for (const auto& move : plan_.moves) {
       const auto& tensor = tensor_at(stack_[base_ + move.argument], move.position);
       // A plain tensor counts as replicated.
-      const auto from = has_part(tensor)
-                            ? part_of(tensor).spec
-                            : make_spec(plan_.mesh->mesh, Placements(move.to->placements.size()));
+      const auto from = has_part(tensor) ? part_of(tensor).spec : replicated(*plan_.mesh);
       auto& value = local[move.argument];
       replace_tensor(value, move.position,
                      run_path(move.path, tensor_at(value, move.position), *from, tensor.sizes()));
@@ -206,21 +202,14 @@ class Run {
   }
 
   void call(torch::jit::Stack& local) const {
-    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
-    share_generator(local);
+    const LocalScope on_parts;
+    if (plan_.generator && local[*plan_.generator].isNone())
+      local[*plan_.generator] =
+          shared_generator(*plan_.mesh, c10::Device(plan_.mesh->mesh.device_type()));
     if (plan_.rule != nullptr && plan_.rule->run)
       plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
     else
       op_.callBoxed(local);
-  }
-
-  /// Ranks that draw for a result they all hold must draw the same.
-  void share_generator(torch::jit::Stack& local) const {
-    if (!op_.hasTag(at::Tag::nondeterministic_seeded) || (plan_.rule && plan_.rule->run)) return;
-    const auto index = op_.schema().argumentIndexWithName("generator");
-    if (index && local[*index].isNone())
-      local[*index] = shared_generator(*plan_.mesh, c10::Device(plan_.mesh->mesh.device_type()));
   }
 
   /// A rank outside of the mesh holds nothing, but knows the shapes.
@@ -239,11 +228,8 @@ class Run {
     if (!local.defined()) return local;
     at::Tensor result;
     if (output.shapes.empty()) {
-      auto sizes = local.sizes().vec();
-      for (size_t dim = 0; dim < output.spec->placements.size(); ++dim) {
-        const auto& placement = output.spec->placements[dim];
-        if (placement.is_shard()) sizes[placement.dim()] *= output.spec->mesh_shape[dim];
-      }
+      const auto& spec = *output.spec;
+      const auto sizes = whole_of_equal_parts(local.sizes(), spec.placements, spec.mesh_shape);
       const auto strides = dense_strides_like(sizes, local.strides());
       result = wrap(std::move(local), output.spec, sizes, strides);
     } else {
@@ -344,7 +330,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   key.add(reinterpret_cast<uint64_t>(scoped_rules()));
   for (size_t i = base; i < stack->size(); ++i) key.add((*stack)[i]);
 
-  if (!replicates_implicitly() && !takes_plain(op)) {
+  if (key.has_plain() && !replicates_implicitly() && !takes_plain(op) && !in_derivative_formula()) {
     for (size_t i = base; i < stack->size(); ++i) check_plain(schema, (*stack)[i], i - base);
   }
   const auto known = key.is_complete() ? plans.find(&key) : plans.end();

@@ -43,10 +43,10 @@ at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const 
     if (spec->mesh_shape[dim] > 1)
       whole = dtensor::broadcast_from(whole, *source, spec->groups[dim]).wait();
   }
-  const auto replicated = dtensor::make_spec(spec->mesh, Placements(spec->placements.size()));
-  const auto path = dtensor::require_path(caller, *replicated, *spec, tensor.sizes(),
+  const auto whole_spec = dtensor::replicated(*spec);
+  const auto path = dtensor::require_path(caller, *whole_spec, *spec, tensor.sizes(),
                                           static_cast<int64_t>(tensor.itemsize()));
-  auto local = dtensor::run_path(path, whole, *replicated, tensor.sizes());
+  auto local = dtensor::run_path(path, whole, *whole_spec, tensor.sizes());
   return local.is_alias_of(tensor) ? local.clone() : local.contiguous();
 }
 

@@ -31,18 +31,9 @@ void check_shapes(const at::Tensor& local, const FromLocalOptions& options) {
                     c10::IntArrayRef(*options.stride));
 }
 
-/// The whole if every rank's part is as large as this one.
-Sizes whole_of_equal_parts(const at::Tensor& local, const dtensor::Spec& spec) {
-  auto sizes = local.sizes().vec();
-  for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
-    if (spec.placements[dim].is_shard()) sizes[spec.placements[dim].dim()] *= spec.mesh_shape[dim];
-  }
-  return sizes;
-}
-
 SpecPtr gradient_of(const char* caller, const SpecPtr& spec,
                     const std::optional<Placements>& placements, int64_t ndim) {
-  if (!placements) return dtensor::gradient_spec(spec);
+  if (!placements) return dtensor::without_partial(spec);
   return dtensor::make_spec(spec->mesh,
                             dtensor::normalize(caller, *placements, ndim, spec->mesh.ndim()));
 }
@@ -80,7 +71,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     sizes = dtensor::agreed_sizes(local, *spec);
     used = dtensor::agreed_values(local, *spec);
   } else if (!options.shape) {
-    sizes = whole_of_equal_parts(local, *spec);
+    sizes = dtensor::whole_of_equal_parts(local.sizes(), spec->placements, spec->mesh_shape);
   }
   if (options.shape) sizes = *options.shape;
   const auto strides =

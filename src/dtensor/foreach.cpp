@@ -1,10 +1,9 @@
 #include "dtensor/foreach.h"
 
+#include "dtensor/local_scope.h"
 #include "dtensor/redistribute.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -51,10 +50,6 @@ bool is_sum(const Spec& spec) {
   });
 }
 
-SpecPtr replicated_like(const SpecPtr& spec) {
-  return make_spec(spec->mesh, Placements(spec->placements.size()));
-}
-
 at::Tensor local_as(const c10::FunctionSchema& schema, const at::Tensor& tensor,
                     const SpecPtr& to) {
   return part_of(redistributed(schema.name().c_str(), tensor, to)).local();
@@ -98,7 +93,7 @@ class Elements {
                   ": got a mix of distributed and plain tensors at place ", i, " of its lists");
       return tensor;
     }
-    const auto wanted = is_number ? replicated_like(target) : target;
+    const auto wanted = is_number ? replicated(*target) : target;
     TORCH_CHECK_VALUE(!is_written || part_of(tensor).spec->placements == wanted->placements,
                       schema_.name(), ": expected what is written at place ", i,
                       " of its lists to be placed ", c10::str(wanted->placements), ", got ",
@@ -120,14 +115,6 @@ class Elements {
   }
 
  private:
-  static SpecPtr without_partial(const SpecPtr& spec) {
-    auto placements = spec->placements;
-    for (auto& placement : placements) {
-      if (placement.is_partial()) placement = Replicate();
-    }
-    return make_spec(spec->mesh, placements);
-  }
-
   const c10::FunctionSchema& schema_;
   const Tensors& first_;
   std::vector<SpecPtr> targets_;
@@ -138,7 +125,7 @@ c10::IValue local_argument(const c10::FunctionSchema& schema, const Elements& el
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
     if (!has_part(tensor)) return value;
-    return local_as(schema, tensor, replicated_like(part_of(tensor).spec));
+    return local_as(schema, tensor, replicated(*part_of(tensor).spec));
   }
   if (!value.isTensorList()) return value;
   auto tensors = value.toTensorVector();
@@ -204,8 +191,7 @@ bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     local.push_back(local_argument(schema, elements, stack[base + i], first.size(), is_written));
   }
   {
-    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    const LocalScope on_parts;
     if (contains(kFused, schema.name())) {
       call_fused(op, local);
     } else {

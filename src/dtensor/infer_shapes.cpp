@@ -1,9 +1,11 @@
 // Shapes of results by libtorch's own Meta kernels, which compute nothing else.
+#include "dtensor/choose.h"
+#include "dtensor/local_scope.h"
 #include "dtensor/plan.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
 
 namespace tessera::dtensor {
 namespace {
@@ -60,19 +62,17 @@ ResultShapes by_rule(const Rule& rule, const Call& call) {
 /// Results that are the arguments themselves; empty if another one is among them.
 ResultShapes by_targets(const Call& call) {
   ResultShapes shapes;
-  for (const auto& formal : call.schema().returns()) {
-    for (const auto& input : call.inputs()) {
-      const auto* own = call.schema().arguments()[input.index].alias_info();
-      if (formal.alias_info() == nullptr || own == nullptr || !own->isWrite() ||
-          own->beforeSets() != formal.alias_info()->beforeSets())
-        continue;
-      shapes.emplace_back();
-      for (const auto& operand : input.operands)
-        shapes.back().push_back({operand.sizes, operand.strides});
-      break;
-    }
+  for (size_t output = 0; output < call.output_count(); ++output) {
+    const auto argument = written_argument(call.schema(), output);
+    const auto target =
+        std::find_if(call.inputs().begin(), call.inputs().end(),
+                     [&](const auto& input) { return argument && input.index == *argument; });
+    if (target == call.inputs().end()) return {};
+    shapes.emplace_back();
+    for (const auto& operand : target->operands)
+      shapes.back().push_back({operand.sizes, operand.strides});
   }
-  return shapes.size() == call.output_count() ? shapes : ResultShapes();
+  return shapes;
 }
 
 /// Empty if there is no Meta kernel, or it refuses: it wants data, or the call is wrong.
@@ -89,8 +89,7 @@ ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call, boo
       stack.push_back(meta_value(call.argument(i)));
   }
   try {
-    const c10::impl::ExcludeDispatchKeyGuard below_autograd(
-        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    const LocalScope on_parts;
     op.callBoxed(stack);
   } catch (const c10::NotImplementedError&) {
     return {};

@@ -18,10 +18,7 @@ SpecPtr find_mesh(const Call& call) {
       for (const auto& operand : argument.operands) {
         if (!operand.spec) continue;
         if (!found) found = operand.spec;
-        TORCH_CHECK_VALUE(found->mesh == operand.spec->mesh, call.schema().name(),
-                          ": expected distributed tensors on one mesh, got ", c10::str(found->mesh),
-                          " and ", c10::str(operand.spec->mesh),
-                          "; redistribute them over one mesh, or compute with to_local()");
+        check_one_mesh(call.schema().name(), *found, *operand.spec);
       }
     }
   };
@@ -36,15 +33,11 @@ void add_moves(Plan& plan, const Call& call, const Candidate& candidate) {
     const auto wanted = make_spec(plan.mesh->mesh, candidate.inputs[i]);
     for (size_t j = 0; j < input.operands.size(); ++j) {
       const auto& operand = input.operands[j];
-      const auto now = operand.spec
-                           ? operand.spec
-                           : make_spec(plan.mesh->mesh, Placements(wanted->placements.size()));
+      const auto now = operand.spec ? operand.spec : replicated(*plan.mesh);
       if (now->placements == wanted->placements) continue;
       plan.moves.push_back(
           {input.index, input.positions[j], wanted,
-           find_path({operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)),
-                      plan.mesh->mesh_shape},
-                     now->placements, wanted->placements)});
+           find_path(layout_of(operand, *plan.mesh), now->placements, wanted->placements)});
     }
   }
 }
@@ -89,9 +82,8 @@ void add_returns(Plan& plan, const Call& call, const std::vector<bool>& written)
                   ": expected a distributed tensor to write to, got a plain one of sizes ",
                   c10::IntArrayRef(operand.sizes),
                   " next to distributed ones; distribute it first");
-      auto path = find_path({operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)),
-                             plan.mesh->mesh_shape},
-                            move.to->placements, operand.spec->placements);
+      auto path =
+          find_path(layout_of(operand, *plan.mesh), move.to->placements, operand.spec->placements);
       TORCH_CHECK(
           std::isfinite(path.cost), call.schema().name(),
           ": an operation in place leaves its target placed ", c10::str(operand.spec->placements),
@@ -100,6 +92,13 @@ void add_returns(Plan& plan, const Call& call, const std::vector<bool>& written)
       plan.returns.push_back({move.argument, move.to, std::move(path)});
     }
   }
+}
+
+/// Where a generator is to be given on which all ranks agree: they draw for a result they all hold.
+std::optional<size_t> generator_of(const c10::OperatorHandle& op, const Rule& rule) {
+  if (rule.run || !op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
+  const auto index = op.schema().argumentIndexWithName("generator");
+  return index ? std::optional(static_cast<size_t>(*index)) : std::nullopt;
 }
 
 }  // namespace
@@ -123,6 +122,7 @@ Plan make_plan(const c10::OperatorHandle& op, const Call& call) {
   add_moves(plan, call, *chosen);
   add_returns(plan, call, written);
   add_outputs(plan, call, *chosen, std::move(shapes));
+  plan.generator = generator_of(op, rule);
   plan.choice = {plan.mesh, chosen->outputs, chosen->inputs};
   if (rule.run) {
     for (size_t i = 0; i < call.input_count(); ++i)

@@ -60,6 +60,7 @@ struct Plan {
   Choice choice;
   std::vector<Sizes> input_sizes;  // global, of the first operand of each input; if rule->run
   std::vector<TensorArgument> destinations;
+  std::optional<size_t> generator;  // the argument, if the ranks must draw alike
 };
 
 /// Throws if the call can't run: meshes differ, an in-place operation would need its target placed

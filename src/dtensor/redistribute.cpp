@@ -116,10 +116,7 @@ Path require_path(const char* caller, const Spec& from, const Spec& to, c10::Int
 at::Tensor redistributed(const char* caller, const at::Tensor& tensor, const SpecPtr& to) {
   auto& part = part_of(tensor);
   if (part.spec == to) return tensor;
-  TORCH_CHECK_VALUE(part.spec->mesh == to->mesh, caller,
-                    ": expected distributed tensors on one mesh, got ", c10::str(part.spec->mesh),
-                    " and ", c10::str(to->mesh),
-                    "; redistribute them over one mesh, or compute with to_local()");
+  check_one_mesh(caller, *part.spec, *to);
   const auto path = require_path(caller, *part.spec, *to, tensor.sizes(),
                                  static_cast<int64_t>(tensor.itemsize()));
   auto local =

@@ -86,6 +86,15 @@ Sizes local_sizes(c10::IntArrayRef sizes, const Placements& placements, c10::Int
   return local;
 }
 
+Sizes whole_of_equal_parts(c10::IntArrayRef part, const Placements& placements,
+                           c10::IntArrayRef mesh_shape) {
+  auto sizes = part.vec();
+  for (size_t dim = 0; dim < placements.size(); ++dim) {
+    if (placements[dim].is_shard()) sizes[placements[dim].dim()] *= mesh_shape[dim];
+  }
+  return sizes;
+}
+
 bool is_even(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape) {
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     int64_t pieces = 1;
@@ -141,12 +150,23 @@ std::vector<std::vector<int64_t>> coordinates_of(c10::IntArrayRef mesh_shape) {
   return all;
 }
 
+bool is_one_kind(const Placements& placements) {
+  std::optional<ReduceOp::RedOpType> op;
+  for (const auto& placement : placements) {
+    if (!placement.is_partial()) continue;
+    const auto kind =
+        placement.reduce_op() == ReduceOp::AVG ? ReduceOp::SUM : placement.reduce_op();
+    if (op && *op != kind) return false;
+    op = kind;
+  }
+  return true;
+}
+
 Placements normalize(const char* caller, Placements placements, int64_t ndim, int64_t mesh_ndim) {
   if (placements.empty()) placements.resize(mesh_ndim);
   TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh_ndim, caller,
                     ": expected one placement per mesh dimension, ", mesh_ndim, ", got ",
                     placements.size(), ": ", c10::str(placements));
-  std::optional<ReduceOp::RedOpType> op;
   for (auto& placement : placements) {
     if (placement.is_shard()) {
       TORCH_CHECK_VALUE(placement.dim() >= -ndim && placement.dim() < ndim, caller,
@@ -155,14 +175,9 @@ Placements normalize(const char* caller, Placements placements, int64_t ndim, in
       if (placement.dim() < 0)
         placement = StridedShard(placement.dim() + ndim, placement.split_factor());
     }
-    if (!placement.is_partial()) continue;
-    const auto kind =
-        placement.reduce_op() == ReduceOp::AVG ? ReduceOp::SUM : placement.reduce_op();
-    // A maximum of sums is not the sum of maxima, and the placements do not say which is meant.
-    TORCH_CHECK_VALUE(!op || *op == kind, caller,
-                      ": expected Partial placements of one operation, got ", c10::str(placements));
-    op = kind;
   }
+  TORCH_CHECK_VALUE(is_one_kind(placements), caller,
+                    ": expected Partial placements of one operation, got ", c10::str(placements));
   return placements;
 }
 

@@ -51,6 +51,10 @@ std::vector<Chunk> local_box(c10::IntArrayRef sizes, const Placements& placement
 Sizes local_sizes(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape,
                   c10::IntArrayRef coordinate);
 
+/// Global sizes, if every rank's part is as large as this one.
+Sizes whole_of_equal_parts(c10::IntArrayRef part, const Placements& placements,
+                           c10::IntArrayRef mesh_shape);
+
 /// Whether all ranks hold equally much; whether each holds something.
 bool is_even(c10::IntArrayRef sizes, const Placements& placements, c10::IntArrayRef mesh_shape);
 bool has_empty_shard(c10::IntArrayRef sizes, const Placements& placements,
@@ -62,6 +66,10 @@ Sizes dense_strides_like(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 /// All coordinates of a mesh of this shape, in row-major order.
 std::vector<std::vector<int64_t>> coordinates_of(c10::IntArrayRef mesh_shape);
+
+/// Whether all Partial placements are of one operation (an average is a sum): a maximum of sums is
+/// not the sum of maxima, and placements do not say which is meant.
+bool is_one_kind(const Placements& placements);
 
 /// "Shard(-1)" of a tensor of `ndim` dimensions is "Shard(ndim - 1)"; throws if there is no such
 /// dimension.

@@ -1,5 +1,7 @@
 #include "dtensor/spec.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
 #include <algorithm>
@@ -103,6 +105,26 @@ SpecPtr make_spec(const DeviceMesh& mesh, const Placements& placements) {
   known.specs.emplace(hash, c10::weak_intrusive_ptr<Spec>(spec));
   last = c10::weak_intrusive_ptr<Spec>(spec);
   return spec;
+}
+
+SpecPtr replicated(const Spec& spec) {
+  return make_spec(spec.mesh, Placements(spec.placements.size()));
+}
+
+SpecPtr without_partial(const SpecPtr& spec) {
+  if (!spec->has_partial) return spec;
+  auto placements = spec->placements;
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = Replicate();
+  }
+  return make_spec(spec->mesh, placements);
+}
+
+void check_one_mesh(const std::string& caller, const Spec& left, const Spec& right) {
+  TORCH_CHECK_VALUE(left.mesh == right.mesh, caller,
+                    ": expected distributed tensors on one mesh, got ", c10::str(left.mesh),
+                    " and ", c10::str(right.mesh),
+                    "; redistribute them over one mesh, or compute with to_local()");
 }
 
 }  // namespace tessera::dtensor

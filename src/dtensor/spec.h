@@ -7,6 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace tessera::dtensor {
@@ -32,5 +33,11 @@ using SpecPtr = c10::intrusive_ptr<Spec>;
 
 /// The spec of this rank for the pair; placements have been normalized.
 SpecPtr make_spec(const DeviceMesh& mesh, const Placements& placements);
+/// On the same mesh: Replicate everywhere; Replicate where it is Partial.
+SpecPtr replicated(const Spec& spec);
+SpecPtr without_partial(const SpecPtr& spec);
+
+/// Throws a ValueError if they are on different meshes.
+void check_one_mesh(const std::string& caller, const Spec& left, const Spec& right);
 
 }  // namespace tessera::dtensor

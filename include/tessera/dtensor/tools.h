@@ -44,9 +44,8 @@ class comm_debug {
     int64_t collectives = 0;
     int64_t bytes = 0;  // of this rank's inputs
   };
-  using Counts = std::map<std::string, Count>;  // by kind: "all_reduce", "all_gather",
-                                                // "reduce_scatter", "all_to_all", "broadcast",
-                                                // "scatter"
+  /// By kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast".
+  using Counts = std::map<std::string, Count>;
 
   comm_debug();
   /// Counts by submodule too, of the hookable ones.

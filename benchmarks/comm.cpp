@@ -2,7 +2,8 @@
 #include <tessera/comm.h>
 
 #include "comm_cases.h"
-#include "machine.h"
+#include "statistics.h"
+#include "table.h"
 
 #include <CLI/CLI.hpp>
 #include <sys/resource.h>
@@ -10,9 +11,9 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
 
 namespace {
 
@@ -34,11 +35,6 @@ const std::map<std::string, c10::ScalarType> kDtypes = {{"float32", at::kFloat},
                                                         {"float64", at::kDouble},
                                                         {"float16", at::kHalf},
                                                         {"bfloat16", at::kBFloat16}};
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -73,22 +69,18 @@ double time_memcpy(int64_t bytes, int count) {
   return seconds;
 }
 
-class Table {
+/// What rank 0 prints; the others' lines go nowhere.
+class Rank0Table {
  public:
-  explicit Table(const std::string& path) {
-    if (rank() != 0 || path.empty()) return;
-    file_.open(path);
-    TORCH_CHECK_VALUE(file_, "bench comm: expected to write to ", path, ", but it can't be opened");
-    write_machine_beside(path);
+  explicit Rank0Table(const std::string& path) {
+    if (rank() == 0) table_.emplace("comm", path);
   }
   void add(const std::string& line) {
-    if (rank() != 0) return;
-    std::cout << line << std::endl;
-    if (file_.is_open()) file_ << line << std::endl;
+    if (table_) table_->add(line);
   }
 
  private:
-  std::ofstream file_;
+  std::optional<Table> table_;
 };
 
 struct Subject {
@@ -114,7 +106,7 @@ std::string format_row(const std::string& op, const std::string& dtype, int64_t 
 }
 
 void measure(const Settings& settings, const std::map<std::string, Group>& groups,
-             const std::string& op, const std::string& dtype, int64_t bytes, Table& table) {
+             const std::string& op, const std::string& dtype, int64_t bytes, Rank0Table& table) {
   std::vector<Subject> subjects;
   for (const auto& backend : settings.backends) {
     const auto& group = groups.at(backend);
@@ -147,7 +139,7 @@ void measure(const Settings& settings, const std::map<std::string, Group>& group
 
 /// Processor time of a rank that waits for its peer. In the table: microseconds of it as `us`.
 void measure_waiting(const Settings& settings, const Group& group, const std::string& backend,
-                     Table& table) {
+                     Rank0Table& table) {
   const auto used = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -171,7 +163,7 @@ void run(const Settings& settings) {
   std::map<std::string, Group> groups;
   for (const auto& backend : settings.backends)
     groups[backend] = new_group(everybody, {.backend = backend});
-  Table table(settings.csv);
+  Rank0Table table(settings.csv);
   table.add("op,dtype,bytes,ranks,backend,us,gbps,vs_gloo,vs_memcpy");
   for (const auto& op : settings.ops) {
     for (const auto& dtype : settings.dtypes) {
@@ -220,17 +212,9 @@ int main(int argc, char** argv) {
     for (const auto& op : comm_ops()) std::cout << op << "\n";
     return 0;
   }
-  try {
-    at::set_num_threads(1);
+  return run_question("comm", [&] {
     init();
     run(settings);
     shutdown();
-  } catch (const c10::Error& error) {
-    std::cerr << "tessera bench comm: " << error.what_without_backtrace() << std::endl;
-    return 1;
-  } catch (const std::exception& error) {
-    std::cerr << "tessera bench comm: " << error.what() << std::endl;
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -1,10 +1,13 @@
 // What does being distributed cost? Operators on distributed tensors of a mesh of one rank, where
-// nothing travels, against the same on plain ones; and PyTorch's DTensor in the same run.
+// nothing travels, against the same on plain ones; and PyTorch's DTensor in the same run. With
+// several ranks also a redistribute against the bare collective that it needs.
 #include <tessera/comm.h>
 #include <tessera/dtensor.h>
 #include <tessera/optim.h>
 
-#include "machine.h"
+#include "dtensor_redistribute.h"
+#include "statistics.h"
+#include "table.h"
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -12,13 +15,13 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 
 namespace {
 
 using namespace tessera;
+using namespace tessera::benchmarks;
 using Clock = std::chrono::steady_clock;
 using Call = std::function<void()>;
 
@@ -27,7 +30,10 @@ struct Settings {
   double milliseconds = 20;
   std::string peer;
   std::string csv;
+  bool list = false;
 };
+
+constexpr int64_t kRedistributedBytes = int64_t{64} << 20;
 
 struct Row {
   std::string name;
@@ -87,11 +93,6 @@ double microseconds(const Call& call, int64_t count) {
          static_cast<double>(count);
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 struct Times {
   double plain, distributed;
 };
@@ -141,12 +142,32 @@ std::string line_of(const Row& row, const Times& ours, const nlohmann::json& fir
   return line + text;
 }
 
-void run(const Settings& settings, bool list) {
+std::string redistribute_name() {
+  return "redistribute S(0) to S(1) against all_to_all, 64 MiB on " + std::to_string(world_size()) +
+         " ranks";
+}
+
+/// By all ranks; empty if there is only one.
+std::string redistribute_line(const Settings& settings) {
+  if (world_size() == 1) return "";
+  if (settings.list) return redistribute_name();
+  const auto times = time_redistribute(kRedistributedBytes, settings.repeats);
+  char text[256];
+  std::snprintf(text, sizeof text, "\"%s\",%.3f,%.3f,%.3f,,", redistribute_name().c_str(),
+                times.all_to_all_us, times.redistribute_us,
+                times.redistribute_us - times.all_to_all_us);
+  return text;
+}
+
+/// By one process, in a world of its own.
+void run_alone(const Settings& settings, const std::string& last_line) {
+  for (const auto* name : {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "RANK", "WORLD_SIZE"})
+    unsetenv(name);
   init();
-  const auto mesh = init_device_mesh(torch::kCPU, {1});
-  const auto rows = make_rows(mesh);
-  if (list) {
+  const auto rows = make_rows(init_device_mesh(torch::kCPU, {1}));
+  if (settings.list) {
     for (const auto& row : rows) std::cout << row.name << '\n';
+    std::cout << last_line << '\n';
     return;
   }
   const auto before = run_peer(settings);
@@ -156,28 +177,29 @@ void run(const Settings& settings, bool list) {
     times.push_back(measure(row, settings));
   }
   const auto after = run_peer(settings);
-  std::ofstream file;
-  if (!settings.csv.empty()) {
-    file.open(settings.csv);
-    TORCH_CHECK_VALUE(file, "bench dtensor: expected to write to ", settings.csv,
-                      ", but it can't be opened");
-    benchmarks::write_machine_beside(settings.csv);
-  }
-  const auto print = [&](const std::string& line) {
-    std::cout << line << std::endl;
-    if (file.is_open()) file << line << std::endl;
-  };
-  print("row,plain_us,tessera_us,overhead_us,peer_overhead_us,ratio");
-  for (size_t i = 0; i < rows.size(); ++i) print(line_of(rows[i], times[i], before, after));
+  Table table("dtensor", settings.csv);
+  table.add("row,plain_us,tessera_us,overhead_us,peer_overhead_us,ratio");
+  for (size_t i = 0; i < rows.size(); ++i) table.add(line_of(rows[i], times[i], before, after));
+  if (!last_line.empty()) table.add(last_line);
+}
+
+void run(const Settings& settings) {
+  init();
+  const auto line = redistribute_line(settings);
+  shutdown();
+  if (!is_other_rank()) run_alone(settings, line);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Operators on distributed tensors against plain ones; needs one rank",
-               "tessera bench dtensor");
+  CLI::App app(
+      "Operators on distributed tensors against plain ones, on one rank; the last row, with "
+      "several "
+      "ranks: a redistribute from Shard(0) to Shard(1) (tessera_us) against an all-to-all of the "
+      "same bytes (plain_us)",
+      "tessera bench dtensor");
   Settings settings;
-  bool list = false;
   app.add_option("--repeats", settings.repeats, "timed pairs; the median counts")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -187,20 +209,7 @@ int main(int argc, char** argv) {
   app.add_option("--peer", settings.peer, "pytorch: its DTensor, in the same run")
       ->check(CLI::IsMember({"pytorch"}));
   app.add_option("--csv", settings.csv, "also write the table to this file");
-  app.add_flag("--list", list, "print the rows and stop");
+  app.add_flag("--list", settings.list, "print the rows and stop");
   CLI11_PARSE(app, argc, argv);
-  // Started as several ranks, as `tessera bench` does by default: the others would disturb.
-  const char* rank = std::getenv("TESSERA_RANK");
-  if (rank != nullptr && std::string(rank) != "0") return 0;
-  try {
-    // A world of its own, of one.
-    for (const auto* name : {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "RANK", "WORLD_SIZE"})
-      unsetenv(name);
-    at::set_num_threads(1);
-    run(settings, list);
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << std::endl;
-    return 1;
-  }
-  return 0;
+  return run_question("dtensor", [&] { run(settings); });
 }

@@ -2,20 +2,21 @@
 // hooks. In the table: nanoseconds per call; with hooks, `plain_ns` is still torch::nn's.
 #include <tessera/nn.h>
 
-#include "machine.h"
+#include "statistics.h"
+#include "table.h"
 
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 
 namespace {
 
 using namespace tessera;
+using namespace tessera::benchmarks;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
@@ -99,11 +100,6 @@ double nanoseconds(const Loop& loop, int64_t count) {
          static_cast<double>(count);
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// Both sides in turn, so that a busy moment of the machine hits both. The difference is taken pair
 /// by pair: it is small against the drift of either side.
 std::string measure(const Row& row, const Settings& settings) {
@@ -126,19 +122,13 @@ std::string measure(const Row& row, const Settings& settings) {
 void run(const Settings& settings, bool list) {
   const c10::InferenceMode inference;  // the call counts, not autograd
   const auto rows = make_rows();
-  std::ofstream file;
-  if (!settings.csv.empty() && !list) {
-    file.open(settings.csv);
-    TORCH_CHECK_VALUE(file, "bench hooks: expected to write to ", settings.csv,
-                      ", but it can't be opened");
-    benchmarks::write_machine_beside(settings.csv);
+  if (list) {
+    for (const auto& row : rows) std::cout << row.name << '\n';
+    return;
   }
-  const auto print = [&](const std::string& line) {
-    std::cout << line << std::endl;
-    if (file.is_open()) file << line << std::endl;
-  };
-  if (!list) print("row,plain_ns,tessera_ns");
-  for (const auto& row : rows) print(list ? row.name : measure(row, settings));
+  Table table("hooks", settings.csv);
+  table.add("row,plain_ns,tessera_ns");
+  for (const auto& row : rows) table.add(measure(row, settings));
 }
 
 }  // namespace
@@ -158,14 +148,6 @@ int main(int argc, char** argv) {
   app.add_flag("--list", list, "print the rows and stop");
   CLI11_PARSE(app, argc, argv);
   // Started as several ranks, as `tessera bench` does by default: the others would disturb.
-  const char* rank = std::getenv("TESSERA_RANK");
-  if (rank != nullptr && std::string(rank) != "0") return 0;
-  try {
-    at::set_num_threads(1);
-    run(settings, list);
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << std::endl;
-    return 1;
-  }
-  return 0;
+  if (is_other_rank()) return 0;
+  return run_question("hooks", [&] { run(settings, list); });
 }

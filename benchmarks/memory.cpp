@@ -4,6 +4,7 @@
 #include "memory_sides.h"
 #include "memory_table.h"
 #include "rank0.h"
+#include "table.h"
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -24,6 +25,7 @@ struct Settings {
   int blocks = 12;
   int pairs = 15;
   int steps = 2;
+  std::string backend = "auto";
   std::string csv;
   bool list = false;
 };
@@ -47,8 +49,7 @@ std::vector<MemoryRow> count_bytes(const std::string& job, const Settings& setti
                     .blocks = settings.blocks,
                     .use = MemorySide::measure(job, mode, settings.blocks),
                     .bound_bytes = 0});
-    rows.back().bound_bytes =
-        static_cast<size_t>(bound_of(mode) * static_cast<double>(rows.front().use.peak_bytes));
+    rows.back().bound_bytes = bound_of(job, mode, settings.blocks, rows.front().use);
   }
   return rows;
 }
@@ -104,28 +105,47 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--steps", settings.steps, "steps per timed block")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--backend", settings.backend,
+                 "auto: shm on one host, where units are not copied but seen in shared memory; "
+                 "gloo: units are gathered into private memory")
+      ->check(CLI::IsMember({"auto", "shm", "gloo"}))
+      ->capture_default_str();
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", settings.list, "print jobs and modes, and stop");
 }
 
+constexpr const char* kAbout =
+    "Bytes of tensors in a training step and its time, against the plain step; gradients are "
+    "compared before anything is measured.\n"
+    "steady_bytes: between steps; peak_bytes: on top of that, at the worst moment of a forward and "
+    "its backward; both of the rank that takes most. Bytes are those of libtorch's allocator and, "
+    "where ranks share memory for parameters, of that mapping by the number of ranks: it is there "
+    "once per host. What ranks communicate through is not counted.\n"
+    "bound_bytes: checkpoint: of peak_bytes, 0.3 of plain's. fully_shard: of both together: "
+    "(parameters + gradients + optimizer state) / ranks + the outermost unit + two units of "
+    "parameters + two of gradients + plain's peak_bytes (activations).";
+
+void list_choices() {
+  std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")
+            << "\nmodes: " << CLI::detail::join(memory_mode_names(), ",") << "\n";
+}
+
 int parse_and_run(int argc, char** argv) {
-  CLI::App app(
-      "Bytes of tensors in a training step and its time, against the plain step; gradients are "
-      "compared before anything is measured",
-      "tessera bench memory");
+  CLI::App app(kAbout, "tessera bench memory");
   Settings settings;
   add_options(app, settings);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return rank() == 0 ? app.exit(error) : 0;
+    return is_other_rank() ? 0 : app.exit(error);
   }
-  if (!settings.list) {
-    run(settings);
-  } else if (rank() == 0) {
-    std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")
-              << "\nmodes: " << CLI::detail::join(memory_mode_names(), ",") << "\n";
+  if (settings.list) {
+    if (!is_other_rank()) list_choices();
+    return 0;
   }
+  init({.backend = settings.backend});
+  run(settings);
+  shutdown();
   return 0;
 }
 
@@ -139,10 +159,7 @@ int fail(const std::string& message) {
 int main(int argc, char** argv) {
   try {
     at::set_num_threads(1);
-    init();
-    const int code = parse_and_run(argc, argv);
-    shutdown();
-    return code;
+    return parse_and_run(argc, argv);
   } catch (const StoppedByRank0&) {
     return 0;
   } catch (const c10::Error& error) {

@@ -1,6 +1,7 @@
 #include "train_modes.h"
 
 #include <tessera/comm.h>
+#include <tessera/fully_shard.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
@@ -28,8 +29,19 @@ ParallelPlan tensor_plan(const torch::nn::Module& model) {
   return {{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}};
 }
 
+/// Both layers of the mlp, every layer of net2000, every block of the gpt; then the rest.
+void shard(torch::nn::Module& model) {
+  for (const auto& child : model.named_children()) {
+    if (child.key() == "first" || child.key() == "second") fully_shard(*child.value());
+    if (child.key() != "layers" && child.key() != "blocks") continue;
+    for (const auto& unit : child.value()->children()) fully_shard(*unit);
+  }
+  fully_shard(model);
+}
+
 const Mode kModes[] = {
     {"replicate", [](Job& job) { tessera::replicate(job.model); }},
+    {"fully_shard", [](Job& job) { shard(*job.model); }},
     {"tp",
      [](Job& job) {
        parallelize_module(job.model, init_device_mesh(torch::kCPU, {world_size()}),

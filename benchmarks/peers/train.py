@@ -24,7 +24,7 @@ import torch.distributed as dist
 from jobs import Job
 
 # mode: the module in this folder that parallelises a model
-MODES = {"replicate": "ddp", "tp": "tp"}
+MODES = {"replicate": "ddp", "fully_shard": "fsdp", "tp": "tp"}
 SAMPLES = 64
 TIMEOUT = datetime.timedelta(minutes=4)
 

@@ -15,7 +15,8 @@ void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options);
 
 /// Checkpoints every call of `module` (made by TESSERA_MODULE or from tessera::nn): see
 /// checkpoint_call. Returns what it was given. Names of parameters stay as they are. The
-/// recomputation runs the module's other hooks too. Once per module; composes with replicate,
+/// recomputation runs the module's other hooks too, and leaves running statistics (BatchNorm's) as
+/// the forward made them. Once per module; composes with replicate,
 /// fully_shard and parallelize_module, inside and around other checkpointed modules.
 template <nn::ModuleLike M>
 M checkpoint(M&& module, CheckpointOptions options = {}) {

@@ -68,9 +68,10 @@ class DTensor : public at::Tensor {
 
 bool is_dtensor(const at::Tensor& tensor);
 
-/// Distributes a leaf tensor that every rank has, of which that of rank `src_data_rank` along each
-/// mesh dimension counts; none: each rank cuts its own, without communication. A parameter is not
-/// changed: the result is a new tensor. Collective.
+/// Distributes a leaf tensor that every rank has, of one shape and dtype, of which that of rank
+/// `src_data_rank` along each mesh dimension counts and is sent part by part; none: each rank cuts
+/// its own, without communication. A parameter is not changed: the result is a new tensor.
+/// Collective.
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                           Placements placements = {}, std::optional<int> src_data_rank = 0);
 /// The same in place: `tensor` itself becomes distributed, and whoever holds it (members of a
@@ -87,11 +88,20 @@ using InputFunction = std::function<void(torch::nn::Module& module, nn::Argument
 using OutputFunction =
     std::function<void(torch::nn::Module& module, nn::Result& result, const DeviceMesh& mesh)>;
 
+namespace detail {
+void distribute(torch::nn::Module& module, const DeviceMesh& mesh,
+                const PartitionFunction& partition, InputFunction input, OutputFunction output);
+}
+
 /// Distributes the parameters and buffers of a module: `partition` where it does, the rest as
-/// Replicate. `input` and `output` run around its forward. Once per module; collective.
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,
-                       const PartitionFunction& partition = {}, InputFunction input = {},
-                       OutputFunction output = {});
+/// Replicate. `input` and `output` run around its forward. Once per module; collective. What was
+/// given is returned.
+template <nn::ModuleLike M>
+M distribute_module(M&& module, const DeviceMesh& mesh, const PartitionFunction& partition = {},
+                    InputFunction input = {}, OutputFunction output = {}) {
+  detail::distribute(nn::as_module(module), mesh, partition, std::move(input), std::move(output));
+  return std::forward<M>(module);
+}
 
 namespace dtensor {
 

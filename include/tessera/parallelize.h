@@ -24,10 +24,11 @@ void parallelize(torch::nn::Module& module, const DeviceMesh& mesh, const Parall
 ///   parallelize_module(net, mesh["tp"], {{"blocks.*.up",   ColwiseParallel()},
 ///                                        {"blocks.*.down", RowwiseParallel()}});
 /// Every rank of the 1-D mesh calls it with the same plan. Parameters become DTensors in place:
-/// members, optimizers and parameters() go on holding them, and their names do not change. A module
-/// takes one style that distributes it, and any number of PrepareModule…. What was given is
-/// returned. Without a plan: a warning, and nothing happens. An entry that throws leaves what those
-/// before it have done.
+/// members, optimizers and parameters() go on holding them, and their names do not change; the next
+/// step of an optimizer that has made states for the plain ones throws. A module takes one style
+/// that distributes it, and any number of PrepareModule…. What was given is returned. Without a
+/// plan: a warning, and nothing happens. An entry that throws leaves what those before it have
+/// done.
 template <nn::ModuleLike M>
 M parallelize_module(M&& module, const DeviceMesh& mesh, const ParallelPlan& plan = {},
                      const ParallelizeOptions& options = {}) {

@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/mesh.h>
 #include <tessera/nn.h>
+#include <tessera/nn/gradient_sync.h>
 #include <tessera/replicate/comm_hooks.h>
 #include <tessera/replicate/join.h>
 #include <tessera/replicate/state.h>
@@ -43,35 +44,14 @@ struct ReplicateOptions {
 /// change; what was given is returned. Throws if `module` is already replicated or fully sharded.
 /// Post-accumulate-grad hooks that were registered before that see this rank's gradient and may
 /// change it; later ones must leave it alone, as it may be on its way to the other ranks. Averages
-/// are in place once backward returns.
+/// are in place once backward returns. Calls of parts of a hookable module do not count: a gradient
+/// that comes without a forward of the module itself is an error, unless nothing is to be averaged
+/// (NoSync).
 template <nn::ModuleLike M>
 M replicate(M&& module, ReplicateOptions options = {}) {
   detail::replicate_module(nn::as_module(module), std::move(options));
   return std::forward<M>(module);
 }
-
-/// Whether the next backward averages gradients (true, the default) or only adds them up on every
-/// rank. Read at the next forward; a plain module reads it at the next backward. Applies to all
-/// replicated modules in `module`.
-void set_requires_gradient_sync(torch::nn::Module& module, bool requires_sync);
-template <nn::ModuleLike M>
-void set_requires_gradient_sync(M&& module, bool requires_sync) {
-  set_requires_gradient_sync(nn::as_module(module), requires_sync);
-}
-
-/// No averaging while it lives: for all but the last of the batches whose gradients add up.
-class NoSync {
- public:
-  template <nn::ModuleLike M>
-  explicit NoSync(M&& module) : NoSync(nn::as_module(module)) {}
-  explicit NoSync(torch::nn::Module& module);
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  std::vector<std::pair<std::shared_ptr<ReplicateState>, bool>> before_;
-};
 
 /// Replaces the averaging of one bucket. Once per replicated module, before its first backward.
 void register_comm_hook(torch::nn::Module& module, CommHook hook);

@@ -3,6 +3,7 @@
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
 #include <tessera/dtensor.h>
+#include <tessera/fully_shard.h>
 #include <tessera/mesh.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>

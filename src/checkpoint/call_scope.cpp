@@ -24,8 +24,9 @@ bool is_needed() { return c10::GradMode::is_enabled(); }
 
 /// Members in the order in which they start; they end in reverse.
 struct CallScope::Running {
-  Running(CheckpointOptions options, nn::Replay again, CheckpointContexts contexts)
-      : frame(std::make_shared<Frame>(std::move(options), std::move(again),
+  Running(CheckpointOptions options, nn::Replay again, ScopeFactory around,
+          CheckpointContexts contexts)
+      : frame(std::make_shared<Frame>(std::move(options), std::move(again), std::move(around),
                                       std::move(contexts.second))),
         hooks(*frame),
         trace(frame->forward_trace()),
@@ -37,11 +38,13 @@ struct CallScope::Running {
   std::shared_ptr<void> scope;
 };
 
-CallScope::CallScope(const char* function, CheckpointOptions options, nn::Replay again) {
+CallScope::CallScope(const char* function, CheckpointOptions options, nn::Replay again,
+                     ScopeFactory around) {
   require_valid(function, options);
   require_engine(function);
   auto contexts = options.context_fn ? options.context_fn() : CheckpointContexts();
-  running_ = std::make_unique<Running>(std::move(options), std::move(again), std::move(contexts));
+  running_ = std::make_unique<Running>(std::move(options), std::move(again), std::move(around),
+                                       std::move(contexts));
 }
 
 CallScope::~CallScope() = default;

@@ -123,9 +123,11 @@ void Frame::Holder::drop(int64_t backward) {
   std::erase_if(recomputed, [backward](const auto& entry) { return entry.backward == backward; });
 }
 
-Frame::Frame(CheckpointOptions options, nn::Replay again, ScopeFactory recompute_scope)
+Frame::Frame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
+             ScopeFactory recompute_scope)
     : options_(std::move(options)),
       again_(std::move(again)),
+      around_(std::move(around)),
       recompute_scope_(std::move(recompute_scope)),
       state_(options_.preserve_rng_state, devices_of(again_)) {
   again_.for_each_tensor([this](at::Tensor& tensor) {
@@ -225,6 +227,7 @@ void Frame::run(Recomputation& recomputation) {
   auto next = inputs.begin();
   again_.for_each_tensor([&](at::Tensor& tensor) { tensor = std::move(*next++); });
   try {
+    const auto around = around_ ? around_() : nullptr;
     const c10::AutoGradMode with_grad(true);
     const RunState::Scope state(state_);
     const HookScope hooks(recomputation);

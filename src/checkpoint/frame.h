@@ -48,7 +48,9 @@ class Frame final : public HookSource, public std::enable_shared_from_this<Frame
     void drop(int64_t backward);
   };
 
-  Frame(CheckpointOptions options, nn::Replay again, ScopeFactory recompute_scope);
+  /// A recomputation runs inside both scopes; what `around` itself does is no part of it.
+  Frame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
+        ScopeFactory recompute_scope);
 
   /// Of the forward.
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
@@ -72,6 +74,7 @@ class Frame final : public HookSource, public std::enable_shared_from_this<Frame
 
   const CheckpointOptions options_;
   const nn::Replay again_;
+  const ScopeFactory around_;
   const ScopeFactory recompute_scope_;
   RunState state_;
   std::vector<torch::autograd::SavedVariable> inputs_;

@@ -40,7 +40,8 @@ class ReplayScope {
   const ModuleState* outer_ = replayed;
 };
 
-void before_forward(const std::shared_ptr<ModuleState>& state, const nn::Arguments& arguments) {
+void before_forward(const torch::nn::Module& module, const std::shared_ptr<ModuleState>& state,
+                    const nn::Arguments& arguments) {
   if (replayed == state.get()) {
     replayed = nullptr;  // a call of the module inside itself is checkpointed as in the forward
     return;
@@ -53,7 +54,8 @@ void before_forward(const std::shared_ptr<ModuleState>& state, const nn::Argumen
         replay();
       },
       [replay](nn::TensorVisitor visit) { replay.for_each_tensor(visit); });
-  calls.push_back({&arguments, std::make_unique<CallScope>(kFunction, state->options, again)});
+  calls.push_back({&arguments, std::make_unique<CallScope>(kFunction, state->options, again,
+                                                           keep_running_statistics(module))});
 }
 
 void after_forward(const nn::Arguments& arguments, const nn::Result& result) {
@@ -72,9 +74,9 @@ void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options) {
   require_engine(kFunction);
   nn::apply_composable(module, {kFunction}, [&] {
     auto state = std::make_shared<ModuleState>(std::move(options));
-    hooks.add(
-        [state](torch::nn::Module&, nn::Arguments& arguments) { before_forward(state, arguments); },
-        nn::ForwardPreHookOptions{});
+    hooks.add([state](torch::nn::Module& called,
+                      nn::Arguments& arguments) { before_forward(called, state, arguments); },
+              nn::ForwardPreHookOptions{});
     // First, so that what other hooks do to the result is outside of the call, as they see it.
     hooks.add([](torch::nn::Module&, nn::Arguments& arguments,
                  nn::Result& result) { after_forward(arguments, result); },

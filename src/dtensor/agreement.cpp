@@ -12,7 +12,10 @@
 namespace tessera::dtensor {
 namespace {
 
-std::string encode(const Sizes& sizes, c10::ScalarType dtype) {
+/// What a rank says: dtype and sizes, or what is wrong.
+constexpr char kWrong = -1;
+
+std::string encode(c10::IntArrayRef sizes, c10::ScalarType dtype) {
   std::string bytes(1, static_cast<char>(dtype));
   bytes.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof(int64_t));
   return bytes;
@@ -24,23 +27,34 @@ Sizes decode(const std::string& bytes) {
   return sizes;
 }
 
+std::string dtype_in(const std::string& bytes) {
+  return comm::name_of_dtype(static_cast<c10::ScalarType>(bytes[0]));
+}
+
+void check_alike(const std::vector<std::string>& parts) {
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    TORCH_CHECK_VALUE(parts[rank][0] == parts[0][0],
+                      "DTensor::from_local: expected one dtype on all ranks, got ",
+                      dtype_in(parts[0]), " on the mesh dimension's rank 0 and ",
+                      dtype_in(parts[rank]), " on its rank ", rank);
+    TORCH_CHECK_VALUE(parts[rank].size() == parts[0].size(),
+                      "DTensor::from_local: expected parts of one number of dimensions on all ",
+                      "ranks, got sizes ", c10::IntArrayRef(decode(parts[0])),
+                      " on the mesh dimension's rank 0 and ", c10::IntArrayRef(decode(parts[rank])),
+                      " on its rank ", rank);
+  }
+}
+
 /// Parts along one mesh dimension -> what they make up.
 Sizes join_sizes(const std::vector<std::string>& parts, const Placement& placement) {
+  check_alike(parts);
   auto joined = decode(parts[0]);
   const bool is_cut = placement.is_shard();
   if (is_cut) {
     joined[placement.dim()] = 0;
-    for (const auto& part : parts) {
-      const auto sizes = decode(part);
-      if (sizes.size() == joined.size()) joined[placement.dim()] += sizes[placement.dim()];
-    }
+    for (const auto& part : parts) joined[placement.dim()] += decode(part)[placement.dim()];
   }
   for (size_t rank = 0; rank < parts.size(); ++rank) {
-    TORCH_CHECK_VALUE(
-        parts[rank][0] == parts[0][0], "DTensor::from_local: expected one dtype on all ranks, got ",
-        comm::name_of_dtype(static_cast<c10::ScalarType>(parts[0][0])),
-        " on the mesh dimension's rank 0 and ",
-        comm::name_of_dtype(static_cast<c10::ScalarType>(parts[rank][0])), " on its rank ", rank);
     auto expected = joined;
     if (is_cut) {
       expected[placement.dim()] =
@@ -57,23 +71,28 @@ Sizes join_sizes(const std::vector<std::string>& parts, const Placement& placeme
   return joined;
 }
 
+/// What the ranks of a group say; the first that is wrong goes into `wrong`.
+std::vector<std::string> exchange(const std::string& sizes, std::string& wrong,
+                                  const Group& group) {
+  auto said = gather_bytes(wrong.empty() ? sizes : kWrong + wrong, group);
+  for (const auto& bytes : said) {
+    if (bytes[0] == kWrong && wrong.empty()) wrong = bytes.substr(1);
+  }
+  return said;
+}
+
 }  // namespace
 
-Sizes agreed_sizes(const at::Tensor& local, const Spec& spec) {
+Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong) {
   for (const auto& placement : spec.placements) {
     TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_strided(),
                                 "DTensor::from_local: run_check can't join ", c10::str(placement),
                                 "; pass shape and stride");
   }
   auto sizes = local.sizes().vec();
-  std::string wrong;  // passed on along the other mesh dimensions before anybody throws
+  // What is wrong is passed on along the other mesh dimensions before anybody throws.
   for (size_t dim = spec.placements.size(); dim-- > 0;) {
-    const auto mine = wrong.empty() ? encode(sizes, local.scalar_type()) : std::string();
-    const auto parts = gather_bytes(mine, spec.groups[dim]);
-    const auto errors = gather_bytes(wrong, spec.groups[dim]);
-    for (const auto& error : errors) {
-      if (wrong.empty()) wrong = error;
-    }
+    const auto parts = exchange(encode(sizes, local.scalar_type()), wrong, spec.groups[dim]);
     if (!wrong.empty()) continue;
     try {
       sizes = join_sizes(parts, spec.placements[dim]);
@@ -86,14 +105,28 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec) {
 }
 
 at::Tensor agreed_values(const at::Tensor& local, const Spec& spec) {
-  auto values = local;
+  auto values = local.detach();
   for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
     if (!spec.placements[dim].is_replicate() || spec.mesh_shape[dim] == 1) continue;
-    const auto first = broadcast_from(values.detach(), 0, spec.groups[dim]).wait();
-    // The value of the first rank, the history of this one's.
-    values = local.requires_grad() ? values + (first - values.detach()) : first;
+    values = broadcast_from(values, 0, spec.groups[dim]).wait();
   }
   return values;
+}
+
+void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec) {
+  const auto mine = encode(tensor.sizes(), tensor.scalar_type());
+  std::string wrong;
+  for (const auto& group : spec.groups) {
+    const auto said = exchange(mine, wrong, group);
+    for (const auto& other : said) {
+      if (!wrong.empty() || other == said[0]) continue;
+      wrong = c10::str(caller, ": expected a tensor of one shape and dtype on all ranks, got ",
+                       c10::IntArrayRef(decode(said[0])), " of ", dtype_in(said[0]), " and ",
+                       c10::IntArrayRef(decode(other)), " of ", dtype_in(other),
+                       "; make it alike everywhere: only the source's values count");
+    }
+  }
+  TORCH_CHECK_VALUE(wrong.empty(), wrong);
 }
 
 }  // namespace tessera::dtensor

@@ -4,14 +4,18 @@
 
 #include <ATen/core/Tensor.h>
 
-/// What DTensor::from_local compares if it is asked to. Collective over the mesh.
+#include <string>
+
+/// What ranks compare before they rely on each other's tensors. Collective over the mesh.
 namespace tessera::dtensor {
 
 /// Global sizes from those of all ranks' parts; throws on all ranks alike if these do not make up
-/// one tensor by the chunk rule, or if dtypes differ.
-Sizes agreed_sizes(const at::Tensor& local, const Spec& spec);
-/// The first rank's tensor wherever the placement says that all hold the same. Differentiable: the
-/// gradient stays with each rank's own.
+/// one tensor by the chunk rule, or if dtypes differ. `wrong`: what this rank knows to be wrong
+/// already, for all to throw.
+Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong = {});
+/// The first rank's values wherever the placement says that all hold the same; without history.
 at::Tensor agreed_values(const at::Tensor& local, const Spec& spec);
+/// Throws on all ranks alike if shape or dtype of a tensor that all hold differ.
+void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec);
 
 }  // namespace tessera::dtensor

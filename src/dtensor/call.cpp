@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace tessera::dtensor {
@@ -11,7 +12,13 @@ namespace {
 
 Operand describe(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
-          has_part(tensor) ? part_of(tensor).spec : SpecPtr()};
+          has_part(tensor) ? part_of(tensor).spec : SpecPtr(), number_in(tensor)};
+}
+
+template <class T>
+Number kind_of(T value) {
+  if (!std::isfinite(value)) return Number::NotFinite;
+  return value == 0 ? Number::Zero : Number::Finite;
 }
 
 bool holds_tensors(const c10::Type& type) {
@@ -27,6 +34,35 @@ bool is_list(const c10::Type& type) {
 }
 
 }  // namespace
+
+Number number_in(const at::Tensor& tensor) {
+  if (has_part(tensor) || tensor.numel() != 1 || !tensor.device().is_cpu()) return Number::Unknown;
+  if (!tensor.has_storage() || !tensor.unsafeGetTensorImpl()->storage_initialized())
+    return Number::Unknown;
+  const void* const value = tensor.const_data_ptr();
+  if (value == nullptr) return Number::Unknown;
+  switch (tensor.scalar_type()) {
+    case c10::kDouble:
+      return kind_of(*static_cast<const double*>(value));
+    case c10::kFloat:
+      return kind_of(*static_cast<const float*>(value));
+    case c10::kLong:
+      return kind_of(static_cast<double>(*static_cast<const int64_t*>(value)));
+    default:
+      return Number::Unknown;
+  }
+}
+
+Number number_in(const c10::Scalar& value) {
+  if (value.isComplex()) {
+    const auto number = value.toComplexDouble();
+    const auto real = kind_of(number.real());
+    const auto imaginary = kind_of(number.imag());
+    if (real == Number::NotFinite || imaginary == Number::NotFinite) return Number::NotFinite;
+    return real == Number::Zero ? imaginary : real;
+  }
+  return kind_of(value.toDouble());
+}
 
 Call::Call(const c10::FunctionSchema& schema, torch::jit::Stack arguments)
     : schema_(schema), arguments_(std::move(arguments)) {

@@ -11,12 +11,19 @@
 
 namespace tessera::dtensor {
 
+/// What is known of a plain number, such as the 2 of `x * 2`.
+enum class Number : uint8_t { Unknown /* or no number */, Zero, Finite, NotFinite };
+/// Of a plain tensor; looks at host memory only.
+Number number_in(const at::Tensor& tensor);
+Number number_in(const c10::Scalar& value);
+
 /// A tensor as sharding rules see it.
 struct Operand {
   Sizes sizes;
   Sizes strides;
   c10::ScalarType dtype;
   SpecPtr spec;  // null: a plain tensor that counts as replicated
+  Number number = Number::Unknown;
 
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const { return c10::multiply_integers(sizes); }

@@ -1,5 +1,7 @@
 #include "dtensor/call_key.h"
 
+#include "dtensor/call.h"
+
 #include <bit>
 #include <cstring>
 
@@ -32,6 +34,7 @@ void CallKey::add_tensor(const at::Tensor& tensor) {
   if (is_part) words_.push_back(part_of(tensor).spec->id);
   for (const auto size : sizes) words_.push_back(static_cast<uint64_t>(size));
   if (!is_part) {
+    words_.push_back(static_cast<uint64_t>(number_in(tensor)));
     has_plain_ = has_plain_ || tensor.numel() != 1;
     return;
   }

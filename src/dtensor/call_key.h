@@ -10,8 +10,8 @@
 namespace tessera::dtensor {
 
 /// Everything of a call that can change how it runs on parts, as numbers: for distributed tensors
-/// spec, sizes, strides and dtype, for others sizes and dtype, for the rest their values. A wrong
-/// result is what a key that left something out would give.
+/// spec, sizes, strides and dtype, for others sizes, dtype and what kind of number they are, for
+/// the rest their values. A wrong result is what a key that left something out would give.
 class CallKey {
  public:
   void clear() {

@@ -6,6 +6,9 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <optional>
 
 namespace tessera::dtensor {
 namespace {
@@ -26,6 +29,53 @@ at::Tensor pad_to(const at::Tensor& tensor, int64_t tensor_dim, int64_t length) 
 at::Tensor join_blocks(const at::Tensor& blocks, int64_t tensor_dim, int64_t size, int64_t ranks) {
   if (tensor_dim == 0) return blocks.narrow(0, 0, size);
   return at::cat(blocks.chunk(ranks, 0), tensor_dim).narrow(tensor_dim, 0, size);
+}
+
+/// How many numbers are in each rank's chunk.
+std::vector<int64_t> chunk_numels(const at::Tensor& tensor, int64_t tensor_dim, int64_t ranks) {
+  const int64_t size = tensor.size(tensor_dim);
+  const int64_t row = size == 0 ? 0 : tensor.numel() / size;
+  std::vector<int64_t> numels;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    numels.push_back(chunk_of(size, ranks, rank).length * row);
+  return numels;
+}
+
+constexpr size_t kKeptBytes = size_t{64} << 20;
+
+/// Memory that the others can read. Fresh pages of it cost more than what is written into them, so
+/// a thread keeps its last for the next time, if nobody uses it any more.
+at::Tensor packing_memory(const at::Tensor& tensor, const Group& group) {
+  struct Kept {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    at::Tensor bytes;
+  };
+  thread_local std::optional<Kept> kept;
+  const auto needed = static_cast<int64_t>(tensor.nbytes());
+  const auto flat = [&](const at::Tensor& bytes) {
+    return bytes.narrow(0, 0, needed).view(tensor.scalar_type());
+  };
+  const bool is_free = kept && kept->group.lock() == group && kept->bytes.numel() >= needed &&
+                       kept->bytes.storage().use_count() == 1;
+  if (is_free) return flat(kept->bytes);
+  const c10::InferenceMode normal(false);  // what is kept must serve outside of it too
+  auto bytes = empty_shared({needed}, tensor.options().dtype(at::kByte), group);
+  if (tensor.is_cpu() && tensor.nbytes() <= kKeptBytes)
+    kept = Kept{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), bytes};
+  return flat(bytes);
+}
+
+/// The ranks' chunks one after another, straight in memory that the others can read, which saves
+/// the copy into it.
+at::Tensor pack_chunks(const at::Tensor& tensor, int64_t tensor_dim, const Group& group) {
+  const int64_t ranks = group->getSize();
+  const auto numels = chunk_numels(tensor, tensor_dim, ranks);
+  auto packed = packing_memory(tensor, group);
+  for (int64_t rank = 0, begin = 0; rank < ranks; begin += numels[rank], ++rank) {
+    const auto part = take_chunk(tensor, tensor_dim, ranks, rank);
+    packed.narrow(0, begin, numels[rank]).view(part.sizes()).copy_(part);
+  }
+  return packed;
 }
 
 }  // namespace
@@ -72,17 +122,8 @@ Transfer reduce_chunks(const at::Tensor& tensor, int64_t tensor_dim, ReduceOp::R
 Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size, int64_t to_dim,
                          const Group& group) {
   const int64_t ranks = group->getSize();
-  const int64_t row = chunk.size(to_dim) == 0 ? 0 : chunk.numel() / chunk.size(to_dim);
-  std::vector<int64_t> sent;
-  for (int64_t rank = 0; rank < ranks; ++rank)
-    sent.push_back(chunk_of(chunk.size(to_dim), ranks, rank).length * row);
-  // Packed straight into memory that the others can read, which saves the copy into it.
-  auto packed = empty_shared({chunk.numel()}, chunk.options(), group);
-  for (int64_t rank = 0, begin = 0; rank < ranks; begin += sent[rank], ++rank) {
-    const auto part = take_chunk(chunk, to_dim, ranks, rank);
-    packed.narrow(0, begin, sent[rank]).view(part.sizes()).copy_(part);
-  }
-
+  const auto sent = chunk_numels(chunk, to_dim, ranks);
+  const auto packed = pack_chunks(chunk, to_dim, group);
   auto mine = chunk.sizes().vec();
   mine[to_dim] = chunk_of(chunk.size(to_dim), ranks, group->getRank()).length;
   std::vector<int64_t> received;
@@ -94,7 +135,9 @@ Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size
   }
   mine[from_dim] = size;
   count_collective("all_to_all", packed.nbytes());
+  // `packed` is held until then: whoever packs next must not write into it.
   return {ops::all_to_all(packed, received, sent, group), [=](const at::Tensor& blocks) {
+            (void)packed;
             if (from_dim == 0) return blocks.view(mine);
             std::vector<at::Tensor> parts;
             for (int64_t rank = 0, begin = 0; rank < ranks; begin += received[rank], ++rank)
@@ -106,6 +149,28 @@ Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size
 Transfer broadcast_from(const at::Tensor& tensor, int source, const Group& group) {
   count_collective("broadcast", tensor.nbytes());
   return {ops::broadcast(tensor.contiguous(), source, group)};
+}
+
+at::Tensor scatter_chunks(const at::Tensor& tensor, int64_t tensor_dim, int source,
+                          const Group& group) {
+  const int64_t ranks = group->getSize();
+  const int rank = group->getRank();
+  const auto numels = chunk_numels(tensor, tensor_dim, ranks);
+  std::vector<int64_t> sent(ranks, 0);
+  std::vector<int64_t> received(ranks, 0);
+  auto packed = at::empty({0}, tensor.options());
+  if (rank == source) {
+    sent = numels;
+    packed = pack_chunks(tensor, tensor_dim, group);
+  }
+  received[source] = numels[rank];
+  count_collective("scatter", packed.nbytes());
+  // Straight to the backend, whose function has one name in all versions of libtorch. A world that
+  // is only pretended leaves the output as it is: this rank's own.
+  const auto own = take_chunk(tensor, tensor_dim, ranks, rank).clone(at::MemoryFormat::Contiguous);
+  auto flat = own.view({-1});
+  group->getBackend(tensor.device().type())->alltoall_base(flat, packed, received, sent)->wait();
+  return own;
 }
 
 }  // namespace tessera::dtensor

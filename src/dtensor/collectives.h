@@ -31,6 +31,11 @@ Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size
 /// The tensor of the group's rank `source`.
 Transfer broadcast_from(const at::Tensor& tensor, int source, const Group& group);
 
+/// This rank's chunk of the tensor of the group's rank `source`; of the others' only the shape
+/// counts. Waits.
+at::Tensor scatter_chunks(const at::Tensor& tensor, int64_t tensor_dim, int source,
+                          const Group& group);
+
 /// This rank's chunk: a view.
 at::Tensor take_chunk(const at::Tensor& tensor, int64_t tensor_dim, int64_t ranks, int64_t rank);
 

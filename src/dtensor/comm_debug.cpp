@@ -64,7 +64,7 @@ class comm_debug::Impl {
 };
 
 comm_debug::comm_debug() : impl_(std::make_unique<Impl>()) {}
-comm_debug::comm_debug(torch::nn::Module& module) : comm_debug() { impl_->follow(module); }
+comm_debug::comm_debug(nn::ModuleRef module) : comm_debug() { impl_->follow(module); }
 comm_debug::~comm_debug() = default;
 
 const comm_debug::Counts& comm_debug::counts() const { return impl_->counts_; }

@@ -1,6 +1,7 @@
 #include "dtensor/differentiable.h"
 
 #include "base/autograd_node.h"
+#include "dtensor/lost_view.h"
 #include "dtensor/redistribute.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -117,21 +118,24 @@ at::Tensor with_history(at::Tensor output, const at::Tensor& input, A&&... argum
 }  // namespace
 
 at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
-                      c10::IntArrayRef strides, SpecPtr gradient) {
-  if (!needs_gradient(local))
-    return wrap(local.requires_grad() ? local.detach() : local, spec, sizes, strides);
-  return with_history<FromLocalBackward>(wrap(local.detach(), spec, sizes, strides), local, spec,
-                                         std::move(gradient));
+                      c10::IntArrayRef strides, SpecPtr gradient, const at::Tensor& values) {
+  const auto held = values.defined() ? values : local.requires_grad() ? local.detach() : local;
+  auto tensor = wrap(held, spec, sizes, strides);
+  if (!needs_gradient(local)) return tensor;
+  return with_history<FromLocalBackward>(std::move(tensor), local, spec, std::move(gradient));
 }
 
 at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient) {
   // An object of its own: what the caller makes of it (a leaf, say) is not the part's affair.
+  check_fresh("DTensor::to_local", tensor);
+  if (const auto& before = part_of(tensor).before_write) before();  // the caller may write
   auto local = part_of(tensor).local().detach();
   if (!needs_gradient(tensor)) return local;
   return with_history<ToLocalBackward>(std::move(local), tensor, tensor, std::move(gradient));
 }
 
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_op) {
+  check_fresh("DTensor::redistribute", tensor);
   auto& part = part_of(tensor);
   if (part.spec == to) return tensor;
   const auto path = require_path("redistribute", *part.spec, *to, tensor.sizes(),

@@ -8,9 +8,10 @@ namespace tessera::dtensor {
 // The gradient of a tensor belongs where the tensor is, but lies replicated where that is Partial:
 // the whole gradient is that of every summand. See without_partial.
 
-/// `gradient`: where the gradient is put before its local part is returned.
+/// `gradient`: where the gradient is put before its local part is returned. `values`: what the part
+/// holds, if not what `local` does.
 at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
-                      c10::IntArrayRef strides, SpecPtr gradient);
+                      c10::IntArrayRef strides, SpecPtr gradient, const at::Tensor& values = {});
 /// `gradient`: how the gradient of the local part is understood.
 at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient);
 at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_op = false);

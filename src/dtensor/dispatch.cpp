@@ -3,7 +3,9 @@
 #include "dtensor/call_key.h"
 #include "dtensor/dispatch_log.h"
 #include "dtensor/foreach.h"
+#include "dtensor/gradient_guard.h"
 #include "dtensor/local_scope.h"
+#include "dtensor/lost_view.h"
 #include "dtensor/plan.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
@@ -72,9 +74,12 @@ void check_plain(const c10::FunctionSchema& schema, const c10::IValue& value, si
   }
 }
 
-c10::IValue local_value(const c10::IValue& value) {
-  const auto local = [](const at::Tensor& tensor) {
-    return has_part(tensor) ? part_of(tensor).local() : tensor;
+c10::IValue local_value(const c10::FunctionSchema& schema, const c10::IValue& value) {
+  const auto local = [&](const at::Tensor& tensor) {
+    if (!has_part(tensor)) return tensor;
+    check_fresh(schema.name().c_str(), tensor);
+    if (tensor.requires_grad()) guard_gradient(tensor);
+    return part_of(tensor).local();
   };
   if (value.isTensor()) return local(value.toTensor());
   if (value.isTensorList()) {
@@ -139,17 +144,15 @@ class Run {
       if (!output.same_as) continue;
       const auto& value = stack_[base_ + *output.same_as];
       if (!value.isTensor() || !has_part(value.toTensor())) continue;
-      TORCH_CHECK(!part_of(value.toTensor()).is_lost_view, op_.schema().name(),
-                  ": the target is a view whose parts had to be moved between ranks, so it has ",
-                  "memory of its own and what is written into it would not reach its base; write ",
-                  "to the base, or redistribute the base to Replicate before taking the view");
+      begin_write(op_.schema().name().c_str(), value.toTensor());
     }
   }
 
   torch::jit::Stack local_arguments() const {
     torch::jit::Stack local;
     local.reserve(arguments_ + 1);
-    for (size_t i = 0; i < arguments_; ++i) local.push_back(local_value(stack_[base_ + i]));
+    for (size_t i = 0; i < arguments_; ++i)
+      local.push_back(local_value(op_.schema(), stack_[base_ + i]));
     if (!plan_.mesh->is_member) return local;
     for (const auto& move : plan_.moves) {
       const auto& tensor = tensor_at(stack_[base_ + move.argument], move.position);
@@ -203,9 +206,11 @@ class Run {
 
   void call(torch::jit::Stack& local) const {
     const LocalScope on_parts;
+    const c10::Device device(plan_.mesh->mesh.device_type());
+    std::optional<MeshGenerator> agreed;
     if (plan_.generator && local[*plan_.generator].isNone())
-      local[*plan_.generator] =
-          shared_generator(*plan_.mesh, c10::Device(plan_.mesh->mesh.device_type()));
+      local[*plan_.generator] = agreed.emplace(*plan_.mesh, device).get();
+    if (plan_.draws_by_itself) require_one_state(op_.schema().name(), *plan_.mesh, device);
     if (plan_.rule != nullptr && plan_.rule->run)
       plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
     else
@@ -215,11 +220,17 @@ class Run {
   /// A rank outside of the mesh holds nothing, but knows the shapes.
   torch::jit::Stack outside_results() const {
     torch::jit::Stack results;
-    for (const auto& output : plan_.outputs) {
-      TORCH_CHECK(!output.shapes.empty(), op_.schema().name(), ": rank ", rank(), " is outside of ",
+    for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      const auto& shapes = plan_.outputs[i].shapes;
+      TORCH_CHECK(!shapes.empty(), op_.schema().name(), ": rank ", rank(), " is outside of ",
                   c10::str(plan_.mesh->mesh),
                   ", and what this operator returns can be told only inside; call it there alone");
-      results.emplace_back(empty_local(at::TensorOptions()));
+      const c10::Device device(plan_.mesh->mesh.device_type());
+      std::vector<at::Tensor> locals;
+      for (const auto& shape : shapes)
+        locals.push_back(empty_local(at::TensorOptions(device).dtype(shape.dtype)));
+      const bool is_list = op_.schema().returns()[i].type()->kind() == c10::TypeKind::ListType;
+      results.push_back(is_list ? c10::IValue(locals) : c10::IValue(locals[0]));
     }
     return results;
   }
@@ -236,19 +247,20 @@ class Run {
       const auto& shape = output.shapes[position];
       result = wrap(std::move(local), output.spec, shape.sizes, shape.strides);
     }
-    if (output.is_view && is_lost(part_of(result).local())) part_of(result).is_lost_view = true;
+    if (output.is_view && stack_[base_].isTensor() && is_lost(part_of(result).local()))
+      mark_lost(result, stack_[base_].toTensor());
     return result;
   }
 
   /// Whether a view has memory of its own, because its base was moved or could not be viewed so.
   bool is_lost(const at::Tensor& local) const {
     if (!plan_.moves.empty()) return true;
-    const auto& base = stack_[base_];
-    if (!base.isTensor() || !has_part(base.toTensor())) return false;
+    const auto& base = stack_[base_].toTensor();
+    if (!has_part(base)) return false;
     // A view of a lost one is lost, too; but gradients, often views, are kept detached and written.
-    if (part_of(base.toTensor()).is_lost_view) return op_.schema().name() != "aten::detach";
-    return plan_.rule != nullptr && plan_.rule->run &&
-           !local.is_alias_of(part_of(base.toTensor()).local());
+    if (part_of(base).is_lost_view)
+      return op_.schema().name() != "aten::detach" || !torch::autograd::get_current_node();
+    return plan_.rule != nullptr && plan_.rule->run && !local.is_alias_of(part_of(base).local());
   }
 
   void wrap_output(const Plan::Output& output, c10::IValue& value) const {

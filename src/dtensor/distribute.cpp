@@ -1,6 +1,7 @@
 // Whole tensors and modules become distributed.
 #include <tessera/dtensor.h>
 
+#include "dtensor/agreement.h"
 #include "dtensor/collectives.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/registration.h"
@@ -10,9 +11,12 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 namespace tessera {
 namespace {
 
+using dtensor::Spec;
 using dtensor::SpecPtr;
 
 SpecPtr spec_for(const char* caller, const at::Tensor& tensor, const DeviceMesh& mesh,
@@ -30,23 +34,47 @@ SpecPtr spec_for(const char* caller, const at::Tensor& tensor, const DeviceMesh&
   return dtensor::make_spec(mesh, dtensor::canonical(normal, spec->mesh_shape));
 }
 
+void check_source(const char* caller, const Spec& spec, std::optional<int> source) {
+  for (size_t dim = 0; source && dim < spec.mesh_shape.size(); ++dim) {
+    TORCH_CHECK_VALUE(*source >= 0 && *source < spec.mesh_shape[dim], caller,
+                      ": expected a src_data_rank from 0 to ", spec.mesh_shape[dim] - 1,
+                      ", an index along mesh dimension ", dim, ", got ", *source);
+  }
+}
+
+/// Cut from the whole that a rank has. Partial and strided shards need a way of several steps.
+at::Tensor cut(const char* caller, const at::Tensor& whole, const Spec& spec) {
+  const auto whole_spec = dtensor::replicated(spec);
+  const auto path = dtensor::require_path(caller, *whole_spec, spec, whole.sizes(),
+                                          static_cast<int64_t>(whole.itemsize()));
+  return dtensor::run_path(path, whole, *whole_spec, whole.sizes());
+}
+
+/// Along one mesh dimension after the other, the source sends each rank its chunk, or all of it.
+at::Tensor receive(const char* caller, const at::Tensor& tensor, const Spec& spec, int source) {
+  const bool in_order = std::none_of(spec.placements.begin(), spec.placements.end(),
+                                     [](const auto& placement) { return placement.is_strided(); });
+  const bool scatters = in_order && !spec.has_partial;
+  auto local = tensor;
+  for (size_t dim = 0; dim < spec.groups.size(); ++dim) {
+    if (spec.mesh_shape[dim] == 1) continue;
+    const auto& placement = spec.placements[dim];
+    local = scatters && placement.is_shard()
+                ? dtensor::scatter_chunks(local, placement.dim(), source, spec.groups[dim])
+                : dtensor::broadcast_from(local, source, spec.groups[dim]).wait();
+  }
+  return scatters ? local : cut(caller, local, spec);
+}
+
 /// This rank's part of the source's tensor, in memory of its own.
 at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const SpecPtr& spec,
                             std::optional<int> source) {
   const at::NoGradGuard no_grad;
   if (!spec->is_member) return dtensor::empty_local(tensor.options().requires_grad(false));
-  auto whole = tensor.detach();
-  for (size_t dim = 0; source && dim < spec->groups.size(); ++dim) {
-    TORCH_CHECK_VALUE(*source >= 0 && *source < spec->mesh_shape[dim], caller,
-                      ": expected a src_data_rank from 0 to ", spec->mesh_shape[dim] - 1,
-                      ", an index along mesh dimension ", dim, ", got ", *source);
-    if (spec->mesh_shape[dim] > 1)
-      whole = dtensor::broadcast_from(whole, *source, spec->groups[dim]).wait();
-  }
-  const auto whole_spec = dtensor::replicated(*spec);
-  const auto path = dtensor::require_path(caller, *whole_spec, *spec, tensor.sizes(),
-                                          static_cast<int64_t>(tensor.itemsize()));
-  auto local = dtensor::run_path(path, whole, *whole_spec, tensor.sizes());
+  check_source(caller, *spec, source);
+  if (source) dtensor::check_same(caller, tensor, *spec);
+  const auto whole = tensor.detach();
+  const auto local = source ? receive(caller, whole, *spec, *source) : cut(caller, whole, *spec);
   return local.is_alias_of(tensor) ? local.clone() : local.contiguous();
 }
 
@@ -73,13 +101,15 @@ void distribute_tensor_(at::Tensor tensor, const DeviceMesh& mesh, Placements pl
     gradient = distribute_tensor(gradient.detach(), mesh, spec->placements, std::nullopt);
     tensor.mutable_grad() = at::Tensor();
   }
+  // Whoever writes to the part writes to the tensor: autograd must notice either way.
+  local.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
   dtensor::become_distributed(tensor, std::move(local), spec);
   if (gradient.defined()) tensor.mutable_grad() = gradient;
 }
 
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,
-                       const PartitionFunction& partition, InputFunction input,
-                       OutputFunction output) {
+void detail::distribute(torch::nn::Module& module, const DeviceMesh& mesh,
+                        const PartitionFunction& partition, InputFunction input,
+                        OutputFunction output) {
   nn::apply_composable(module, {.function = "distribute_module"}, [&] {
     for (const auto& entry : module.named_modules(/*name_prefix=*/"", /*include_self=*/false)) {
       if (partition) partition(entry.key(), *entry.value(), mesh);

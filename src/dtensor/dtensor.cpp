@@ -31,6 +31,20 @@ void check_shapes(const at::Tensor& local, const FromLocalOptions& options) {
                     c10::IntArrayRef(*options.stride));
 }
 
+/// With `run_check`, a rank that can't take the placements tells the others, which wait for it.
+SpecPtr from_local_spec(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
+                        bool run_check) {
+  try {
+    return dtensor::make_spec(mesh, dtensor::normalize("DTensor::from_local", std::move(placements),
+                                                       local.dim(), mesh.ndim()));
+  } catch (const c10::ValueError& error) {
+    if (!run_check || !mesh.coordinate()) throw;
+    dtensor::agreed_sizes(local, *dtensor::make_spec(mesh, Placements(mesh.ndim())),
+                          error.what_without_backtrace());
+    throw;
+  }
+}
+
 SpecPtr gradient_of(const char* caller, const SpecPtr& spec,
                     const std::optional<Placements>& placements, int64_t ndim) {
   if (!placements) return dtensor::without_partial(spec);
@@ -62,14 +76,12 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
                     "; call .to_dense() first");
   dtensor::ensure_registered();
   check_shapes(local, options);
-  const auto spec = dtensor::make_spec(
-      mesh,
-      dtensor::normalize("DTensor::from_local", std::move(placements), local.dim(), mesh.ndim()));
-  auto used = local;
+  const auto spec = from_local_spec(local, mesh, std::move(placements), options.run_check);
+  at::Tensor values;
   Sizes sizes;
   if (options.run_check && spec->is_member) {
     sizes = dtensor::agreed_sizes(local, *spec);
-    used = dtensor::agreed_values(local, *spec);
+    values = dtensor::agreed_values(local, *spec);
   } else if (!options.shape) {
     sizes = dtensor::whole_of_equal_parts(local.sizes(), spec->placements, spec->mesh_shape);
   }
@@ -85,8 +97,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
                       local.sizes());
   }
   return DTensor(dtensor::from_local(
-      used, spec, sizes, strides,
-      gradient_of("DTensor::from_local", spec, options.grad_placements, local.dim())));
+      local, spec, sizes, strides,
+      gradient_of("DTensor::from_local", spec, options.grad_placements, local.dim()), values));
 }
 
 at::Tensor DTensor::to_local(const std::optional<Placements>& grad_placements) const {

@@ -65,9 +65,9 @@ DTensor rand(at::IntArrayRef size, const DeviceMesh& mesh, Placements placements
              const at::TensorOptions& options) {
   return make_distributed("dtensor::rand", size, mesh, std::move(placements), options,
                           [&](const Spec& spec, const at::TensorOptions& plain) {
-                            auto generator = shared_generator(spec, plain.device());
+                            const MeshGenerator generator(spec, plain.device());
                             return draw_part(spec, size, plain, [&](at::Tensor& whole) {
-                              whole.uniform_(0, 1, generator);
+                              whole.uniform_(0, 1, generator.get());
                             });
                           });
 }
@@ -76,9 +76,9 @@ DTensor randn(at::IntArrayRef size, const DeviceMesh& mesh, Placements placement
               const at::TensorOptions& options) {
   return make_distributed("dtensor::randn", size, mesh, std::move(placements), options,
                           [&](const Spec& spec, const at::TensorOptions& plain) {
-                            auto generator = shared_generator(spec, plain.device());
+                            const MeshGenerator generator(spec, plain.device());
                             return draw_part(spec, size, plain, [&](at::Tensor& whole) {
-                              whole.normal_(0, 1, generator);
+                              whole.normal_(0, 1, generator.get());
                             });
                           });
 }

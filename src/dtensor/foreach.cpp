@@ -1,12 +1,16 @@
 #include "dtensor/foreach.h"
 
+#include "dtensor/call.h"
+#include "dtensor/collectives.h"
 #include "dtensor/local_scope.h"
+#include "dtensor/lost_view.h"
 #include "dtensor/redistribute.h"
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -16,6 +20,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 constexpr std::string_view kForeach = "aten::_foreach_";
+constexpr std::string_view kUnscale = "aten::_amp_foreach_non_finite_check_and_unscale_";
 constexpr std::array<std::string_view, 4> kFused = {"aten::_fused_adam_", "aten::_fused_adamw_",
                                                     "aten::_fused_sgd_", "aten::_fused_adagrad_"};
 /// Sums of parts give the sum: of lists scaled by numbers, and of lists added to lists.
@@ -37,7 +42,25 @@ bool contains(const std::array<std::string_view, N>& names, std::string_view nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-bool is_linear(const c10::FunctionSchema& schema) {
+/// Numbers that sums can be multiplied or divided by one summand at a time; see scaled_rows.
+bool is_scale(const c10::IValue& value, bool is_divisor) {
+  const auto allows = [&](Number number) {
+    return number != Number::NotFinite && !(is_divisor && number == Number::Zero);
+  };
+  if (value.isScalar()) return allows(number_in(value.toScalar()));
+  if (value.isTensor()) return allows(number_in(value.toTensor()));
+  if (!value.isList()) return true;
+  const auto elements = value.toListRef();
+  return std::all_of(elements.begin(), elements.end(),
+                     [&](const auto& element) { return is_scale(element, is_divisor); });
+}
+
+/// `arguments`: behind the first list.
+bool is_linear(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  const bool is_divided = schema.name().find("_div") != std::string::npos;
+  for (const auto& argument : arguments) {
+    if (!is_scale(argument, is_divided)) return false;
+  }
   return schema.overload_name() == "List" ? contains(kAdded, schema.name())
                                           : contains(kScaled, schema.name());
 }
@@ -50,6 +73,12 @@ bool is_sum(const Spec& spec) {
   });
 }
 
+bool has_sums(const Tensors& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const auto& tensor) {
+    return has_part(tensor) && part_of(tensor).spec->has_partial;
+  });
+}
+
 at::Tensor local_as(const c10::FunctionSchema& schema, const at::Tensor& tensor,
                     const SpecPtr& to) {
   return part_of(redistributed(schema.name().c_str(), tensor, to)).local();
@@ -58,14 +87,15 @@ at::Tensor local_as(const c10::FunctionSchema& schema, const at::Tensor& tensor,
 /// One call: where each element of the lists is placed.
 class Elements {
  public:
-  Elements(const c10::FunctionSchema& schema, const Tensors& first, bool writes_first)
+  Elements(const c10::FunctionSchema& schema, const Tensors& first, bool writes_first,
+           bool keeps_sums)
       : schema_(schema), first_(first) {
-    const bool keeps_sums = is_linear(schema);
     for (const auto& tensor : first) {
       if (!has_part(tensor)) {
         targets_.emplace_back();
         continue;
       }
+      if (writes_first) begin_write(schema.name().c_str(), tensor);
       auto spec = part_of(tensor).spec;
       if (spec->has_partial && !(keeps_sums && is_sum(*spec))) {
         TORCH_CHECK(
@@ -81,6 +111,7 @@ class Elements {
 
   at::Tensor local(const at::Tensor& tensor, size_t i, bool is_written) const {
     if (!tensor.defined()) return tensor;
+    if (has_part(tensor)) check_fresh(schema_.name().c_str(), tensor);
     const auto& target = targets_[i];
     if (!target) {
       TORCH_CHECK(!has_part(tensor), schema_.name(),
@@ -109,7 +140,8 @@ class Elements {
   at::Tensor wrapped(at::Tensor local, size_t i) const {
     if (!targets_[i]) return local;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        local.sizes() == c10::IntArrayRef(targets_[i]->local_sizes(first_[i].sizes())),
+        !targets_[i]->is_member ||
+            local.sizes() == c10::IntArrayRef(targets_[i]->local_sizes(first_[i].sizes())),
         schema_.name(), ": not supported on distributed tensors; call it on one tensor at a time");
     return wrap(std::move(local), targets_[i], first_[i].sizes(), first_[i].strides());
   }
@@ -166,10 +198,52 @@ void call_fused(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   for (const auto& [original, copy] : copies) original.copy_(copy);
 }
 
+/// The largest of the ranks' numbers, over every mesh that has a part in one of the tensors.
+void agree_on_largest(at::Tensor& number, const Tensors& tensors) {
+  std::vector<DeviceMesh> done;
+  for (const auto& tensor : tensors) {
+    if (!has_part(tensor)) continue;
+    const auto& spec = *part_of(tensor).spec;
+    if (std::find(done.begin(), done.end(), spec.mesh) != done.end()) continue;
+    done.push_back(spec.mesh);
+    for (const auto& group : spec.groups) {
+      if (group->getSize() > 1) number.copy_(reduce_all(number, ReduceOp::MAX, group).wait());
+    }
+  }
+}
+
+/// (gradients, found_inf, 1 / scale): what one rank finds in its parts counts for all, or they
+/// would step apart.
+void run_unscale(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const size_t base = stack.size() - op.schema().arguments().size();
+  const auto gradients = stack[base].toTensorVector();
+  const Elements elements(op.schema(), gradients, /*writes_first=*/true, /*keeps_sums=*/false);
+  Tensors parts;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    parts.push_back(elements.local(gradients[i], i, /*is_written=*/true));
+  const auto number = [&](size_t index) {
+    const auto& tensor = stack[base + index].toTensor();
+    TORCH_CHECK_VALUE(!has_part(tensor) || part_of(tensor).spec->is_replicated, op.schema().name(),
+                      ": expected found_inf and inv_scale to be numbers that all ranks hold, got ",
+                      "a distributed one");
+    return has_part(tensor) ? part_of(tensor).local() : tensor;
+  };
+  auto found = number(1);
+  torch::jit::Stack local{parts, found, number(2)};
+  const LocalScope on_parts;
+  op.callBoxed(local);
+  agree_on_largest(found, gradients);
+  stack.resize(base);
+}
+
 }  // namespace
 
 bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
+  if (schema.name() == kUnscale) {
+    run_unscale(op, stack);
+    return true;
+  }
   if (!is_foreach(schema.name())) return false;
   const size_t arguments = schema.arguments().size();
   const size_t base = stack.size() - arguments;
@@ -180,7 +254,9 @@ bool run_foreach(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   const auto first = stack[base].toTensorVector();
   const auto* alias = schema.arguments()[0].alias_info();
-  const Elements elements(schema, first, alias != nullptr && alias->isWrite());
+  const auto others = c10::ArrayRef<c10::IValue>(stack).slice(base + 1, arguments - 1);
+  const Elements elements(schema, first, alias != nullptr && alias->isWrite(),
+                          has_sums(first) && is_linear(schema, others));
   torch::jit::Stack local;
   for (size_t i = 0; i < arguments; ++i) {
     const auto* own = schema.arguments()[i].alias_info();

@@ -4,6 +4,7 @@
 #include "dtensor/plan.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
 
@@ -38,9 +39,9 @@ std::vector<ResultShape> shapes_of(const c10::IValue& value) {
   std::vector<ResultShape> shapes;
   const auto add = [&](const at::Tensor& tensor) {
     if (tensor.defined())
-      shapes.push_back({tensor.sizes().vec(), tensor.strides().vec()});
+      shapes.push_back({tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type()});
     else
-      shapes.emplace_back();
+      shapes.push_back({{}, {}, c10::get_default_dtype_as_scalartype()});
   };
   if (value.isTensor()) {
     add(value.toTensor());
@@ -52,9 +53,14 @@ std::vector<ResultShape> shapes_of(const c10::IValue& value) {
 
 ResultShapes by_rule(const Rule& rule, const Call& call) {
   ResultShapes shapes;
+  // Operators without a Meta kernel return what their first tensor is.
+  const auto first = std::find_if(call.inputs().begin(), call.inputs().end(),
+                                  [](const auto& input) { return !input.operands.empty(); });
+  const auto dtype = first == call.inputs().end() ? c10::get_default_dtype_as_scalartype()
+                                                  : first->operands.front().dtype;
   for (const auto& sizes : rule.shapes(call)) {
     const Sizes falling(sizes.size(), 0);  // equal: as for a contiguous tensor
-    shapes.push_back({{sizes, dense_strides_like(sizes, falling)}});
+    shapes.push_back({{sizes, dense_strides_like(sizes, falling), dtype}});
   }
   return shapes;
 }
@@ -70,7 +76,7 @@ ResultShapes by_targets(const Call& call) {
     if (target == call.inputs().end()) return {};
     shapes.emplace_back();
     for (const auto& operand : target->operands)
-      shapes.back().push_back({operand.sizes, operand.strides});
+      shapes.back().push_back({operand.sizes, operand.strides, operand.dtype});
   }
   return shapes;
 }

@@ -5,7 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 /// How a distributed tensor is made of a plain TensorImpl. See Note [what a distributed tensor is].
@@ -42,6 +44,15 @@ class Part final : public c10::BackendMeta {
   /// A view that had to be moved: it has memory of its own, so what is written into it would not
   /// reach its base.
   bool is_lost_view = false;
+  /// Called before an operator writes to the part, if other ranks may read its memory.
+  std::function<void()> before_write;
+  /// Of such a view: what counts the writes to its base, and how many there had been.
+  c10::VariableVersion base_version;
+  std::shared_ptr<uint32_t> base_writes;
+  uint32_t seen_writes = 0;
+  /// Of what such a view was taken from: writes, those through .data() among them, which autograd
+  /// does not count.
+  std::shared_ptr<uint32_t> writes;
 
  private:
   void wait();

@@ -101,6 +101,18 @@ std::optional<size_t> generator_of(const c10::OperatorHandle& op, const Rule& ru
   return index ? std::optional(static_cast<size_t>(*index)) : std::nullopt;
 }
 
+/// Fused attention and recurrent layers, which drop elements: only if they are asked to.
+bool draws_by_itself(const c10::OperatorHandle& op, const Rule& rule, const Call& call) {
+  if (rule.run || !op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  if (call.has_argument("generator") || call.output_count() == 0) return false;
+  if (call.schema().returns()[0].type()->kind() == c10::TypeKind::IntType) return false;
+  for (const auto* name : {"dropout_p", "dropout", "p"}) {
+    if (call.has_argument(name) && call.argument(name).isDouble())
+      return call.argument(name).toDouble() > 0;
+  }
+  return true;
+}
+
 }  // namespace
 
 Plan make_plan(const c10::OperatorHandle& op, const Call& call) {
@@ -123,6 +135,7 @@ Plan make_plan(const c10::OperatorHandle& op, const Call& call) {
   add_returns(plan, call, written);
   add_outputs(plan, call, *chosen, std::move(shapes));
   plan.generator = generator_of(op, rule);
+  plan.draws_by_itself = draws_by_itself(op, rule, call);
   plan.choice = {plan.mesh, chosen->outputs, chosen->inputs};
   if (rule.run) {
     for (size_t i = 0; i < call.input_count(); ++i)

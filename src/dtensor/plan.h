@@ -15,6 +15,7 @@ namespace tessera::dtensor {
 struct ResultShape {
   Sizes sizes;
   Sizes strides;
+  c10::ScalarType dtype;
 };
 
 /// What an operator would return for the whole tensors; empty if only running it can tell.
@@ -61,6 +62,8 @@ struct Plan {
   std::vector<Sizes> input_sizes;  // global, of the first operand of each input; if rule->run
   std::vector<TensorArgument> destinations;
   std::optional<size_t> generator;  // the argument, if the ranks must draw alike
+  /// It draws from the default generator, which can't be given another: all ranks need the same.
+  bool draws_by_itself = false;
 };
 
 /// Throws if the call can't run: meshes differ, an in-place operation would need its target placed

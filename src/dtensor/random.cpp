@@ -2,11 +2,12 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/hash.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
-#include <map>
 #include <set>
 #include <string>
 
@@ -62,34 +63,41 @@ bool do_agree(const Spec& spec, const std::string& state) {
   return true;
 }
 
-/// A rank's generators for meshes whose ranks do not agree, by the id of the mesh's groups.
-std::map<std::string, at::Generator>& own_generators() {
-  thread_local std::map<std::string, at::Generator> generators;
-  return generators;
-}
-
-std::string name_of(const Spec& spec, c10::Device device) {
-  auto name = device.str();
-  for (const auto& group : spec.groups) name += "|" + group->getGroupName();
-  return name;
-}
-
 at::Generator default_generator(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
+bool is_first(const Spec& spec) {
+  return std::all_of(spec.coordinate.begin(), spec.coordinate.end(),
+                     [](int64_t index) { return index == 0; });
+}
+
 }  // namespace
 
-at::Generator shared_generator(const Spec& spec, c10::Device device) {
-  auto standard = default_generator(device);
-  auto state = state_bytes(standard);
-  if (do_agree(spec, state)) return standard;
-  auto& own = own_generators()[name_of(spec, device)];
-  if (own.defined()) return own;
+MeshGenerator::MeshGenerator(const Spec& spec, c10::Device device)
+    : standard_(default_generator(device)), used_(standard_) {
+  if (do_agree(spec, state_bytes(standard_))) return;
+  // Read only when all have come: a thread may have seeded the generator just before.
+  auto state = state_bytes(standard_);
   for (const auto& group : spec.groups) state = broadcast_bytes(state, 0, group);
-  own = standard.clone();
-  set_state_bytes(own, state);
-  return own;
+  used_ = standard_.clone();
+  set_state_bytes(used_, state);
+  goes_on_ = is_first(spec);
+}
+
+MeshGenerator::~MeshGenerator() {
+  if (!goes_on_) return;
+  const auto state = state_bytes(used_);
+  const std::lock_guard lock(standard_.mutex());
+  set_state_bytes(standard_, state);
+}
+
+void require_one_state(const std::string& caller, const Spec& spec, c10::Device device) {
+  TORCH_CHECK_VALUE(do_agree(spec, state_bytes(default_generator(device))), caller,
+                    ": this operator draws from the default generator, and expected the random ",
+                    "generators in one state on all ranks of ", c10::str(spec.mesh),
+                    ", each of its own; call torch::manual_seed with one seed everywhere, or call ",
+                    "the operator on to_local()");
 }
 
 at::Tensor part_of_whole(const at::Tensor& whole, const Spec& spec) {

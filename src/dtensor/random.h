@@ -13,13 +13,29 @@ namespace tessera::dtensor {
 // Note [drawing the whole]
 // A distributed draw equals the one-device draw of the same seed, however it is placed. The CPU's
 // generator can't be moved to an offset, so every rank draws the whole tensor and keeps its part.
-// That needs equal generator states: each draw compares them. While they agree the default
-// generator is used, as on one device. If they do not (ranks seeded differently, or threads of one
-// process that share the generator), the mesh gets a generator of its own that starts with the
-// state of its first rank's, and the ranks' own generators are left alone.
+// That needs equal generator states: each draw compares them. While they agree every rank uses its
+// default generator, as on one device. If they do not (ranks seeded differently, or threads of one
+// process that share the generator), all draw what the mesh's first rank would: from a copy of its
+// generator, which goes on from there. The other ranks' generators are left alone.
 
-/// The generator for one draw on this mesh. Collective over it.
-at::Generator shared_generator(const Spec& spec, c10::Device device);
+/// The generator for one draw on a mesh. Making it is collective over the mesh.
+class MeshGenerator {
+ public:
+  MeshGenerator(const Spec& spec, c10::Device device);
+  ~MeshGenerator();
+  MeshGenerator(const MeshGenerator&) = delete;
+  MeshGenerator& operator=(const MeshGenerator&) = delete;
+
+  const at::Generator& get() const { return used_; }
+
+ private:
+  at::Generator standard_;
+  at::Generator used_;
+  bool goes_on_ = false;  // the standard one takes over the state of the used one
+};
+
+/// Throws on all ranks alike unless their default generators are in one state. Collective.
+void require_one_state(const std::string& caller, const Spec& spec, c10::Device device);
 
 /// This rank's part of what `draw` fills a tensor of these global sizes with.
 at::Tensor draw_part(const Spec& spec, c10::IntArrayRef sizes, const at::TensorOptions& options,

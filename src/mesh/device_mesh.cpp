@@ -5,6 +5,7 @@
 #include "mesh/arguments.h"
 #include "mesh/layout.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
 
@@ -94,6 +95,10 @@ Layout read_ranks(const at::Tensor& ranks) {
 ImplPtr make_root(const char* caller, c10::DeviceType device_type, Layout layout,
                   std::vector<std::string> dim_names) {
   const auto context = comm::require_context(caller);
+  TORCH_CHECK_VALUE(
+      device_type != c10::DeviceType::CUDA || at::hasCUDA() || context->backend == "fake", caller,
+      ": expected a device type of this machine, got cuda, but libtorch finds no GPU; pass ",
+      "torch::kCPU, or run with a CUDA build of libtorch where a GPU is visible");
   mesh::check_ranks(caller, layout.ranks, context->world.world_size);
   mesh::check_dim_names(caller, dim_names, static_cast<int64_t>(layout.shape.size()));
   auto impl = std::make_shared<Impl>();

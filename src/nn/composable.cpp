@@ -107,8 +107,7 @@ std::vector<std::string> applied_functions(const torch::nn::Module& module) {
   return names;
 }
 
-void apply_composable(torch::nn::Module& module, const Contract& contract,
-                      const std::function<std::shared_ptr<ComposableState>()>& apply) {
+void check_contract(const torch::nn::Module& module, const Contract& contract) {
   const auto* existing = find_states(module);
   TORCH_CHECK(!existing || !existing->find(contract.function), contract.function, ": ",
               name_of(module), " already has ", contract.function,
@@ -118,6 +117,11 @@ void apply_composable(torch::nn::Module& module, const Contract& contract,
                 name_of(module), ": ", other,
                 " is applied to it; apply the two to different modules");
   }
+}
+
+void apply_composable(torch::nn::Module& module, const Contract& contract,
+                      const std::function<std::shared_ptr<ComposableState>()>& apply) {
+  check_contract(module, contract);
   auto* point = find_hook_point(module);
   TORCH_CHECK_VALUE(point || !module.weak_from_this().expired(), contract.function,
                     ": expected a module that a std::shared_ptr or a holder owns, got a plain "

@@ -39,6 +39,9 @@ struct Contract {
   std::vector<std::string> excludes = {};  // functions that must not have been applied
 };
 
+/// Throws if the function can't be applied to the module.
+void check_contract(const torch::nn::Module& module, const Contract& contract);
+
 /// Applies a composable function: checks the contract, runs `apply`, checks that names are
 /// unchanged, and keeps the state that it returns. If anything throws the module has no state of
 /// it.

@@ -39,14 +39,26 @@ DTensor as_distributed(const at::Tensor& tensor, const DeviceMesh& mesh, const P
     return given;
   }
   FromLocalOptions options;
+  // A rank can't tell from its own part how large the others' are, and must not guess: the sizes
+  // are compared each time, since a rank that found its own unchanged would leave the others alone.
+  options.run_check = placement.is_shard() && mesh.size() > 1;
   if (whole && are_equal(placement, Shard(-1), tensor.dim())) {
+    options.run_check = false;
     options.shape = whole(tensor);
     options.stride = std::vector<int64_t>(options.shape->size(), 1);
     for (size_t dim = options.shape->size(); dim-- > 1;)
       (*options.stride)[dim - 1] =
           (*options.stride)[dim] * std::max<int64_t>((*options.shape)[dim], 1);
   }
-  return DTensor::from_local(tensor, mesh, {placement}, std::move(options));
+  if (!options.run_check) return DTensor::from_local(tensor, mesh, {placement}, std::move(options));
+  try {
+    return DTensor::from_local(tensor, mesh, {placement}, std::move(options));
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, speaker.style, ": a plain tensor came to ", speaker.module,
+                      " where a part placed ", c10::str(placement),
+                      " is expected: ", error.what_without_backtrace(),
+                      "; cut it so, or pass a DTensor, which knows its size");
+  }
 }
 
 DTensor placed_at(const DTensor& tensor, const Placement& placement, bool async_op) {

@@ -22,11 +22,12 @@ struct Speaker {
   std::string module;  // described
 };
 
-/// Global sizes of a plain tensor that is this rank's part along the last dimension; none: all
-/// parts are as large as this.
+/// Global sizes of a plain tensor that is this rank's part along the last dimension; none: the
+/// ranks compare theirs.
 using WholeSizes = std::function<std::vector<int64_t>(const at::Tensor& local)>;
 
-/// A tensor as a distributed one: a plain one is understood as placed so.
+/// A tensor as a distributed one: a plain one is understood as placed so. Collective if that is
+/// sharded and `whole` does not tell of what.
 DTensor as_distributed(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& placement,
                        const Speaker& speaker, const WholeSizes& whole = {});
 

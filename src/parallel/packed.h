@@ -12,11 +12,9 @@ namespace tessera::parallel {
 // get rows of one of them. So they are put into another order before they are cut: the rank's rows
 // of q, of k and of v, then the next rank's. Each chunk is then a small fused weight, and code that
 // splits its output in three works unchanged. The order depends on the number of ranks and can't be
-// told from the tensor, so the tensor is remembered as packed: another module that shares it must
-// want the same.
+// told from the tensor, so the tensor is remembered as packed (dtensor/packed_rows.h): another
+// module that shares it must want the same, and load_state_dict wants to be told.
 
-/// Of a parameter; 1 if it was never packed.
-int64_t packed_parts(const at::Tensor& parameter);
 /// Reorders a plain parameter, and its gradient, in place and remembers it.
 void pack_parameter(const at::Tensor& parameter, int64_t packed, int64_t ranks);
 

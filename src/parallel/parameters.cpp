@@ -1,5 +1,6 @@
 #include "parallel/parameters.h"
 
+#include "dtensor/packed_rows.h"
 #include "parallel/boundary.h"
 #include "parallel/packed.h"
 
@@ -21,10 +22,11 @@ void check_shared(const StyleTarget& target, const char* style, const ParameterL
       c10::str(present.placements()), " over ", c10::str(present.mesh()),
       "; modules that share a parameter need styles that place it alike, such as RowwiseParallel "
       "for an embedding and ColwiseParallel for the head tied to it");
-  TORCH_CHECK_VALUE(packed_parts(parameter) == layout.packed, "parallelize_module: ", style,
-                    " expected '", name, "' to have its rows packed in ", layout.packed,
+  TORCH_CHECK_VALUE(dtensor::packed_parts(parameter) == layout.packed,
+                    "parallelize_module: ", style, " expected '", name,
+                    "' to have its rows packed in ", layout.packed,
                     " parts, but another module that shares it has packed them in ",
-                    packed_parts(parameter), "; give both styles the same `packed`");
+                    dtensor::packed_parts(parameter), "; give both styles the same `packed`");
 }
 
 void distribute_one(const StyleTarget& target, const char* style, const ParameterLayout& layout,

@@ -32,6 +32,12 @@ void remember_managed(const ManagedParameters& parameters, const std::string& mo
   for (const auto& tensor : parameters.tensors) owners[tensor.unsafeGetTensorImpl()] = module_name;
 }
 
+bool is_managed(const at::Tensor& parameter) {
+  auto& [mutex, owners] = managed();
+  const std::lock_guard lock(mutex);
+  return owners.count(parameter.unsafeGetTensorImpl()) > 0;
+}
+
 void forget_managed(const std::vector<at::Tensor>& parameters) {
   auto& [mutex, owners] = managed();
   const std::lock_guard lock(mutex);

@@ -59,10 +59,12 @@ std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options
   std::shared_ptr<State> state;
   nn::apply_composable(module, {.function = kName, .excludes = {"fully_shard"}}, [&] {
     state = std::make_shared<State>(module, std::move(options), boundary);
-    if (is_hooked)
+    if (is_hooked) {
       add_hooks(module, state);
-    else
+      state->watch_gradients();
+    } else {
       state->build();
+    }
     return state;
   });
   return state;
@@ -74,13 +76,15 @@ void detail::replicate_module(torch::nn::Module& module, ReplicateOptions option
   replication::apply(module, std::move(options), /*is_wrapped=*/false);
 }
 
-std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module) {
-  return replication::state_of(module);
+ReplicateEngine& ReplicateEngineHandle::operator*() const {
+  TORCH_CHECK(engine_, "replicate_state: expected ", module_name_,
+              " to have an engine, but it gets it at its first forward, which has not been; call "
+              "the module first, or compare engine() with nullptr");
+  return *engine_;
 }
 
-void set_requires_gradient_sync(torch::nn::Module& module, bool requires_sync) {
-  for (const auto& state : replication::states_in(module, "set_requires_gradient_sync"))
-    state->set_requires_sync(requires_sync);
+std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module) {
+  return replication::state_of(module);
 }
 
 void register_comm_hook(torch::nn::Module& module, CommHook hook) {
@@ -88,18 +92,6 @@ void register_comm_hook(torch::nn::Module& module, CommHook hook) {
   TORCH_CHECK_VALUE(state, "register_comm_hook: expected a replicated module, got ",
                     nn::name_of(module), "; call replicate first");
   state->set_hook(std::move(hook));
-}
-
-NoSync::NoSync(torch::nn::Module& module) {
-  for (const auto& state : replication::states_in(module, "NoSync")) {
-    before_.emplace_back(state, state->requires_gradient_sync());
-    state->set_requires_sync(false);
-  }
-}
-
-NoSync::~NoSync() {
-  for (const auto& [state, required] : before_)
-    static_cast<replication::State&>(*state).set_requires_sync(required);
 }
 
 }  // namespace tessera

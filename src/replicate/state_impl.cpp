@@ -55,7 +55,38 @@ State::State(torch::nn::Module& module, ReplicateOptions options, Boundary bound
   for (const auto& ignored : options_.ignored_modules) ignored_.insert(&*ignored);
 }
 
-State::~State() { forget_managed(managed_); }
+State::~State() {
+  end_watch();
+  forget_managed(managed_);
+}
+
+void State::watch_gradients() {
+  for (const auto& parameter : collect_parameters(module_, ignored_).managed.tensors) {
+    watch_.push_back(register_post_accumulate_grad_hook(
+        parameter, [weak = weak_from_this()](const at::Tensor& tensor) {
+          if (const auto self = weak.lock()) self->refuse_gradient(tensor);
+        }));
+  }
+}
+
+void State::refuse_gradient(const at::Tensor& parameter) const {
+  if (!requires_sync_ || is_managed(parameter)) return;
+  // Since the watch began other functions may have taken over parts of the module.
+  const auto [tensors, names, is_sparse] = collect_parameters(module_, ignored_).managed;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    TORCH_CHECK(
+        !tensors[i].is_same(parameter), "replicate: parameter '", names[i], "' of ", module_name(),
+        " got a gradient, but forward of the replicated ", module_name(),
+        " was never called, so nothing would be averaged; call the module itself (not its parts, "
+        "not a reference to its base class), name further entry points with TESSERA_MODULE_METHOD, "
+        "or replicate each part; a backward that is to stay local goes into a NoSync scope");
+  }
+}
+
+void State::end_watch() {
+  for (auto& hook : watch_) hook.remove();
+  watch_.clear();
+}
 
 std::vector<std::string> State::param_names() const {
   return engine_ ? engine_->reducer().parameters().names : std::vector<std::string>();
@@ -86,6 +117,11 @@ bool State::has_cores_to_spare() const {
 }
 
 void State::build() {
+  TORCH_CHECK(options_.group || options_.mesh || is_initialized(),
+              "replicate: expected tessera::init() to have been called, or a group or mesh in the "
+              "options, before ",
+              module_name(),
+              " joins the other ranks; call tessera::init() at the start of the program");
   group_ = options_.group  ? options_.group
            : options_.mesh ? options_.mesh->group(0)
                            : default_group();
@@ -121,13 +157,14 @@ void State::build() {
   reducer->require_sync(requires_sync_);
   reducer->attach();
   engine_ = std::make_unique<Engine>(reducer);
+  end_watch();
   if (device_) engine_->device_ids = {device_->index()};
   if (device == c10::DeviceType::CPU) keep_memory_warm();
 }
 
-void State::set_requires_sync(bool required) {
-  requires_sync_ = required;
-  if (engine_) engine_->reducer().require_sync(required);
+void State::set_syncs_gradients(bool syncs) {
+  requires_sync_ = syncs;
+  if (engine_) engine_->reducer().require_sync(syncs);
 }
 
 void State::set_hook(CommHook hook) {

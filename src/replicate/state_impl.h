@@ -24,19 +24,25 @@ class Engine final : public ReplicateEngine {
   std::shared_ptr<Reducer> reducer_;
 };
 
-class State final : public nn::ComposableState, public ReplicateState {
+class State final : public nn::ComposableState,
+                    public nn::SyncsGradients,
+                    public ReplicateState,
+                    public std::enable_shared_from_this<State> {
  public:
   /// Checks what can be checked without the other ranks.
   State(torch::nn::Module& module, ReplicateOptions options, Boundary boundary);
   ~State() override;
 
   std::vector<std::string> param_names() const override;
-  ReplicateEngine* engine() const override { return engine_.get(); }
+  ReplicateEngineHandle engine() const override { return {engine_.get(), module_name()}; }
   bool requires_gradient_sync() const override { return requires_sync_; }
 
+  /// Until the engine exists, a gradient is an error: the module is not called, only its parts.
+  void watch_gradients();
   /// Joins the other ranks; a collective.
   void build();
-  void set_requires_sync(bool required);
+  bool syncs_gradients() const override { return requires_sync_; }
+  void set_syncs_gradients(bool syncs) override;
   void set_hook(CommHook hook);
   const Group& group() const { return group_; }  // once it is built
   std::string module_name() const { return nn::name_of(module_); }
@@ -58,6 +64,8 @@ class State final : public nn::ComposableState, public ReplicateState {
   void after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
 
  private:
+  void refuse_gradient(const at::Tensor& parameter) const;
+  void end_watch();
   void check_parameters(const ManagedParameters& parameters) const;
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
@@ -77,6 +85,7 @@ class State final : public nn::ComposableState, public ReplicateState {
   bool requires_sync_ = true;
   CommHook hook_;
   std::unique_ptr<Engine> engine_;
+  std::vector<HookHandle> watch_;    // until there is an engine
   std::vector<at::Tensor> managed_;  // registered as this engine's
   std::vector<at::Tensor> buffers_;
   std::chrono::steady_clock::time_point forward_began_;

@@ -1,25 +1,50 @@
+#include <tessera/dtensor.h>
 #include <tessera/state_dict.h>
+
+#include "state/entries.h"
+#include "state/placed.h"
+#include "state/presentation.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <sstream>
+#include <unordered_set>
 
 namespace tessera {
 namespace {
 
-LoadReport compare(const StateDict& own, const StateDict& dict) {
+using state::Entry;
+using state::Presentation;
+
+/// What a dict has for a tensor of the module; null if nothing.
+const at::Tensor* find(const StateDict& dict, const Entry& entry) {
+  const auto* given = dict.find(entry.name);
+  return given != nullptr && given->defined() ? given : nullptr;
+}
+
+std::vector<int64_t> expected_sizes(const Presentation& presentation, const Entry& entry,
+                                    const at::Tensor& given) {
+  return is_dtensor(given) ? entry.tensor.sizes().vec() : presentation.plain_sizes(entry.tensor);
+}
+
+LoadReport compare(const std::vector<Entry>& own, const Presentation& presentation,
+                   const StateDict& dict) {
   LoadReport report;
-  for (const auto& [name, tensor] : own) {
-    const auto* given = dict.find(name);
-    if (given == nullptr || !given->defined()) {
-      report.missing.push_back(name);
-    } else if (given->sizes() != tensor.sizes()) {
-      report.mismatched.push_back({name, tensor.sizes().vec(), given->sizes().vec()});
+  std::unordered_set<std::string> names;
+  for (const auto& entry : own) {
+    names.insert(entry.name);
+    const auto* given = find(dict, entry);
+    if (given == nullptr) {
+      report.missing.push_back(entry.name);
+      continue;
     }
+    auto expected = expected_sizes(presentation, entry, *given);
+    if (given->sizes() != expected)
+      report.mismatched.push_back({entry.name, std::move(expected), given->sizes().vec()});
   }
   for (const auto& [name, tensor] : dict) {
-    if (!own.contains(name)) report.unexpected.push_back(name);
+    if (!names.count(name)) report.unexpected.push_back(name);
   }
   return report;
 }
@@ -46,16 +71,31 @@ std::string describe(const LoadReport& report) {
 }  // namespace
 
 LoadReport load_state_dict(nn::ModuleRef module, const StateDict& dict, LoadOptions options) {
-  const auto own = state_dict(module);
-  auto report = compare(own, dict);
+  constexpr const char* kCaller = "load_state_dict";
+  const Presentation presentation(*module, Presentation::Of::Parameters, kCaller);
+  const auto own = state::entries_of(*module);
+  auto report = compare(own, presentation, dict);
   TORCH_CHECK(!options.strict || report.empty(),
               "load_state_dict: expected the names and shapes of ", module->name(),
               describe(report),
               "; nothing was loaded; correct the dict, or load what fits with {.strict = false}");
+  const auto fits = [&](const Entry& entry, const at::Tensor* given) {
+    return given && given->sizes() == expected_sizes(presentation, entry, *given);
+  };
+  for (const auto& entry : own) {
+    const auto* given = find(dict, entry);
+    if (!fits(entry, given)) continue;
+    state::check_mesh(kCaller, entry.name, entry.tensor, *given);
+    state::check_packed(kCaller, entry.name, entry.tensor, *given,
+                        presentation.is_local(entry.tensor));
+  }
   const c10::AutoGradMode no_grad(false);
-  for (const auto& [name, tensor] : own) {
-    const auto* given = dict.find(name);
-    if (given && given->defined() && given->sizes() == tensor.sizes()) tensor.copy_(*given);
+  for (const auto& entry : own) {
+    const auto* given = find(dict, entry);
+    if (!fits(entry, given)) continue;
+    // The very tensor, not an alias: writes to it may have to wait for other ranks.
+    entry.tensor.copy_(
+        state::placed_like(entry.tensor, *given, presentation.is_local(entry.tensor)));
   }
   return report;
 }

@@ -1,6 +1,12 @@
 #include <tessera/state_dict.h>
 
+#include "state/entries.h"
+#include "state/presentation.h"
+
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+
+#include <unordered_map>
 
 namespace tessera {
 
@@ -45,24 +51,18 @@ bool StateDict::erase(const std::string& name) {
   return true;
 }
 
-namespace {
-
-void collect(const torch::nn::Module& module, const std::string& prefix, StateDict& dict) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false))
-    dict.insert(prefix + item.key(), item.value().detach());
-  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    if (is_persistent(item.value())) dict.insert(prefix + item.key(), item.value().detach());
-  }
-  for (const auto& child : module.named_children())
-    collect(*child.value(), prefix + child.key() + ".", dict);
-}
-
-}  // namespace
-
 StateDict state_dict(nn::ModuleRef module) {
+  const c10::AutoGradMode no_grad(false);
+  const state::Presentation presentation(*module, state::Presentation::Of::Parameters,
+                                         "state_dict");
   StateDict dict;
-  collect(module, "", dict);
-  return dict;
+  std::unordered_map<const at::TensorImpl*, at::Tensor> shown;  // shared ones are gathered once
+  for (const auto& entry : state::entries_of(*module)) {
+    const auto [found, is_first] = shown.try_emplace(entry.tensor.unsafeGetTensorImpl());
+    if (is_first) found->second = presentation.show(entry.tensor, entry.tensor);
+    if (found->second.defined()) dict.insert(entry.name, found->second);
+  }
+  return presentation.is_empty_here() ? StateDict() : dict;
 }
 
 }  // namespace tessera

@@ -114,7 +114,7 @@ TEST(BenchMemory, WritesOneRowPerMode) {
   const Table table(path);
   EXPECT_THAT(table.columns, ElementsAre("job", "mode", "ranks", "blocks", "steady_bytes",
                                          "peak_bytes", "bound_bytes", "step_ms", "vs_plain"));
-  ASSERT_EQ(table.rows.size(), 2U);
+  ASSERT_EQ(table.rows.size(), 3U);
   EXPECT_EQ(table.rows[0].at("mode"), "plain");
   EXPECT_EQ(table.rows[0].at("bound_bytes"), "");
   EXPECT_EQ(table.rows[0].at("vs_plain"), "1.000");
@@ -122,17 +122,40 @@ TEST(BenchMemory, WritesOneRowPerMode) {
   EXPECT_NEAR(table.number(1, "bound_bytes"), 0.3 * table.number(0, "peak_bytes"), 1);
   EXPECT_LT(table.number(1, "peak_bytes"), table.number(0, "peak_bytes"));
   EXPECT_EQ(table.number(1, "steady_bytes"), table.number(0, "steady_bytes"));
-  for (size_t row = 0; row < 2; ++row) {
+  EXPECT_EQ(table.rows[2].at("mode"), "fully_shard");
+  for (size_t row = 0; row < 3; ++row) {
     EXPECT_EQ(table.rows[row].at("job"), "gpt");
     EXPECT_EQ(table.rows[row].at("ranks"), "2");
     EXPECT_EQ(table.rows[row].at("blocks"), "2");
     EXPECT_GT(table.number(row, "step_ms"), 0);
     EXPECT_GT(table.number(row, "vs_plain"), 0);
-    // Four numbers per parameter: itself, its gradient and two moments.
-    EXPECT_GT(table.number(row, "steady_bytes"), 4 * 4 * 2 * 12 * 256 * 256);
+    // Four numbers per parameter: itself, its gradient and two moments; a rank's part of them.
+    const double parts = row == 2 ? 2 : 1;
+    EXPECT_GT(table.number(row, "steady_bytes"), 4 * 4 * 2 * 12 * 256 * 256 / parts);
   }
   EXPECT_THAT(result.output, HasSubstr("bench memory: gpt: pair 1 of 1"));
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "memory.machine.txt"));
+}
+
+TEST(BenchMemory, FullyShardTakesNoMoreThanItMay) {
+  for (const char* backend : {"shm", "gloo"}) {
+    const TemporaryFolder folder;
+    const auto path = folder.path() / "memory.csv";
+    const auto result = bench({"memory", "--modes", "plain,fully_shard", "--backend", backend,
+                               "--blocks", "6", "--pairs", "1", "--steps", "1", "--csv", path});
+    ASSERT_TRUE(result.status.ok()) << result.output;
+    const Table table(path);
+    ASSERT_EQ(table.rows.size(), 2U);
+    EXPECT_LT(table.number(1, "steady_bytes"), 0.51 * table.number(0, "steady_bytes")) << backend;
+    EXPECT_LE(table.number(1, "steady_bytes") + table.number(1, "peak_bytes"),
+              table.number(1, "bound_bytes"))
+        << backend;
+    EXPECT_LT(table.number(1, "bound_bytes"),
+              table.number(0, "steady_bytes") + table.number(0, "peak_bytes"))
+        << backend;
+    // A block's parameters, of which this rank keeps half.
+    EXPECT_THAT(result.output, HasSubstr("unit 'blocks.0': 1579520 of 3159040 bytes kept"));
+  }
 }
 
 TEST(BenchMemory, NamesWhatItKnows) {

@@ -11,7 +11,6 @@
 
 #include <map>
 #include <mutex>
-#include <random>
 
 namespace tessera::brute_force {
 namespace {
@@ -88,61 +87,6 @@ Truth truth_of(const Case& test, const Tensors& inputs) {
   return truth;
 }
 
-/// Placements to try for one input on one mesh dimension.
-std::vector<Placement> choices_for(const at::Tensor& input) {
-  std::vector<Placement> choices{Replicate()};
-  for (int64_t dim = 0; dim < input.dim(); ++dim) choices.push_back(Shard(dim));
-  if (input.is_floating_point()) choices.push_back(Partial());
-  return choices;
-}
-
-/// All placements of all inputs, as numbers in mixed radix.
-class Combinations {
- public:
-  Combinations(const Tensors& inputs, size_t mesh_ndim) : mesh_ndim_(mesh_ndim) {
-    for (const auto& input : inputs) {
-      for (size_t dim = 0; dim < mesh_ndim; ++dim) choices_.push_back(choices_for(input));
-    }
-    for (const auto& choices : choices_) count_ *= static_cast<int64_t>(choices.size());
-  }
-  int64_t count() const { return count_; }
-  std::vector<Placements> at(int64_t number) const {
-    std::vector<Placements> result;
-    for (size_t i = 0; i < choices_.size(); ++i) {
-      if (i % mesh_ndim_ == 0) result.emplace_back();
-      const auto radix = static_cast<int64_t>(choices_[i].size());
-      result.back().push_back(choices_[i][number % radix]);
-      number /= radix;
-    }
-    return result;
-  }
-
- private:
-  size_t mesh_ndim_;
-  std::vector<std::vector<Placement>> choices_;
-  int64_t count_ = 1;
-};
-
-/// This rank's part: for Partial, summands that differ from rank to rank.
-at::Tensor part_for(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  auto part = whole;
-  for (size_t dim = 0; dim < placements.size(); ++dim) {
-    const auto mesh_dim = static_cast<int64_t>(dim);
-    const int64_t ranks = mesh.size(mesh_dim);
-    const int64_t rank = mesh.local_rank(mesh_dim);
-    if (placements[dim].is_shard()) {
-      const int64_t size = part.size(placements[dim].dim());
-      const int64_t each = (size + ranks - 1) / ranks;
-      const int64_t begin = std::min(size, each * rank);
-      part = part.narrow(placements[dim].dim(), begin, std::min(each, size - begin));
-    } else if (placements[dim].is_partial()) {
-      const double rest = 1.0 - 0.25 * static_cast<double>(ranks - 1);
-      part = part * (rank == 0 ? rest : 0.25);
-    }
-  }
-  return part.clone();
-}
-
 /// Weights that lie as the results do, so that gradients come sharded too.
 Tensors placed_as(Tensors weights, const Tensors& results) {
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -201,21 +145,16 @@ std::string attempt(const Case& test, const Tensors& inputs, const Truth& truth,
   return wrong;
 }
 
-std::vector<int64_t> draw_numbers(int64_t count, double share, bool all, std::mt19937_64& random) {
-  std::vector<int64_t> numbers;
-  const int64_t wanted =
-      all ? count
-          : std::min<int64_t>(count, std::max<int64_t>(2, static_cast<int64_t>(share * 200)));
-  if (wanted == count) {
-    for (int64_t i = 0; i < count; ++i) numbers.push_back(i);
-  } else {
-    for (int64_t i = 0; i < wanted; ++i)
-      numbers.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(count)));
-  }
-  return numbers;
-}
-
 }  // namespace
+
+at::Tensor call_by_name(const std::string& name, std::vector<c10::IValue> arguments) {
+  const auto dot = name.find('.');
+  const auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  const auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
+  if (!op) return {};
+  op->callBoxed(arguments);
+  return arguments.front().toTensor();
+}
 
 Cases::Cases(const std::string& family, std::vector<Case> cases) {
   auto& known = all_cases()[family];
@@ -228,42 +167,50 @@ std::vector<std::string> families() {
   return names;
 }
 
-Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, double share) {
+Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, Range range,
+                  double share) {
   Report report;
   std::mutex mutex;
   const auto& cases = all_cases().at(family);
   const auto seed = testing::test_seed();
   // Drawn before the ranks start: the generator of the process is shared by its threads.
+  std::vector<const Case*> tried;
   std::vector<Tensors> inputs;
   std::vector<Truth> truths;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   for (const auto& test : cases) {
     inputs.emplace_back();
     for (const auto& input : test.inputs) inputs.back().push_back(draw(input, generator));
-    truths.push_back(truth_of(test, inputs.back()));
+    try {
+      truths.push_back(truth_of(test, inputs.back()));
+    } catch (const c10::Error& error) {
+      ADD_FAILURE() << family << '/' << test.name
+                    << " without ranks: " << error.what_without_backtrace();
+      inputs.pop_back();
+      continue;
+    }
+    tried.push_back(&test);
   }
   const auto body = [&] {
     const auto mesh = init_device_mesh(torch::kCPU, mesh_shape);
     std::mt19937_64 random(seed);
     dtensor::DispatchLog log;
     int64_t calls = 0;
-    for (size_t i = 0; i < cases.size(); ++i) {
-      const Combinations combinations(inputs[i], mesh_shape.size());
-      const bool all = share >= 1 && (mesh_shape.size() == 1 || cases[i].inputs.size() <= 2);
+    for (size_t i = 0; i < tried.size(); ++i) {
       int failures = 0;
-      for (const auto number : draw_numbers(combinations.count(), share, all, random)) {
-        const auto placements = combinations.at(number);
+      for (const auto& placements :
+           placements_to_try(inputs[i], mesh_shape, range, share, random)) {
         ++calls;
         std::string wrong;
         try {
-          wrong = attempt(cases[i], inputs[i], truths[i], mesh, placements);
+          wrong = attempt(*tried[i], inputs[i], truths[i], mesh, placements);
         } catch (const c10::DistBackendError&) {
           throw;  // the ranks are out of step: nothing that follows can be trusted
         } catch (const c10::Error& error) {
           wrong = std::string("threw: ") + error.what_without_backtrace();
         }
         if (wrong.empty() || ++failures > 2) continue;
-        ADD_FAILURE() << family << '/' << cases[i].name << " rank " << rank() << " of "
+        ADD_FAILURE() << family << '/' << tried[i]->name << " rank " << rank() << " of "
                       << c10::IntArrayRef(mesh_shape) << ", inputs " << text_of(placements) << ": "
                       << wrong;
       }
@@ -271,8 +218,10 @@ Report try_family(const std::string& family, const std::vector<int64_t>& mesh_sh
     const std::lock_guard lock(mutex);
     if (rank() != 0) return;
     report.calls = calls;
-    for (const auto& [name, entry] : log.entries())
+    for (const auto& [name, entry] : log.entries()) {
       (entry.without_rule > 0 ? report.without_rule : report.operators).insert(name);
+      if (entry.kept_sharded > 0) report.kept_sharded.insert(name);
+    }
   };
   testing::run_threads(static_cast<int>(c10::multiply_integers(mesh_shape)), body,
                        {.backend = "shm",

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "dtensor/input_placements.h"
 
 #include <functional>
 #include <set>
@@ -8,8 +8,8 @@
 #include <vector>
 
 /// Proves sharding rules: a case is an operator call on whole tensors; it is tried with its inputs
-/// placed in every way on meshes of 2, 3, 4 and 2x2 ranks and must give what one device gives,
-/// forward and backward.
+/// placed in every way on meshes of several shapes and must give what one device gives, forward and
+/// backward.
 namespace tessera::brute_force {
 
 using Tensors = std::vector<at::Tensor>;
@@ -48,6 +48,10 @@ struct Case {
   double tolerance = 2e-4;
 };
 
+/// The first result of an operator called by its name ("aten::add.Tensor"), for those that not
+/// every libtorch declares; undefined if this one has none of that name.
+at::Tensor call_by_name(const std::string& name, std::vector<c10::IValue> arguments);
+
 /// Adds cases to a family, at namespace scope.
 class Cases {
  public:
@@ -56,13 +60,15 @@ class Cases {
 
 struct Report {
   int64_t calls = 0;
-  std::set<std::string> operators;  // that ran by a rule
+  std::set<std::string> operators;     // that ran by a rule
+  std::set<std::string> kept_sharded;  // of these, with something sharded or partial
   std::set<std::string> without_rule;
 };
 
 std::vector<std::string> families();
 /// Tries a family on a mesh of this shape, with ranks as threads; failures are gtest's. `share`:
-/// the part of all placements that is drawn, by the test's seed.
-Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, double share);
+/// the part of the range's placements that is drawn, by the test's seed.
+Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, Range range,
+                  double share);
 
 }  // namespace tessera::brute_force

@@ -153,6 +153,11 @@ const Cases kSampling(
             [](const Tensors& x) { return at::upsample_bicubic2d(x[0], {7, 6}, false); }),
         one("bilinear2d_aa", {{3, 5, 6, 8}},
             [](const Tensors& x) { return at::_upsample_bilinear2d_aa(x[0], {3, 4}, false); }),
+        one("lanczos2d_aa", {{3, 5, 6, 8}},
+            [](const Tensors& x) {
+              return call_by_name("aten::_upsample_lanczos2d_aa",
+                                  {x[0], std::vector<int64_t>{3, 4}, false, {}, {}});
+            }),
         one("bicubic2d_aa", {{3, 5, 6, 8}},
             [](const Tensors& x) { return at::_upsample_bicubic2d_aa(x[0], {3, 4}, false); }),
         one("nearest2d_backward", {{3, 5, 7, 6}},
@@ -192,6 +197,17 @@ const Cases kSampling(
               return at::col2im(x[0], {6, 5}, {2, 2}, {1, 1}, {0, 0}, {1, 1});
             }),
     });
+
+const Cases kConvolutionForm("convolution", {
+                                                {"_convolution",
+                                                 {{3, 4, 6}, {2, 4, 3}, {2}},
+                                                 [](const Tensors& x) {
+                                                   return Tensors{at::_convolution(
+                                                       x[0], x[1], x[2], {1}, {1}, {1}, false, {0},
+                                                       1, false, false, false, false)};
+                                                 },
+                                                 /*backward=*/false},
+                                            });
 
 }  // namespace
 }  // namespace tessera::brute_force

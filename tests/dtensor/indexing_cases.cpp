@@ -55,7 +55,7 @@ const Cases kGather(
                                    [](const Tensors& x) {
                                      return at::zeros_like(x[0]).scatter_(1, x[1], x[2]) + x[0];
                                    })),
-                  one("scatter_reduce", {{5, 4}, index({5, 3}, 4), {5, 3}},
+                  one("scatter_reduce", {distinct({5, 4}), index({5, 3}, 4), distinct({5, 3})},
                       [](const Tensors& x) { return x[0].scatter_reduce(1, x[1], x[2], "amax"); }),
                   one("scatter_src_of_one", {{5, 4}, index({5, 1}, 4), {5, 1}},
                       [](const Tensors& x) { return x[0].scatter(1, x[1], x[2]); }),
@@ -228,6 +228,82 @@ const Cases kOrdering(
                       {index({5, 4}, 9)},
                       [](const Tensors& x) { return Tensors{std::get<0>(at::_unique2(x[0]))}; }}),
     });
+
+using Indices = c10::List<std::optional<at::Tensor>>;
+
+const Cases kUnchecked(
+    "index",
+    {
+        one("unsafe_index", {{5, 4}, index({3}, 5)},
+            [](const Tensors& x) { return at::_unsafe_index(x[0], Indices{x[1]}); }),
+        one("unsafe_index_put", {{5, 4}, index({3}, 5), {3, 4}},
+            [](const Tensors& x) {
+              return at::_unsafe_index_put(x[0], Indices{x[1]}, x[2], /*accumulate=*/true);
+            }),
+        forward_only(one("unsafe_masked_index",
+                         {{5, 4}, boolean({3, 4}), index({3, 1}, 5), index({4}, 4)},
+                         [](const Tensors& x) {
+                           return at::_unsafe_masked_index(x[0], x[1], Indices{x[2], x[3]}, 2.5);
+                         })),
+        forward_only(one("unsafe_masked_index_put",
+                         {{5, 4}, boolean({3, 4}), index({3, 1}, 5), index({4}, 4), {3, 4}},
+                         [](const Tensors& x) {
+                           return at::_unsafe_masked_index_put_accumulate(
+                               x[0], x[1], Indices{x[2], x[3]}, x[4]);
+                         })),
+        one("index_put_impl", {{5, 4}, index({3}, 5), {3, 4}},
+            [](const Tensors& x) {
+              auto target = x[0].clone();
+              at::_index_put_impl_(target, Indices{x[1]}, x[2], /*accumulate=*/true);
+              return target;
+            }),
+        forward_only(one("nonzero_static", {boolean({5, 4})},
+                         [](const Tensors& x) { return at::nonzero_static(x[0], 12); })),
+        forward_only(one("isin_scalar", {index({5, 4}, 6)},
+                         [](const Tensors& x) { return at::isin(x[0], 3); })),
+        forward_only(one("repeat_interleave", {index({5}, 4)},
+                         [](const Tensors& x) { return at::repeat_interleave(x[0]); })),
+        forward_only(one("searchsorted_scalar", {distinct({7})},
+                         [](const Tensors& x) {
+                           return at::searchsorted(std::get<0>(x[0].sort()), 0.6);
+                         })),
+        forward_only(one("stack_inner", {{5, 4}, {5, 4}},
+                         [](const Tensors& x) { return at::_stack({x[0], x[1]}, 1); })),
+    });
+
+const Cases kUnique("index", {
+                                 {"unique",
+                                  {index({5, 4}, 6)},
+                                  [](const Tensors& x) {
+                                    const auto [values, inverse] = at::_unique(x[0], true, true);
+                                    return Tensors{values, inverse};
+                                  },
+                                  /*backward=*/false},
+                                 {"unique_consecutive",
+                                  {index({7}, 3)},
+                                  [](const Tensors& x) {
+                                    const auto [values, inverse, counts] =
+                                        at::unique_consecutive(x[0], true, true);
+                                    return Tensors{values, inverse, counts};
+                                  },
+                                  /*backward=*/false},
+                                 {"unique_dim",
+                                  {index({5, 2}, 2)},
+                                  [](const Tensors& x) {
+                                    const auto [values, inverse, counts] =
+                                        at::unique_dim(x[0], 0, true, true, true);
+                                    return Tensors{values, inverse, counts};
+                                  },
+                                  /*backward=*/false},
+                                 {"unique_dim_consecutive",
+                                  {index({5, 2}, 2)},
+                                  [](const Tensors& x) {
+                                    const auto [values, inverse, counts] =
+                                        at::unique_dim_consecutive(x[0], 0, true, true);
+                                    return Tensors{values, inverse, counts};
+                                  },
+                                  /*backward=*/false},
+                             });
 
 }  // namespace
 }  // namespace tessera::brute_force

@@ -30,6 +30,12 @@ const Cases kSolvers(
         one(
             "cholesky_inverse", {{5, 3, 3}},
             [](const Tensors& x) { return (x[0].tril() + 4).tril().cholesky_inverse(); }, false),
+        one(
+            "cholesky_solve_helper", {{5, 3, 2}, {5, 3, 3}},
+            [](const Tensors& x) {
+              return at::_cholesky_solve_helper(x[0], (x[1].tril() + 4).tril(), false);
+            },
+            false),
         one("cholesky_solve", {{5, 3, 2}, {5, 3, 3}},
             [](const Tensors& x) { return x[0].cholesky_solve((x[1].tril() + 4).tril()); }),
         one("inverse", {{5, 3, 8}}, [](const Tensors& x) { return definite(x[0]).inverse(); }),

@@ -134,5 +134,30 @@ const Cases kAttention(
                }),
     });
 
+const Cases kLegit("norms", {
+                                {"batch_norm_legit",
+                                 {{5, 3, 4}, {3}, {3}, {3}, positive({3})},
+                                 [](const Tensors& x) {
+                                   auto mean = whole(x[3]);
+                                   auto variance = whole(x[4]);
+                                   const auto results = at::_native_batch_norm_legit(
+                                       x[0], x[1], x[2], mean, variance,
+                                       /*training=*/true, 0.1, 1e-5);
+                                   return Tensors{std::get<0>(results), mean, variance};
+                                 }},
+                                {"batch_norm_legit_no_stats",
+                                 {{5, 3, 4}, {3}, {3}},
+                                 [](const Tensors& x) {
+                                   return first_of(at::_native_batch_norm_legit(
+                                       x[0], x[1], x[2], /*training=*/true, 0.1, 1e-5));
+                                 }},
+                                {"batch_norm_legit_no_training",
+                                 {{5, 3, 4}, {3}, {3}, {3}, positive({3})},
+                                 [](const Tensors& x) {
+                                   return first_of(at::_native_batch_norm_legit_no_training(
+                                       x[0], x[1], x[2], x[3].detach(), x[4].detach(), 0.1, 1e-5));
+                                 }},
+                            });
+
 }  // namespace
 }  // namespace tessera::brute_force

@@ -122,5 +122,49 @@ const Cases kMatrix(
          [](const Tensors& x) { return Tensors{at::matmul(x[0], x[1])}; }},
     });
 
+const Cases kUntagged(
+    "pointwise",
+    {
+        unary("celu", [](const at::Tensor& x) { return at::celu(x, 1.5); }),
+        unary("selu", at::selu),
+        unary("hardshrink", [](const at::Tensor& x) { return at::hardshrink(x, 0.3); }),
+        unary("softshrink", [](const at::Tensor& x) { return at::softshrink(x, 0.3); }),
+        unary(
+            "logit", [](const at::Tensor& x) { return at::logit(x, 0.01); }, unit({5, 4})),
+        unary(
+            "polygamma", [](const at::Tensor& x) { return at::polygamma(1, x); }, positive({5, 4})),
+        unary("nan_to_num",
+              [](const at::Tensor& x) { return at::nan_to_num(x / at::relu(x), 3, 5, 7) * x; }),
+        binary("xlogy", at::xlogy, {5, 4}, positive({5, 4})),
+        binary(
+            "masked_fill",
+            [](const at::Tensor& x, const at::Tensor& mask) { return x.masked_fill(mask, 3); },
+            {5, 4}, boolean({5, 4})),
+        binary(
+            "masked_fill_broadcast",
+            [](const at::Tensor& x, const at::Tensor& mask) { return x.masked_fill(mask, 3); },
+            {5, 4}, boolean({4})),
+        {"masked_fill_by_tensor",
+         {{5, 4}, boolean({5, 4}), {}},
+         [](const Tensors& x) { return Tensors{x[0].masked_fill(x[1], x[2])}; }},
+        binary("add_in_place",
+               [](const at::Tensor& x, const at::Tensor& y) { return x.clone().add_(y, 2); }),
+        binary("prelu", [](const at::Tensor& x, const at::Tensor& y) { return at::prelu(x, y); },
+               {5, 4}, {4}),
+        {"frexp",
+         {{5, 4}},
+         [](const Tensors& x) {
+           const auto [mantissa, exponent] = at::frexp(x[0]);
+           return Tensors{mantissa, exponent};
+         },
+         /*backward=*/false},
+        {"rrelu_with_noise_backward",
+         {{5, 4}, {5, 4}, unit({5, 4})},
+         [](const Tensors& x) {
+           return Tensors{at::rrelu_with_noise_backward(x[0], x[1], x[2], 0.1, 0.3, true, false)};
+         },
+         /*backward=*/false},
+    });
+
 }  // namespace
 }  // namespace tessera::brute_force

@@ -80,11 +80,52 @@ TEST(DTensorRandom, RanksWithDifferentSeedsAgree) {
     const auto own = torch::rand({3});
     torch::manual_seed(100 + rank());
     expect_agreement(mesh);
-    expect_bitwise_equal(torch::rand({3}), own, "the rank's own generator is left alone");
+    if (rank() != 0) expect_bitwise_equal(torch::rand({3}), own, "a rank's own draws go on");
+    // The mesh draws what its first rank would.
+    torch::manual_seed(100);
+    const auto expected = torch::randn({4, 3});
+    for (int i = 0; i < 2; ++i) {
+      torch::manual_seed(100 + rank());
+      expect_bitwise_equal(dtensor::randn({4, 3}, mesh, {Shard(0)}).full_tensor(), expected);
+    }
   });
 }
 
 TEST(DTensorRandomOnThreads, RanksThatShareAGeneratorAgree) { on_mesh({3}, expect_agreement); }
+
+TEST(DTensorRandomOnThreads, SeedsCountWheneverTheyAreSet) {
+  const auto expected = [](uint64_t seed) {
+    auto generator = at::detail::createCPUGenerator(seed);
+    const auto first = torch::randn({4, 3}, generator);
+    return torch::cat({first, torch::rand({4, 3}, generator)});
+  };
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    for (const uint64_t seed : {7, 8, 7, 7}) {
+      barrier();
+      torch::manual_seed(seed);
+      const auto first = dtensor::randn({4, 3}, mesh, {Shard(0)}).full_tensor();
+      const auto second = dtensor::rand({4, 3}, mesh, {Shard(1)}).full_tensor();
+      expect_bitwise_equal(torch::cat({first, second}), expected(seed), c10::str("seed ", seed));
+    }
+  });
+}
+
+TEST(DTensorRandom, AttentionDropsWhatOneDeviceDrops) {
+  run_processes(2, [] {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    const auto whole = torch::sin(numbered({2, 3, 5, 4}));
+    const auto attend = [](const at::Tensor& x) {
+      return at::scaled_dot_product_attention(x, x, x, {}, /*dropout_p=*/0.4);
+    };
+    torch::manual_seed(5);
+    const auto expected = attend(whole);
+    for (const auto& placement : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+      torch::manual_seed(5);
+      expect_equal(full_of(attend(placed(whole, mesh, {placement}))), expected,
+                   c10::str(placement));
+    }
+  });
+}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -118,6 +118,10 @@ const Cases kExtremes(
          false},
         forward_only(reduce(
             "argmax", [](const at::Tensor& x) { return x.argmax(1); }, distinct({5, 4, 3}))),
+        forward_only(reduce("argmax_of_equals",
+                            [](const at::Tensor& x) { return (x > 0).to(at::kInt).argmax(0); })),
+        forward_only(reduce("argmin_of_nan",
+                            [](const at::Tensor& x) { return (x.sqrt() + 1).argmin(0, true); })),
         forward_only(reduce(
             "argmin", [](const at::Tensor& x) { return x.argmin(-1, true); }, distinct({5, 4, 3}))),
         forward_only(reduce(
@@ -136,6 +140,38 @@ const Cases kExtremes(
          [](const Tensors& x) { return both(x[0].kthvalue(2, 0)); }},
         {"mode", {distinct({5, 4})}, [](const Tensors& x) { return both(x[0].mode(1)); }},
     });
+
+const Cases kForms("reductions",
+                   {
+                       forward_only({"_aminmax",
+                                     {distinct({5, 4})},
+                                     [](const Tensors& x) { return both(at::_aminmax(x[0])); }}),
+                       forward_only({"_aminmax_dim",
+                                     {distinct({5, 4})},
+                                     [](const Tensors& x) { return both(at::_aminmax(x[0], 1)); }}),
+                       forward_only({"max_dim_out",
+                                     {distinct({5, 4})},
+                                     [](const Tensors& x) {
+                                       auto values = at::zeros_like(x[0].sum(1));
+                                       auto indices = at::zeros_like(values, at::kLong);
+                                       at::max_out(values, indices, x[0], 1);
+                                       return Tensors{values, indices};
+                                     }}),
+                       forward_only({"min_dim_out",
+                                     {distinct({5, 4})},
+                                     [](const Tensors& x) {
+                                       auto values = at::zeros_like(x[0].sum(0));
+                                       auto indices = at::zeros_like(values, at::kLong);
+                                       at::min_out(values, indices, x[0], 0);
+                                       return Tensors{values, indices};
+                                     }}),
+                       forward_only(reduce("powsum",
+                                           [](const at::Tensor& x) {
+                                             return call_by_name(
+                                                 "aten::linalg__powsum",
+                                                 {x, 3, kOuter, false, c10::IValue()});
+                                           })),
+                   });
 
 const Cases kMoments(
     "reductions",

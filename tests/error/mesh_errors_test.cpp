@@ -3,6 +3,7 @@
 #include "support/message_of.h"
 #include "support/ranks.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
@@ -28,6 +29,18 @@ TEST_F(MeshErrors, UseBeforeInit) {
       std::string::npos);
   EXPECT_NE(message_of<c10::Error>([] { DeviceMesh(at::kCPU, {0}); }).find("DeviceMesh"),
             std::string::npos);
+}
+
+TEST_F(MeshErrors, DeviceThatThisMachineLacks) {
+  if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";
+  testing::run_threads(1,
+                       [] {
+                         EXPECT_EQ(message_of([] { init_device_mesh(at::kCUDA, {1}); })
+                                       .find("init_device_mesh: expected a device type of this "
+                                             "machine, got cuda"),
+                                   0U);
+                       },
+                       {.backend = "shm"});
 }
 
 TEST_F(MeshErrors, ShapeThatDoesNotFillTheWorld) {

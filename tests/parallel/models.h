@@ -6,6 +6,9 @@
 
 #include <torch/torch.h>
 
+#include <functional>
+#include <vector>
+
 /// The models of the requirements, and what compares a parallel one with a plain one.
 namespace tessera::testing {
 
@@ -88,6 +91,37 @@ void expect_equal_modules(M& plain, M& parallel, std::vector<int64_t> input_size
   plain_optimizer.step();
   parallel_optimizer.step();
   expect_equal_parameters(*plain, *parallel, Compared::Parameters);
+}
+
+struct StepOptions {
+  int steps = 3;
+  double lr = 0.1;
+  std::function<at::Tensor(int step)> input;
+  /// The whole of what the parallel module returned. None: it is whole.
+  std::function<at::Tensor(const at::Tensor& output, const at::Tensor& expected)> gathered = {};
+};
+
+/// Both learn by SGD to make the squares of their outputs small; outputs must be equal in every
+/// step.
+template <class M>
+void expect_equal_steps(M& plain, const std::vector<at::Tensor>& plain_parameters, M& parallel,
+                        const std::vector<at::Tensor>& parallel_parameters,
+                        const StepOptions& options) {
+  torch::optim::SGD plain_optimizer(plain_parameters, options.lr);
+  torch::optim::SGD parallel_optimizer(parallel_parameters, options.lr);
+  for (int step = 0; step < options.steps; ++step) {
+    const auto x = options.input(step);
+    const auto expected = plain(x);
+    auto output = parallel(x);
+    if (options.gathered) output = options.gathered(output, expected);
+    expect_equal(output, expected, c10::str("output of step ", step));
+    plain_optimizer.zero_grad();
+    parallel_optimizer.zero_grad();
+    expected.square().sum().backward();
+    output.square().sum().backward();
+    plain_optimizer.step();
+    parallel_optimizer.step();
+  }
 }
 
 }  // namespace tessera::testing

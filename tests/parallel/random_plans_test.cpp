@@ -87,21 +87,16 @@ void expect_plan_trains(uint64_t seed) {
 
   auto [plain, parallel] = twins<Stack>(seed, widths);
   parallelize_module(parallel, mesh_of_all(), plan);
-  torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
-  torch::optim::SGD parallel_optimizer(parallel->parameters(), 0.1);
-  const int64_t rows = 2 * world_size();  // plain shards of rows must be even
-  for (int step = 0; step < 2; ++step) {
-    const auto x = at::randn({rows, widths[0]}, at::detail::createCPUGenerator(seed + step));
-    const auto expected = plain(x);
-    const auto output = gathered(parallel(x), state, expected);
-    expect_equal(output, expected, "output");
-    plain_optimizer.zero_grad();
-    parallel_optimizer.zero_grad();
-    expected.square().sum().backward();
-    output.square().sum().backward();
-    plain_optimizer.step();
-    parallel_optimizer.step();
-  }
+  const int64_t rows = draw(random, 1, 3 * world_size());  // even or not, or too few for all
+  const StepOptions steps{
+      .steps = 2,
+      .input =
+          [&](int step) {
+            return at::randn({rows, widths[0]}, at::detail::createCPUGenerator(seed + step));
+          },
+      .gathered = [&](const at::Tensor& output,
+                      const at::Tensor& expected) { return gathered(output, state, expected); }};
+  expect_equal_steps(plain, plain->parameters(), parallel, parallel->parameters(), steps);
   const auto parameters = parallel->named_parameters();
   for (const auto& item : plain->named_parameters())
     expect_equal(whole(parameters[item.key()]).detach(), item.value().detach(), item.key());

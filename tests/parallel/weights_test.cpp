@@ -41,22 +41,11 @@ void expect_tied_training() {
       {{"words", RowwiseParallel()}, {"head", ColwiseParallel({.output_layouts = Replicate()})}});
   EXPECT_EQ(parallel->head->weight.unsafeGetTensorImpl(), identity) << "one tensor, as before";
   EXPECT_EQ(DTensor::of(parallel->words->weight).placements(), Placements{Shard(0)});
-  torch::optim::SGD plain_optimizer({plain->words->weight}, 1e-3);
-  torch::optim::SGD parallel_optimizer({parallel->words->weight}, 1e-3);
   torch::manual_seed(7);
-  for (int step = 0; step < 3; ++step) {
-    const auto tokens = torch::randint(11, {3, 8}, torch::kLong);
-    const auto expected = plain(tokens);
-    const auto output = parallel(tokens);
-    expect_equal(output, expected, "output");
-    plain_optimizer.zero_grad();
-    parallel_optimizer.zero_grad();
-    expected.square().sum().backward();
-    output.square().sum().backward();
-    plain_optimizer.step();
-    parallel_optimizer.step();
-    expect_equal(whole(parallel->words->weight).detach(), plain->words->weight.detach());
-  }
+  expect_equal_steps(
+      plain, {plain->words->weight}, parallel, {parallel->words->weight},
+      {.lr = 1e-3, .input = [](int) { return torch::randint(11, {3, 8}, torch::kLong); }});
+  expect_equal(whole(parallel->words->weight).detach(), plain->words->weight.detach());
 }
 
 TEST(Weights, TiedEmbeddingAndHead) {
@@ -84,21 +73,9 @@ TEST(Weights, PackedWeightsAreSplitByHead) {
     parallelize_module(parallel, mesh_of_all(),
                        {{"qkv", ColwiseParallel({.heads = 4, .packed = 3})},
                         {"out", RowwiseParallel({.heads = 4})}});
-    torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
-    torch::optim::SGD parallel_optimizer(parallel->parameters(), 0.1);
     torch::manual_seed(7);
-    for (int step = 0; step < 3; ++step) {
-      const auto x = torch::rand({2, 5, 8});
-      const auto expected = plain(x);
-      const auto output = parallel(x);
-      expect_equal(output, expected, "output");
-      plain_optimizer.zero_grad();
-      parallel_optimizer.zero_grad();
-      expected.square().sum().backward();
-      output.square().sum().backward();
-      plain_optimizer.step();
-      parallel_optimizer.step();
-    }
+    expect_equal_steps(plain, plain->parameters(), parallel, parallel->parameters(),
+                       {.input = [](int) { return torch::rand({2, 5, 8}); }});
     const auto ranks = whole(parallel->qkv->weight).detach();
     EXPECT_FALSE(at::allclose(ranks, plain->qkv->weight)) << "in the order of ranks";
     expect_equal(unpack_rows(ranks, 3, 2), plain->qkv->weight.detach());

@@ -152,16 +152,6 @@ TEST(JoinOnThreads, ServesParametersThatSomeRanksDoNotUse) {
 }
 
 TEST(JoinOnThreads, ServesSparseGradientsAndAccumulation) {
-  struct WordsImpl : torch::nn::Module {
-    WordsImpl()
-        : words(register_module("words",
-                                nn::Embedding(torch::nn::EmbeddingOptions(11, 3).sparse(true)))),
-          out(register_module("out", nn::Linear(3, 2))) {}
-    at::Tensor forward(const at::Tensor& x) { return out(words(x)); }
-    nn::Embedding words;
-    nn::Linear out;
-  };
-  TESSERA_MODULE(Words);
   for (const bool by_initial : {true, false}) {
     run_threads(2, [by_initial] {
       const Counts counts = {3, 1};

@@ -40,6 +40,18 @@ struct BranchesImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Branches);
 
+/// An Embedding with sparse gradients before a layer with dense ones.
+struct WordsImpl : torch::nn::Module {
+  WordsImpl()
+      : words(register_module("words",
+                              nn::Embedding(torch::nn::EmbeddingOptions(11, 3).sparse(true)))),
+        out(register_module("out", nn::Linear(3, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return out(words(x)); }
+  nn::Embedding words;
+  nn::Linear out;
+};
+TESSERA_MODULE(Words);
+
 /// Plain libtorch, nothing of ours.
 struct PlainNetImpl : torch::nn::Module {
   explicit PlainNetImpl(int64_t width = 5)

@@ -208,16 +208,6 @@ TEST(ReplicateOnThreads, AveragesPlainModulesAtEveryBackward) {
 }
 
 TEST(ReplicateOnThreads, AveragesSparseGradients) {
-  struct WordsImpl : torch::nn::Module {
-    WordsImpl()
-        : words(register_module("words",
-                                nn::Embedding(torch::nn::EmbeddingOptions(11, 3).sparse(true)))),
-          out(register_module("out", nn::Linear(3, 2))) {}
-    at::Tensor forward(const at::Tensor& x) { return out(words(x)); }
-    nn::Embedding words;
-    nn::Linear out;
-  };
-  TESSERA_MODULE(Words);
   run_threads(3, [] {
     auto [local, parallel] = twins<Words>(8);
     replicate(parallel);

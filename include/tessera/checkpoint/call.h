@@ -11,7 +11,8 @@ namespace tessera {
 /// needs a tensor of inside. `function`: anything that can be called, or a module. It and the
 /// arguments are copied (what can't be: pass std::ref and keep it alive until backward). Both runs
 /// must do the same; gradients are then those of a plain call, bit for bit. Without grad mode it is
-/// a plain call. Returns the result by value.
+/// a plain call. Returns the result by value. Of a module, BatchNorm's running statistics count the
+/// batch once; in a function whatever is written outside, these included, is written by both runs.
 ///   auto y = tessera::checkpoint_call(block, x, mask);
 template <class F, class... A>
 auto checkpoint_call(CheckpointOptions options, F&& function, A&&... arguments) {
@@ -19,7 +20,7 @@ auto checkpoint_call(CheckpointOptions options, F&& function, A&&... arguments) 
   if (!recompute::is_needed()) return recompute::call(callee, std::forward<A>(arguments)...);
   using Kept = recompute::KeptCall<std::decay_t<F>, A...>;
   const auto kept = std::make_shared<Kept>(std::forward<decltype(callee)>(callee), arguments...);
-  recompute::CallScope scope("checkpoint_call", std::move(options), kept->replay());
+  recompute::CallScope scope("checkpoint_call", std::move(options), kept->replay(), kept->around());
   if constexpr (std::is_void_v<decltype(kept->run_first(std::forward<A>(arguments)...))>) {
     kept->run_first(std::forward<A>(arguments)...);
     scope.succeeded();

@@ -13,12 +13,16 @@ namespace tessera::recompute {
 /// Whether a call that starts here has anything to save: false without grad mode.
 bool is_needed();
 
+/// A scope after which norms in `module`, which must live on, have the running statistics they had
+/// before it.
+ScopeFactory keep_running_statistics(const torch::nn::Module& module);
+
 /// One checkpointed call: tensors saved between its constructor and its destructor are dropped and
-/// come back by running `again`. Constructed and destroyed on the same thread, in the order of
-/// scopes.
+/// come back by running `again`, inside a scope of `around`. Constructed and destroyed on the same
+/// thread, in the order of scopes.
 class CallScope {
  public:
-  CallScope(const char* function, CheckpointOptions options, nn::Replay again);
+  CallScope(const char* function, CheckpointOptions options, nn::Replay again, ScopeFactory around);
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
@@ -90,6 +94,15 @@ class KeptCall : public std::enable_shared_from_this<KeptCall<F, A...>> {
     auto kept = this->shared_from_this();
     return nn::Replay([kept] { kept->run(Indices{}); },
                       [kept](nn::TensorVisitor visit) { kept->visit(visit, Indices{}); });
+  }
+  /// What a recomputation must leave as it is.
+  ScopeFactory around() {
+    if constexpr (kIsModule)
+      return keep_running_statistics(*function_.module);
+    else if constexpr (nn::ModuleLike<F>)
+      return keep_running_statistics(nn::as_module(function_));
+    else
+      return {};
   }
 
  private:

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <tessera/nn/module_ref.h>
+
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/api/include/torch/nn/module.h>
 
 #include <cstdint>
 #include <map>
@@ -44,12 +45,12 @@ class comm_debug {
     int64_t collectives = 0;
     int64_t bytes = 0;  // of this rank's inputs
   };
-  /// By kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast".
+  /// By kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter".
   using Counts = std::map<std::string, Count>;
 
   comm_debug();
   /// Counts by submodule too, of the hookable ones.
-  explicit comm_debug(torch::nn::Module& module);
+  explicit comm_debug(nn::ModuleRef module);
   ~comm_debug();
   comm_debug(const comm_debug&) = delete;
   comm_debug& operator=(const comm_debug&) = delete;

@@ -38,8 +38,9 @@ struct ColwiseParallelOptions {
   int64_t heads = 0;
   /// The output features are this many equal parts, such as query, key and value, and each rank
   /// gets its share of every one. Rows of weight and bias are put in the order of ranks for that:
-  /// full_tensor() and state dicts hold them so; see pack_rows. A model whose features are ordered
-  /// by head first, [head, 3, size], needs neither.
+  /// full_tensor() and state dicts hold them so; see pack_rows. load_state_dict takes distributed
+  /// values only for them. A model whose features are ordered by head first, [head, 3, size], needs
+  /// none of this.
   int64_t packed = 1;
 };
 
@@ -80,8 +81,8 @@ struct SequenceParallelOptions {
 };
 
 /// LayerNorm, Dropout or a norm of one's own on inputs sharded along the sequence. Its parameters
-/// are replicated without communication: ranks must hold the same. Of plain inputs every rank has
-/// equally much.
+/// are replicated without communication: ranks must hold the same. Of plain inputs the ranks
+/// compare sizes.
 class SequenceParallel final : public ParallelStyle {
  public:
   explicit SequenceParallel(SequenceParallelOptions options = {});

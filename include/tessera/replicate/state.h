@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace tessera {
@@ -33,14 +34,29 @@ class ReplicateEngine {
   std::optional<std::vector<int64_t>> device_ids;
 };
 
+/// The engine, or none yet: a pointer that may be asked whether it is null, and whose use then is
+/// an error that names the module. The engine lives as long as the state.
+class ReplicateEngineHandle {
+ public:
+  ReplicateEngineHandle(ReplicateEngine* engine, std::string module_name)
+      : engine_(engine), module_name_(std::move(module_name)) {}
+  ReplicateEngine& operator*() const;
+  ReplicateEngine* operator->() const { return &**this; }
+  operator ReplicateEngine*() const { return engine_; }  // NOLINT: a pointer to all who want one
+
+ private:
+  ReplicateEngine* engine_;
+  std::string module_name_;
+};
+
 /// What replicate keeps with a module.
 class ReplicateState {
  public:
   virtual ~ReplicateState() = default;
   /// Names of the parameters it averages, relative to the module. Empty before the engine exists.
   virtual std::vector<std::string> param_names() const = 0;
-  /// Null before the first forward of a hookable module. Lives as long as the state.
-  virtual ReplicateEngine* engine() const = 0;
+  /// None before the first forward of a hookable module.
+  virtual ReplicateEngineHandle engine() const = 0;
   virtual bool requires_gradient_sync() const = 0;
 };
 

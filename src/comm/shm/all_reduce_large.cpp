@@ -67,7 +67,7 @@ void AllReduceLarge::exchange_whole(Channel& channel) {
   const int peer = peers_[0];
   for (uint64_t step = 0; step <= chunks_; ++step) {
     if (step < chunks_) {
-      copy_to_cache(channel.slot(first + step), data_.data + at(step), length(step));
+      copy_for_peers(channel.slot(first + step), data_.data + at(step), length(step));
       channel.post_through(first + step + 1);
     }
     if (step == 0) continue;
@@ -87,7 +87,7 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t chunk_round = first + 2 * step;
     if (step < chunks_)
-      copy_to_cache(channel.slot(chunk_round), data_.data + at(step), length(step));
+      copy_for_peers(channel.slot(chunk_round), data_.data + at(step), length(step));
     channel.post_through(chunk_round + 1);
     if (step >= 1 && step <= chunks_) {
       const auto own = part(step - 1, rank_);

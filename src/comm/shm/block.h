@@ -35,10 +35,14 @@ enum class Kind : uint32_t {
   MonitoredBarrier,
   Send,
   Receive,
+  Gate,
 };
 const char* name_of(Kind kind);
-/// Messages between two ranks: each rank numbers its own, apart from the collectives.
-inline bool is_mail(Kind kind) { return kind == Kind::Send || kind == Kind::Receive; }
+/// What each rank numbers for itself, apart from the collectives: messages between two ranks, gates
+/// of memory they share.
+inline bool is_mail(Kind kind) {
+  return kind == Kind::Send || kind == Kind::Receive || kind == Kind::Gate;
+}
 
 /// What a rank is about to do. Peers compare it with their own before they read a byte of data.
 struct alignas(64) Descriptor {

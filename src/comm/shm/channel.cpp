@@ -228,9 +228,13 @@ bool Channel::spin(int peer, const std::atomic<uint64_t>& counter, uint64_t targ
 }
 
 void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t target) {
+  await(entered_, peer, counter, target, members_[peer].block->bell);
+}
+
+void Channel::await(const Pending& pending, int peer, const std::atomic<uint64_t>& counter,
+                    uint64_t target, Bell& bell) {
   if (spin(peer, counter, target)) return;
-  wait(entered_, members_[peer].block->bell, peer,
-       [&] { return counter.load(std::memory_order_seq_cst) >= target; });
+  wait(pending, bell, peer, [&] { return counter.load(std::memory_order_seq_cst) >= target; });
   tell_core();  // waking up often means waking elsewhere
 }
 

@@ -22,8 +22,7 @@ namespace tessera::comm::shm {
 /// keep neighbouring ones apart. Before a rank reads data it compares descriptors: ranks that
 /// disagree get an error, never each other's bytes.
 ///
-/// The memory, the counters and the waiting. One thread at a time may call the functions for
-/// collectives.
+/// Memory, counters and waiting. One thread at a time may call the functions for collectives.
 class Channel {
  public:
   /// Joins; blocks until every rank of the group has, at most request.timeout.
@@ -35,8 +34,7 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return size_; }
   size_t slot_bytes() const { return layout_.slot_bytes; }
-  /// Whether more ranks share the machine than it has cores: spinning then takes time from the rank
-  /// waited for.
+  /// More ranks than cores: spinning takes time from the rank waited for.
   bool is_oversubscribed() const { return oversubscribed_; }
   const Member& member(int rank) const { return members_[rank]; }
   Member& self() { return members_[rank_]; }
@@ -59,13 +57,12 @@ class Channel {
   void meet(int peer);
   uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
-  /// `peer`'s slot of `round`, once posted.
+  /// Once posted.
   const uint8_t* peer_slot(int peer, uint64_t round);
   void await_posted(int peer, uint64_t end);
   /// This rank reads no slot of rounds before `end` any more.
   void consume_through(uint64_t end);
-  /// Waits until no peer reads rounds before `end`: memory handed out by address may be written
-  /// again.
+  /// Until no peer reads rounds before `end`: memory handed out by address may be written again.
   void await_readers(uint64_t end);
   /// The collective entered is complete on this rank.
   void conclude();
@@ -77,6 +74,9 @@ class Channel {
   /// Sleeps on `bell` until `ready`; throws when `watched` (kAnyPeer: every peer) can no longer
   /// make it so because it failed, left or died, or when the time is up.
   void wait(const Pending& pending, Bell& bell, int watched, c10::function_ref<bool()> ready);
+  /// Until `counter` is `target`; `peer` raises it and rings `bell`. Spins first.
+  void await(const Pending& pending, int peer, const std::atomic<uint64_t>& count, uint64_t target,
+             Bell& bell);
   /// One look: throws as wait() does unless `ready`.
   void check(const Pending& pending, int watched, c10::function_ref<bool()> ready);
   /// Marks the group as failed for everybody and throws DistBackendError.

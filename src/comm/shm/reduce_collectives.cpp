@@ -84,7 +84,7 @@ class ReduceScatter final : public RoundsCollective {
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (const int peer : sources_) {
-      copy_to_cache(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk));
+      copy_for_peers(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk));
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {

@@ -27,6 +27,7 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   bool supportsCoalescing() const override { return true; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   void setSequenceNumberForGroup() override {}

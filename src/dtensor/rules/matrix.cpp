@@ -59,11 +59,15 @@ Rule with_addend(Rows product_rows) {
 
 const Registration kAddmm({"aten::addmm"}, with_addend({{Shard(0), Shard(0), Replicate()},
                                                         {Shard(1), Replicate(), Shard(1)},
-                                                        {Partial(), Shard(1), Shard(0)}}));
+                                                        {Partial(), Shard(1), Shard(0)},
+                                                        {Partial(), Partial(), Replicate()},
+                                                        {Partial(), Replicate(), Partial()}}));
 const Registration kBaddbmm({"aten::baddbmm"}, with_addend({{Shard(0), Shard(0), Shard(0)},
                                                             {Shard(1), Shard(1), Replicate()},
                                                             {Shard(2), Replicate(), Shard(2)},
-                                                            {Partial(), Shard(2), Shard(1)}}));
+                                                            {Partial(), Shard(2), Shard(1)},
+                                                            {Partial(), Partial(), Replicate()},
+                                                            {Partial(), Replicate(), Partial()}}));
 
 }  // namespace
 }  // namespace tessera::dtensor

@@ -49,6 +49,16 @@ Rows shard_rows(const Call& call) {
   return rows;
 }
 
+/// A number given as an argument: the other factor, the divisor, alpha.
+Number number_at(const Call& call, size_t index) {
+  for (const auto& input : call.inputs()) {
+    if (input.index == index)
+      return input.operands.empty() ? Number::Unknown : input.operands.front().number;
+  }
+  const auto& value = call.argument(index);
+  return value.isScalar() ? number_in(value.toScalar()) : Number::Unknown;
+}
+
 /// Sums pass: f(a + b) = f(a) + f(b).
 Rows linear_rows(const Call& call) {
   Rows rows;
@@ -58,6 +68,8 @@ Rows linear_rows(const Call& call) {
       if (!operand.spec) return rows;
     }
   }
+  if (call.has_argument("alpha") && number_at(call, call.index_of("alpha")) == Number::NotFinite)
+    return rows;
   for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
     auto row = call.row(Partial(op));
     std::fill(row.begin(), row.end(), Partial(op));
@@ -66,14 +78,20 @@ Rows linear_rows(const Call& call) {
   return rows;
 }
 
-/// Products pass in each factor by itself; quotients in the dividend.
-Rows scaled_rows(const Call& call, bool in_second) {
+/// Products pass in each factor by itself; quotients in the dividend. An infinite factor would make
+/// NaN of summands of different signs, where the sum has one. Of factors that are tensors nothing
+/// is known; then what is not finite stays so, but inf may become NaN.
+Rows scaled_rows(const Call& call, bool is_product) {
   Rows rows;
+  const auto other = number_at(call, 1);
+  const bool passes_first = other != Number::NotFinite && (is_product || other != Number::Zero);
+  const bool passes_second =
+      is_product && call.input_count() > 1 && number_at(call, 0) != Number::NotFinite;
   for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
     auto row = call.row(Partial(op));
     row[1] = Partial(op);
-    rows.emplace_back(row);
-    if (!in_second || call.input_count() < 2) continue;
+    if (passes_first) rows.emplace_back(row);
+    if (!passes_second) continue;
     std::swap(row[1], row[2]);
     rows.emplace_back(std::move(row));
   }

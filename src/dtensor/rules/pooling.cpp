@@ -26,15 +26,25 @@ std::vector<Sizes> padded_sizes(const Call& call) {
   return {sizes};
 }
 
-const Registration kPool2d({"aten::max_pool2d_with_indices", "aten::avg_pool2d",
-                            "aten::avg_pool2d_backward", "aten::adaptive_max_pool2d",
-                            "aten::adaptive_max_pool2d_backward",
+/// Sums of results are the result of sums. Not where whole numbers are rounded.
+Rule linear(Rule rule) {
+  rule.rows = [rows = std::move(rule.rows)](const Call& call, int64_t ranks) {
+    auto all = rows(call, ranks);
+    if (c10::isFloatingType(call.operand(0).dtype)) all.push_back({Partial(), Partial()});
+    return all;
+  };
+  return rule;
+}
+
+const Registration kMean2d({"aten::avg_pool2d"}, linear(alike_rule(leading_dims(2))));
+const Registration kMean3d({"aten::avg_pool3d"}, linear(alike_rule(leading_dims(3))));
+const Registration kPool2d({"aten::max_pool2d_with_indices", "aten::avg_pool2d_backward",
+                            "aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward",
                             "aten::max_pool2d_with_indices_backward",
                             "aten::fractional_max_pool2d_backward"},
                            alike_rule(leading_dims(2)));
-const Registration kPool3d({"aten::max_pool3d_with_indices", "aten::avg_pool3d",
-                            "aten::avg_pool3d_backward", "aten::adaptive_max_pool3d",
-                            "aten::adaptive_max_pool3d_backward"},
+const Registration kPool3d({"aten::max_pool3d_with_indices", "aten::avg_pool3d_backward",
+                            "aten::adaptive_max_pool3d", "aten::adaptive_max_pool3d_backward"},
                            alike_rule(leading_dims(3)));
 const Registration kPad1d({"aten::reflection_pad1d", "aten::replication_pad1d"},
                           alike_rule(leading_dims(1), padded_sizes));
@@ -83,7 +93,7 @@ const Registration kUpsample({"aten::upsample_nearest1d", "aten::upsample_neares
                               "aten::upsample_trilinear3d", "aten::upsample_bicubic2d",
                               "aten::_upsample_bilinear2d_aa", "aten::_upsample_bicubic2d_aa",
                               "aten::_upsample_lanczos2d_aa"},
-                             alike_rule(batch_and_channel));
+                             linear(alike_rule(batch_and_channel)));
 
 /// The gradient is as large as `input_size` says.
 Rule upsample_backward_rule() {
@@ -101,7 +111,7 @@ const Registration kUpsampleBackward(
      "aten::upsample_trilinear3d_backward", "aten::upsample_bicubic2d_backward",
      "aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward",
      "aten::_upsample_lanczos2d_aa_backward"},
-    upsample_backward_rule());
+    linear(upsample_backward_rule()));
 
 /// (input [n, c, space...], grid [n, points..., coordinates]) -> [n, c, points...]
 Rows grid_rows(const Call& call, int64_t) {

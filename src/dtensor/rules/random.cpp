@@ -7,6 +7,8 @@
 #include <ATen/ops/native_dropout.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
+
 namespace tessera::dtensor {
 namespace {
 
@@ -59,7 +61,8 @@ void fill(const c10::OperatorHandle& op, const Choice& choice,
   auto local = stack[0].toTensor();
   auto whole = at::empty(input_sizes[0], local.options());
   auto& generator = stack[index_of(op, "generator")];
-  if (generator.isNone()) generator = shared_generator(*choice.mesh, local.device());
+  std::optional<MeshGenerator> agreed;
+  if (generator.isNone()) generator = agreed.emplace(*choice.mesh, local.device()).get();
   stack[0] = whole;
   op.callBoxed(stack);
   local.copy_(part_of_whole(whole, *spec_of(choice, choice.inputs[0])));
@@ -84,9 +87,9 @@ template <Draw draw>
 void draw_like(const c10::OperatorHandle& op, const Choice& choice,
                const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
   const auto options = options_like(op, stack);
-  const auto generator = shared_generator(*choice.mesh, options.device());
+  const MeshGenerator generator(*choice.mesh, options.device());
   auto part = draw_part(*spec_of(choice, choice.outputs[0]), input_sizes[0], options,
-                        [&](at::Tensor& whole) { draw(op, stack, whole, generator); });
+                        [&](at::Tensor& whole) { draw(op, stack, whole, generator.get()); });
   stack = {std::move(part)};
 }
 
@@ -122,9 +125,9 @@ void drop(const c10::OperatorHandle&, const Choice& choice, const std::vector<Si
     stack = {std::move(output), std::move(mask)};
     return;
   }
-  const auto generator = shared_generator(*choice.mesh, input.device());
+  const MeshGenerator generator(*choice.mesh, input.device());
   const auto mask = draw_part(*spec_of(choice, choice.inputs[0]), input_sizes[0], input.options(),
-                              [&](at::Tensor& whole) { whole.bernoulli_(1 - p, generator); })
+                              [&](at::Tensor& whole) { whole.bernoulli_(1 - p, generator.get()); })
                         .to(at::kBool);
   const double scale = p == 1 ? 0 : 1 / (1 - p);
   stack = {input.mul(mask).mul_(scale), mask};

@@ -208,8 +208,8 @@ const Registration kBoth({"aten::aminmax", "aten::_aminmax"},
                          reduction({Partial(ReduceOp::MIN), Partial(ReduceOp::MAX)}));
 /// Nothing is pending: the index counts in the whole dimension, a median needs all of it.
 const Registration kIndexed({"aten::max.dim", "aten::max.dim_max", "aten::min.dim",
-                             "aten::min.dim_min", "aten::argmax", "aten::argmin", "aten::median",
-                             "aten::nanmedian", "aten::mode", "aten::kthvalue", "aten::logsumexp"},
+                             "aten::min.dim_min", "aten::median", "aten::nanmedian", "aten::mode",
+                             "aten::kthvalue", "aten::logsumexp"},
                             reduction({}));
 const Registration kMoments({"aten::var", "aten::std", "aten::var_mean", "aten::std_mean"},
                             reduction_with_zero({}));

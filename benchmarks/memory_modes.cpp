@@ -1,0 +1,120 @@
+#include "memory_modes.h"
+
+#include <tessera/checkpoint.h>
+#include <tessera/comm.h>
+#include <tessera/fully_shard.h>
+#include <tessera/nn/services.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace tessera::benchmarks {
+namespace {
+
+/// Bytes of a plain model's parameters, and of the units that fully_shard makes of them.
+struct ModelBytes {
+  size_t all = 0;
+  size_t root = 0;          // outside of blocks
+  size_t largest_unit = 0;  // of the blocks
+};
+
+size_t parameter_bytes(const torch::nn::Module& module) {
+  size_t bytes = 0;
+  for (const auto& parameter : module.parameters()) bytes += parameter.nbytes();
+  return bytes;
+}
+
+std::shared_ptr<torch::nn::Module> block_of(const Job& job, int index) {
+  return get_submodule(*job.model, "blocks." + std::to_string(index));
+}
+
+ModelBytes model_bytes(const std::string& job, int blocks) {
+  const auto plain = make_in_mode(job, "plain", blocks, /*batch=*/0);
+  ModelBytes bytes{.all = parameter_bytes(*plain.model)};
+  bytes.root = bytes.all;
+  for (int i = 0; i < blocks; ++i) {
+    const auto unit = parameter_bytes(*block_of(plain, i));
+    bytes.root -= unit;
+    bytes.largest_unit = std::max(bytes.largest_unit, unit);
+  }
+  return bytes;
+}
+
+void leave_alone(torch::nn::Module& /*module*/) {}
+size_t no_bound(const ModelBytes& /*model*/, const MemoryUse& /*plain*/) { return 0; }
+
+size_t checkpoint_bound(const ModelBytes& /*model*/, const MemoryUse& plain) {
+  return static_cast<size_t>(0.3 * static_cast<double>(plain.peak_bytes));
+}
+
+/// This rank's part of parameters, gradients and two moments; the outermost unit, whole between
+/// forward and backward; two units' parameters, one in use and one on its way; two units'
+/// gradients, likewise; and plain training's activations.
+size_t fully_shard_bound(const ModelBytes& model, const MemoryUse& plain) {
+  const auto ranks = static_cast<size_t>(world_size());
+  const auto shards = 4 * ((model.all + ranks - 1) / ranks);
+  return shards + model.root + 2 * model.largest_unit + 2 * model.largest_unit + plain.peak_bytes;
+}
+
+struct Mode {
+  const char* name;
+  void (*apply_to_block)(torch::nn::Module& block);
+  void (*apply_to_model)(torch::nn::Module& model);
+  bool is_exact;
+  size_t (*bound)(const ModelBytes& model, const MemoryUse& plain);
+};
+const Mode kModes[] = {
+    {"plain", leave_alone, leave_alone, true, no_bound},
+    {"checkpoint", [](torch::nn::Module& block) { checkpoint(block); }, leave_alone, true,
+     checkpoint_bound},
+    {"fully_shard", [](torch::nn::Module& block) { fully_shard(block); },
+     [](torch::nn::Module& model) { fully_shard(model); }, false, fully_shard_bound},
+};
+
+const Mode& mode_of(const std::string& name) {
+  for (const auto& mode : kModes) {
+    if (name == mode.name) return mode;
+  }
+  TORCH_CHECK_VALUE(false, "bench memory: expected a mode of --list, got '", name, "'");
+}
+
+}  // namespace
+
+std::vector<std::string> memory_job_names() { return {"gpt"}; }
+
+std::vector<std::string> memory_mode_names() {
+  std::vector<std::string> names;
+  for (const auto& mode : kModes) names.emplace_back(mode.name);
+  return names;
+}
+
+Job make_in_mode(const std::string& name, const std::string& mode, int blocks, int batch) {
+  TORCH_CHECK_VALUE(name == "gpt", "bench memory: expected a job of --list, got '", name, "'");
+  auto job = make_gpt(batch, blocks);
+  for (int i = 0; i < blocks; ++i) mode_of(mode).apply_to_block(*block_of(job, i));
+  mode_of(mode).apply_to_model(*job.model);
+  return job;
+}
+
+bool is_exact(const std::string& mode) { return mode_of(mode).is_exact; }
+
+size_t bound_of(const std::string& job, const std::string& mode, int blocks,
+                const MemoryUse& plain) {
+  return mode_of(mode).bound(model_bytes(job, blocks), plain);
+}
+
+std::string describe_units(const torch::nn::Module& model) {
+  std::string lines;
+  for (const auto& module : model.named_modules()) {
+    const auto state = fully_shard_state(*module.value());
+    if (!state) continue;
+    const auto stats = state->stats();
+    lines += c10::str("unit '", module.key(), "': ", stats.shard_bytes, " of ",
+                      stats.parameter_bytes, " bytes kept, whole ", stats.gathers, " times in ",
+                      stats.gathered_bytes, " private bytes, ", stats.freed_bytes, " freed\n");
+  }
+  return lines;
+}
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "jobs.h"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace tessera::benchmarks {
+
+struct MemoryUse {
+  size_t steady_bytes;  // between steps: parameters, gradients, the optimizer's state, the batch
+  size_t peak_bytes;    // above that, at the worst moment of a forward and its backward
+};
+
+/// gpt.
+std::vector<std::string> memory_job_names();
+/// plain, checkpoint, ….
+std::vector<std::string> memory_mode_names();
+
+/// The job as the mode trains it, with the batch of the rank `batch`. Every rank calls it.
+Job make_in_mode(const std::string& job, const std::string& mode, int blocks, int batch);
+
+/// Whether the mode's gradients are those of plain training bit for bit. Others are averages over
+/// the ranks, equal up to rounding where all ranks have one batch.
+bool is_exact(const std::string& mode);
+
+/// What the mode may take, where plain training takes `plain`; 0: no bound. Of checkpoint: peak
+/// bytes. Of fully_shard: steady and peak bytes together.
+size_t bound_of(const std::string& job, const std::string& mode, int blocks,
+                const MemoryUse& plain);
+
+/// What each unit of a fully sharded model keeps and has freed, a line each; nothing for others.
+std::string describe_units(const torch::nn::Module& model);
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,45 @@
+#include "table.h"
+
+#include "machine.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <cstdlib>
+#include <iostream>
+
+namespace tessera::benchmarks {
+
+Table::Table(const std::string& question, const std::string& path) {
+  if (path.empty()) return;
+  file_.open(path);
+  TORCH_CHECK_VALUE(file_, "bench ", question, ": expected to write to ", path,
+                    ", but it can't be opened");
+  write_machine_beside(path);
+}
+
+void Table::add(const std::string& line) {
+  std::cout << line << std::endl;
+  if (file_.is_open()) file_ << line << std::endl;
+}
+
+int run_question(const std::string& question, const std::function<void()>& run) {
+  try {
+    at::set_num_threads(1);
+    run();
+    return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << "tessera bench " << question << ": " << error.what_without_backtrace()
+              << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << "tessera bench " << question << ": " << error.what() << std::endl;
+  }
+  return 1;
+}
+
+bool is_other_rank() {
+  const char* rank = std::getenv("TESSERA_RANK");
+  return rank != nullptr && std::string(rank) != "0";
+}
+
+}  // namespace tessera::benchmarks

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace tessera {
+
+/// While it lives, tensors that this thread makes without naming a device have no memory (they are
+/// on the meta device): a model too large for the machine can be built, and fully_shard gives it
+/// memory and values unit by unit.
+class MetaInit {
+ public:
+  MetaInit();
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard redirects_;
+};
+
+}  // namespace tessera

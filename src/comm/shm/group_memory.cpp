@@ -1,0 +1,188 @@
+#include "comm/group_memory.h"
+
+#include "base/text.h"
+#include "comm/shm/shm_backend.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <sstream>
+
+namespace tessera::comm {
+namespace shm {
+namespace {
+
+/// Of one rank; it alone raises the counts.
+struct alignas(64) Attendance {
+  std::array<std::atomic<uint64_t>, GroupMemory::kGates> counts;
+  Bell bell;
+};
+
+constexpr size_t kHeaderBytes = (sizeof(Attendance) * kMaxRanks + 4095) / 4096 * 4096;
+
+/// A file without a name. Its memory goes with the last mapping: nothing is left behind, and no
+/// rank can free it under another's eyes.
+class SharedFile {
+ public:
+  explicit SharedFile(int descriptor) : descriptor_(descriptor) {}
+  ~SharedFile() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+
+  int descriptor() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+class Mapping {
+ public:
+  Mapping(int descriptor, size_t bytes)
+      : bytes_(bytes),
+        base_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)) {
+    TORCH_CHECK_WITH(OutOfMemoryError, base_ != MAP_FAILED, "expected to map ", format_bytes(bytes),
+                     " of shared memory, got ", std::strerror(errno));
+    madvise(base_, bytes, MADV_DONTDUMP);
+  }
+  ~Mapping() { munmap(base_, bytes_); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uint8_t* base() const { return static_cast<uint8_t*>(base_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_;
+  void* base_;
+};
+
+class MappedMemory final : public GroupMemory {
+ public:
+  MappedMemory(c10::intrusive_ptr<c10d::Backend> backend, std::unique_ptr<Mapping> mapping)
+      : owner_(std::move(backend)),
+        backend_(static_cast<ShmBackend&>(*owner_)),
+        mapping_(std::move(mapping)) {}
+
+  uint8_t* address() const override { return mapping_->base() + kHeaderBytes; }
+  size_t bytes() const override { return mapping_->bytes() - kHeaderBytes; }
+
+  void arrive(Gate gate) override {
+    auto& own = attendance(backend_.getRank());
+    own.counts[index(gate)].fetch_add(1, std::memory_order_seq_cst);
+    own.bell.ring();
+  }
+
+  void await(Gate gate) override {
+    auto& channel = backend_.channel();
+    const int rank = channel.rank();
+    const uint64_t target = attendance(rank).counts[index(gate)].load(std::memory_order_relaxed);
+    Pending pending;
+    for (int peer = 0; peer < channel.size(); ++peer) {
+      auto& theirs = attendance(peer);
+      const auto& count = theirs.counts[index(gate)];
+      if (peer == rank || count.load(std::memory_order_acquire) >= target) continue;
+      if (pending.since == Clock::time_point{}) pending = pending_since_now(target);
+      channel.await(pending, peer, count, target, theirs.bell);
+    }
+  }
+
+ private:
+  static size_t index(Gate gate) { return static_cast<size_t>(gate); }
+  Attendance& attendance(int rank) const {
+    return reinterpret_cast<Attendance*>(mapping_->base())[rank];
+  }
+  Pending pending_since_now(uint64_t count) const {
+    Pending pending;
+    pending.descriptor = {.sequence = count,
+                          .kind = Kind::Gate,
+                          .dtype = -1,
+                          .reduce = -1,
+                          .root = -1,
+                          .bytes = bytes(),
+                          .largest_part = 0,
+                          .shared_offset = -1};
+    pending.since = Clock::now();
+    pending.deadline = pending.since + std::min(backend_.timeout(), kLongestTimeout);
+    return pending;
+  }
+
+  c10::intrusive_ptr<c10d::Backend> owner_;
+  ShmBackend& backend_;
+  std::unique_ptr<Mapping> mapping_;
+};
+
+int make_file(size_t bytes) {
+  const int descriptor = memfd_create("tessera", MFD_CLOEXEC);
+  TORCH_CHECK_WITH(DistBackendError, descriptor >= 0, "expected memfd_create to work, got ",
+                   std::strerror(errno));
+  // Reserved now: what is missing is an error here and no SIGBUS later.
+  const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
+  if (error != 0) close(descriptor);
+  TORCH_CHECK_WITH(OutOfMemoryError, error == 0, "expected ", format_bytes(bytes),
+                   " of shared memory, got ", std::strerror(error));
+  return descriptor;
+}
+
+std::unique_ptr<Mapping> map_of(int pid, int descriptor, size_t bytes) {
+  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+  const SharedFile file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  TORCH_CHECK_WITH(DistBackendError, file.descriptor() >= 0, "expected to open ", path,
+                   " of a peer, got ", std::strerror(errno));
+  return std::make_unique<Mapping>(file.descriptor(), bytes);
+}
+
+/// What went wrong on any rank is told on all: none waits for one that has given up.
+template <class Function>
+void agree(const Group& group, const std::string& purpose, Function&& function) {
+  std::string problem;
+  try {
+    function();
+  } catch (const c10::Error& error) {
+    problem = error.what_without_backtrace();
+  }
+  const auto all = gather_bytes(problem, group);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    TORCH_CHECK_WITH(OutOfMemoryError, all[rank].empty(), purpose, ": ", all[rank], " on rank ",
+                     rank, "; free memory on this host, or use the gloo backend");
+  }
+}
+
+}  // namespace
+}  // namespace shm
+
+std::shared_ptr<GroupMemory> make_group_memory(const Group& group, size_t bytes,
+                                               const std::string& purpose) {
+  const auto served = group->getDeviceTypes();
+  if (std::find(served.begin(), served.end(), c10::DeviceType::CPU) == served.end()) return nullptr;
+  const auto backend = group->getBackend(c10::DeviceType::CPU);
+  if (dynamic_cast<shm::ShmBackend*>(backend.get()) == nullptr) return nullptr;
+
+  const size_t total = shm::kHeaderBytes + std::max<size_t>(bytes, 1);
+  std::unique_ptr<shm::SharedFile> file;
+  std::unique_ptr<shm::Mapping> mapping;
+  shm::agree(group, purpose, [&] {
+    if (rank(group) != 0) return;
+    file = std::make_unique<shm::SharedFile>(shm::make_file(total));
+    mapping = std::make_unique<shm::Mapping>(file->descriptor(), total);
+  });
+  const auto where =
+      broadcast_bytes(file ? c10::str(getpid(), " ", file->descriptor()) : "", 0, group);
+  shm::agree(group, purpose, [&] {
+    if (mapping) return;
+    std::istringstream words(where);
+    int pid = 0;
+    int descriptor = 0;
+    words >> pid >> descriptor;
+    mapping = shm::map_of(pid, descriptor, total);
+  });
+  return std::make_shared<shm::MappedMemory>(backend, std::move(mapping));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,68 @@
+#include "fully_shard/apply.h"
+
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <unordered_map>
+
+namespace tessera::sharded {
+namespace {
+
+struct KnownMesh {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  DeviceMesh mesh;
+};
+
+/// Of this rank and group.
+DeviceMesh mesh_of(const Group& group, c10::DeviceType device) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<const c10d::ProcessGroup*, KnownMesh>();
+  {
+    const std::lock_guard lock(mutex);
+    std::erase_if(known, [](const auto& entry) { return entry.second.group.expired(); });
+    const auto found = known.find(group.get());
+    if (found != known.end() && found->second.mesh.device_type() == device)
+      return found->second.mesh;
+  }
+  const auto members = ranks(group);
+  const DeviceMesh mesh(device, std::vector<int64_t>(members.begin(), members.end()));
+  const std::lock_guard lock(mutex);
+  known.insert_or_assign(group.get(),
+                         KnownMesh{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), mesh});
+  return mesh;
+}
+
+bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::HYBRID_SHARD ||
+         strategy == ShardingStrategy::HYBRID_SHARD_ZERO2;
+}
+
+}  // namespace
+
+DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device) {
+  TORCH_CHECK_VALUE(!options.process_group || !options.mesh,
+                    "fully_shard: expected a process_group or a mesh, got both; leave one out");
+  if (options.mesh) {
+    const auto ndim = options.mesh->ndim();
+    TORCH_CHECK_VALUE(ndim == 1 || ndim == 2,
+                      "fully_shard: expected a mesh of one dimension, or of two (copies, shards), "
+                      "got one of ",
+                      ndim, "; slice it first, e.g. mesh[\"dp\"]");
+    TORCH_CHECK_VALUE(options.mesh->coordinate().has_value(),
+                      "fully_shard: expected a mesh that this rank is part of, got ",
+                      c10::str(*options.mesh));
+    TORCH_CHECK_VALUE(ndim == 1 || options.strategy != ShardingStrategy::NO_SHARD,
+                      "fully_shard: expected a 1-D mesh for NO_SHARD, got a 2-D one");
+  }
+  TORCH_CHECK_VALUE(!is_hybrid(options.strategy) || (options.mesh && options.mesh->ndim() == 2),
+                    "fully_shard: expected a 2-D mesh (copies, shards) for HYBRID_SHARD, got ",
+                    options.mesh ? c10::str(*options.mesh) : std::string("none"),
+                    "; make one with init_device_mesh(device, {copies, shards})");
+  if (options.mesh) return *options.mesh;
+  TORCH_CHECK(options.process_group || is_initialized(),
+              "fully_shard: expected tessera::init() to have been called, or a process_group or "
+              "mesh in the options; call tessera::init() at the start of the program");
+  return mesh_of(options.process_group ? options.process_group : default_group(), device);
+}
+
+}  // namespace tessera::sharded

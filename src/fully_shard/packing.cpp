@@ -1,0 +1,59 @@
+#include "fully_shard/packing.h"
+
+#include <ATen/ATen.h>
+
+namespace tessera::sharded {
+namespace {
+
+// Below it, copying into a row costs less than a message of its own.
+constexpr int64_t kAloneBytes = 64 << 10;
+
+}  // namespace
+
+Packing::Packing(std::vector<size_t> members, const std::vector<Rows>& rows, at::ScalarType dtype,
+                 int64_t ranks, int64_t extra)
+    : rows_(rows), dtype_(dtype), ranks_(ranks), extra_(extra) {
+  const auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const size_t member : members) {
+    const auto& of = rows[member];
+    const bool lies_in_order = ranks == 1 || of.is_even();
+    if (lies_in_order && of.numel() * bytes >= kAloneBytes) {
+      alone_.push_back(member);
+      continue;
+    }
+    packed_.push_back(member);
+    offsets_.push_back(row_numel_);
+    row_numel_ += of.largest_numel();
+  }
+  row_numel_ += extra_;
+}
+
+at::Tensor Packing::slot(const at::Tensor& row, size_t position, int64_t rank) const {
+  const auto& of = rows_[packed_[position]];
+  const auto sizes = of.part_sizes(rank);
+  return row.as_strided(sizes, c10::contiguous_strides(sizes),
+                        row.storage_offset() + offsets_[position]);
+}
+
+at::Tensor Packing::extra(const at::Tensor& row) const {
+  return row.narrow(0, row_numel_ - extra_, extra_);
+}
+
+std::vector<Packing> pack(const std::vector<Rows>& rows, const std::vector<at::ScalarType>& dtypes,
+                          int64_t ranks, int64_t extra) {
+  std::vector<at::ScalarType> kinds;
+  for (const auto dtype : dtypes) {
+    if (std::find(kinds.begin(), kinds.end(), dtype) == kinds.end()) kinds.push_back(dtype);
+  }
+  std::vector<Packing> packings;
+  for (const auto kind : kinds) {
+    std::vector<size_t> members;
+    for (size_t i = 0; i < dtypes.size(); ++i) {
+      if (dtypes[i] == kind) members.push_back(i);
+    }
+    packings.emplace_back(std::move(members), rows, kind, ranks, packings.empty() ? extra : 0);
+  }
+  return packings;
+}
+
+}  // namespace tessera::sharded

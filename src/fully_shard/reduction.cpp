@@ -1,0 +1,203 @@
+#include "fully_shard/reduction.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <cstring>
+
+namespace tessera::sharded {
+namespace {
+
+// Every row ends with the number of the unit and one flag per parameter that says whether the
+// sender has a gradient for it. Reduced like all else, they tell whether the ranks reduced the same
+// unit, and which parameters got a gradient on any rank, without a message of their own. The number
+// is small enough for every floating-point type to hold it.
+constexpr int64_t kNumbers = 128;
+
+}  // namespace
+
+Reduction::Reduction(std::vector<Rows> rows, ReductionSettings settings)
+    : rows_(std::move(rows)),
+      settings_(std::move(settings)),
+      ranks_(settings_.group->getSize()),
+      packings_(pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1,
+                     /*extra=*/1 + static_cast<int64_t>(rows_.size()))) {}
+
+c10d::ReduceOp Reduction::operation() const {
+  return factor_ ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+}
+
+at::Tensor Reduction::make_extra(const std::vector<at::Tensor>& gradients) const {
+  auto extra = at::empty({1 + static_cast<int64_t>(gradients.size())}, at::kFloat);
+  auto* values = extra.mutable_data_ptr<float>();
+  *values++ = static_cast<float>(settings_.number % kNumbers);
+  for (const auto& gradient : gradients) *values++ = gradient.defined() ? 1 : 0;
+  return extra;
+}
+
+/// Many small copies: on the CPU without the dispatcher, which would cost more than they do.
+void Reduction::pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
+                            const at::Tensor& rows) const {
+  const auto& of = rows_[packing.packed()[position]];
+  const bool is_plain =
+      gradient.is_cpu() && gradient.scalar_type() == packing.dtype() && gradient.is_contiguous();
+  for (int64_t rank = 0; rank < packing.ranks(); ++rank) {
+    if (!is_plain) {
+      packing.slot(rows.select(0, rank), position, rank).copy_(of.part(gradient, rank));
+      continue;
+    }
+    const auto chunk = of.of(rank);
+    if (chunk.length == 0) continue;
+    const auto size = static_cast<int64_t>(gradient.element_size());
+    const auto to = rank * packing.row_numel() + packing.offset(position);
+    std::memcpy(
+        static_cast<char*>(rows.mutable_data_ptr()) + to * size,
+        static_cast<const char*>(gradient.const_data_ptr()) + chunk.offset * of.row_numel() * size,
+        static_cast<size_t>(chunk.length * of.row_numel() * size));
+  }
+}
+
+at::Tensor Reduction::pack_rows(const Packing& packing,
+                                const std::vector<at::Tensor>& gradients) const {
+  auto rows = at::zeros({packing.ranks(), packing.row_numel()},
+                        at::TensorOptions(packing.dtype()).device(settings_.device));
+  for (size_t i = 0; i < packing.packed().size(); ++i) {
+    const auto& gradient = gradients[packing.packed()[i]];
+    if (gradient.defined()) pack_member(packing, i, gradient, rows);
+  }
+  if (packing.has_extra()) {
+    const auto all =
+        rows.narrow(1, packing.row_numel() - packing.extra_numel(), packing.extra_numel());
+    all.copy_(make_extra(gradients));
+  }
+  return rows.view({-1});
+}
+
+Reduction::Message Reduction::make_message(const Packing& packing,
+                                           const std::vector<at::Tensor>& gradients) const {
+  const auto options = at::TensorOptions(packing.dtype()).device(settings_.device);
+  Message message{
+      .packing = &packing, .sent = {}, .received = {}, .alone_sent = {}, .alone_received = {}};
+  for (const size_t member : packing.alone()) {
+    const auto& gradient = gradients[member];
+    message.alone_sent.push_back(gradient.defined() ? gradient.to(packing.dtype()).contiguous()
+                                                    : at::zeros(rows_[member].sizes(), options));
+    message.alone_received.push_back(
+        settings_.is_split
+            ? at::empty(rows_[member].part_sizes(settings_.group->getRank()), options)
+            : message.alone_sent.back());
+  }
+  if (!packing.has_rows()) return message;
+  message.sent = pack_rows(packing, gradients);
+  message.received = settings_.is_split ? at::empty({packing.row_numel()}, options) : message.sent;
+  return message;
+}
+
+void Reduction::start(const std::vector<at::Tensor>& gradients, bool in_background) {
+  const at::NoGradGuard no_grad;
+  if (is_alone()) {
+    own_ = gradients;
+    return;
+  }
+  messages_.clear();
+  for (const auto& packing : packings_) messages_.push_back(make_message(packing, gradients));
+  launch(in_background);
+}
+
+void Reduction::launch(bool in_background) {
+  const auto backend = settings_.group->getBackend(settings_.device.type());
+  std::vector<at::Tensor> inputs;
+  std::vector<at::Tensor> outputs;
+  for (const auto& message : messages_) {
+    inputs.insert(inputs.end(), message.alone_sent.begin(), message.alone_sent.end());
+    outputs.insert(outputs.end(), message.alone_received.begin(), message.alone_received.end());
+    if (!message.sent.defined()) continue;
+    inputs.push_back(message.sent);
+    outputs.push_back(message.received);
+  }
+  if (settings_.is_split) {
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = operation();
+    options.asyncOp = in_background;
+    work_ = backend->reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  } else {
+    c10d::AllreduceCoalescedOptions options;
+    options.reduceOp = operation();
+    options.asyncOp = in_background;
+    work_ = backend->allreduce_coalesced(outputs, options);
+  }
+  if (in_background) return;
+  if (work_) work_->wait();
+  work_.reset();
+}
+
+void Reduction::reduce_copies() {
+  std::vector<at::Tensor> tensors;
+  for (const auto& message : messages_) {
+    tensors.insert(tensors.end(), message.alone_received.begin(), message.alone_received.end());
+    if (message.received.defined()) tensors.push_back(message.received);
+  }
+  c10d::AllreduceCoalescedOptions options;
+  options.reduceOp = operation();
+  options.asyncOp = false;
+  const auto work =
+      settings_.copies->getBackend(settings_.device.type())->allreduce_coalesced(tensors, options);
+  if (work) work->wait();
+}
+
+std::vector<bool> Reduction::read_extra() const {
+  const auto& message = messages_.front();
+  const auto extra = message.packing->extra(message.received).to(at::kFloat).cpu();
+  const auto* values = extra.const_data_ptr<float>();
+  const auto ranks = static_cast<double>(
+      factor_ ? ranks_ * (settings_.copies && reduces_copies_ ? settings_.copies->getSize() : 1)
+              : 1);
+  const auto number = static_cast<double>(settings_.number % kNumbers);
+  TORCH_CHECK(std::abs(values[0] / ranks - number) < 0.25,
+              "fully_shard: expected all ranks to reduce the gradients of ", settings_.unit,
+              " at this point of backward, but some reduced those of another unit; parameters must "
+              "be used alike on all ranks");
+  std::vector<bool> is_used;
+  for (size_t i = 0; i < rows_.size(); ++i) is_used.push_back(values[1 + i] > 0);
+  return is_used;
+}
+
+std::vector<at::Tensor> Reduction::results() const {
+  // Not views to autograd: zero_grad detaches gradients, which views refuse.
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::vector<at::Tensor> parts(rows_.size());
+  const auto rank = settings_.is_split ? settings_.group->getRank() : 0;
+  for (const auto& message : messages_) {
+    const auto& packing = *message.packing;
+    for (size_t i = 0; i < packing.alone().size(); ++i)
+      parts[packing.alone()[i]] = message.alone_received[i];
+    for (size_t i = 0; i < packing.packed().size(); ++i)
+      parts[packing.packed()[i]] = packing.slot(message.received, i, rank);
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> Reduction::finish() {
+  const at::NoGradGuard no_grad;
+  if (is_alone()) {
+    auto own = std::exchange(own_, {});
+    for (auto& gradient : own) {
+      if (gradient.defined() && factor_) gradient = gradient / *factor_;
+    }
+    return own;
+  }
+  if (work_) work_->wait();
+  work_.reset();
+  if (settings_.copies && reduces_copies_) reduce_copies();
+  const auto is_used = read_extra();
+  auto parts = results();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!is_used[i]) parts[i] = at::Tensor();
+    if (is_used[i] && factor_) parts[i].div_(*factor_);
+  }
+  messages_.clear();
+  return parts;
+}
+
+}  // namespace tessera::sharded

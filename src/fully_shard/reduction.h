@@ -1,0 +1,66 @@
+#pragma once
+
+#include <tessera/comm.h>
+
+#include "fully_shard/packing.h"
+
+#include <optional>
+
+namespace tessera::sharded {
+
+struct ReductionSettings {
+  Group group;       // over which gradients are reduced, and scattered if `is_split`
+  Group copies;      // hybrid: over which the shards are reduced after that; null: none
+  bool is_split;     // false: every rank gets all
+  int64_t number;    // of the unit, equal on all ranks
+  std::string unit;  // for messages
+  c10::Device device;
+  std::vector<at::ScalarType> dtypes;  // on the way, by parameter
+};
+
+/// Averages the gradients of one unit over the ranks and gives each rank its part.
+class Reduction {
+ public:
+  Reduction(std::vector<Rows> rows, ReductionSettings settings);
+
+  /// Sums are divided by it instead of by the number of ranks.
+  void divide_by(double factor) { factor_ = factor; }
+  void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }
+  /// Takes whole gradients, undefined where there is none. Every rank calls it, for units in one
+  /// order. Returns with the result unless `in_background`.
+  void start(const std::vector<at::Tensor>& gradients, bool in_background);
+  /// Waits. This rank's parts, in the dtypes of the way; undefined where no rank had a gradient.
+  std::vector<at::Tensor> finish();
+
+ private:
+  struct Message {
+    const Packing* packing;
+    at::Tensor sent;  // a row for each rank; undefined if nothing is packed
+    at::Tensor received;
+    std::vector<at::Tensor> alone_sent;
+    std::vector<at::Tensor> alone_received;
+  };
+  Message make_message(const Packing& packing, const std::vector<at::Tensor>& gradients) const;
+  void pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
+                   const at::Tensor& rows) const;
+  at::Tensor pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) const;
+  at::Tensor make_extra(const std::vector<at::Tensor>& gradients) const;
+  void launch(bool in_background);
+  void reduce_copies();
+  std::vector<at::Tensor> results() const;
+  std::vector<bool> read_extra() const;
+  bool is_alone() const { return ranks_ == 1 && !settings_.copies; }
+  c10d::ReduceOp operation() const;
+
+  std::vector<Rows> rows_;
+  ReductionSettings settings_;
+  int64_t ranks_;
+  std::optional<double> factor_;
+  bool reduces_copies_ = true;
+  std::vector<Packing> packings_;
+  std::vector<Message> messages_;
+  std::vector<at::Tensor> own_;  // one rank: what it gave
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+}  // namespace tessera::sharded

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <tessera/comm.h>
+
+#include "comm/group_memory.h"
+#include "fully_shard/rows.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace tessera::sharded {
+
+/// What a unit's parameters are made whole for.
+enum class Use { Forward, Backward };
+
+/// One parameter as a source sees it.
+struct Piece {
+  at::Tensor value;  // what it starts with, whole
+  Rows rows;
+  at::ScalarType compute_dtype;
+};
+
+/// Where the whole values of a unit's parameters come from, and where its shards lie.
+class Source {
+ public:
+  virtual ~Source() = default;
+
+  /// This rank's parts, in the parameters' own dtypes: what optimizers write.
+  const std::vector<at::Tensor>& shards() const { return shards_; }
+  /// The whole parameters in the dtypes of computation, readable from finish() to free().
+  const std::vector<at::Tensor>& wholes() const { return wholes_; }
+
+  /// Begins to make them whole; every rank does, in the same order. finish() waits.
+  virtual void start(Use use) = 0;
+  virtual void finish() = 0;
+  /// Frees what private memory they take. Whoever keeps it may use it again without start(), unless
+  /// shards were written meanwhile or must_start() is true.
+  virtual void free() = 0;
+  /// Whether other ranks write what this one sees, so that every forward has to begin with start().
+  virtual bool must_start() const { return false; }
+  /// Whether something happens between start() and finish() while this rank computes.
+  virtual bool works_in_background() const { return false; }
+  /// Private memory between finish() and free().
+  virtual size_t private_bytes() const = 0;
+
+  /// This rank has ended one use: it reads others' shards no more.
+  virtual void end_use() {}
+  /// Returns when no rank reads this one's shards any more.
+  virtual void before_write() {}
+
+ protected:
+  std::vector<at::Tensor> shards_;
+  std::vector<at::Tensor> wholes_;
+};
+
+/// All values lie where this rank can read them: in its own memory (`memory` is null: a group of
+/// one rank, or nothing is split), or in memory that the ranks of one host share. Nothing is copied
+/// unless computation wants another dtype. See Note [who may write].
+std::unique_ptr<Source> make_addressable_source(std::vector<Piece> pieces, int rank,
+                                                const std::string& purpose, const Group& group);
+/// Shards travel by all-gather.
+std::unique_ptr<Source> make_gathered_source(std::vector<Piece> pieces, const Group& group);
+
+}  // namespace tessera::sharded

@@ -1,0 +1,117 @@
+#include "fully_shard/buffer.h"
+#include "fully_shard/source.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ops/from_blob.h>
+
+namespace tessera::sharded {
+namespace {
+
+// Note [who may write]
+// Shards of all ranks lie in one shared mapping, laid out as the whole parameters are, so whole
+// tensors are views of it and a gather moves nothing: it is the gate `Written`, which every rank
+// passes when it comes to a unit's forward, that is, after its own optimizer wrote its shards. In
+// backward nobody has written since. The owner of a shard may write it when every rank has come to
+// the gate `Read` as often as the owner itself: each does at the end of its forward, and of its
+// backward, through the unit. Writes to distributed tensors ask for that (Source::before_write).
+
+using Gate = comm::GroupMemory::Gate;
+
+class AddressableSource final : public Source {
+ public:
+  AddressableSource(const std::vector<Piece>& pieces, int rank, const std::string& purpose,
+                    const Group& group) {
+    Places places;
+    std::vector<size_t> offsets;
+    for (const auto& piece : pieces)
+      offsets.push_back(piece.rows.is_split() ? places.add(piece.value.nbytes()) : 0);
+    if (places.total() > 0 && group)
+      memory_ = comm::make_group_memory(group, places.total(), purpose);
+    for (size_t i = 0; i < pieces.size(); ++i) place(pieces[i], offsets[i], rank);
+    make_casts(pieces);
+  }
+
+  void start(Use use) override {
+    if (memory_ && use == Use::Forward) {
+      memory_->arrive(Gate::Written);
+      awaits_writers_ = true;
+    }
+  }
+
+  void finish() override {
+    if (std::exchange(awaits_writers_, false)) memory_->await(Gate::Written);
+    if (!casts_) return;
+    casts_->fill();
+    refresh_casts();
+  }
+
+  void free() override {
+    if (casts_) casts_->free();
+  }
+  bool must_start() const override { return memory_ != nullptr; }
+  size_t private_bytes() const override { return casts_ ? casts_->bytes() : 0; }
+
+  void end_use() override {
+    if (memory_) memory_->arrive(Gate::Read);
+  }
+  void before_write() override {
+    if (memory_) memory_->await(Gate::Read);
+  }
+
+ private:
+  /// Puts this rank's part of a parameter's first value into its place.
+  void place(const Piece& piece, size_t offset, int rank) {
+    const auto& value = piece.value;
+    at::Tensor home;
+    if (memory_ && piece.rows.is_split()) {
+      home = at::for_blob(memory_->address() + offset, value.sizes())
+                 .deleter([memory = memory_](void*) {})
+                 .options(value.options())
+                 .make_tensor();
+      piece.rows.part(home, rank).copy_(piece.rows.part(value, rank));
+    } else {
+      home = value.detach().clone(at::MemoryFormat::Contiguous);
+    }
+    shards_.push_back(piece.rows.part(home, rank));
+    homes_.push_back(std::move(home));
+  }
+
+  void make_casts(const std::vector<Piece>& pieces) {
+    Places places;
+    std::vector<size_t> offsets;
+    for (const auto& piece : pieces) {
+      const bool is_cast = piece.compute_dtype != piece.value.scalar_type();
+      const auto bytes =
+          c10::elementSize(piece.compute_dtype) * static_cast<size_t>(piece.value.numel());
+      offsets.push_back(is_cast ? places.add(bytes) : 0);
+    }
+    if (places.total() > 0)
+      casts_ = std::make_unique<Buffer>(places.total(), pieces[0].value.device());
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const bool is_cast = pieces[i].compute_dtype != pieces[i].value.scalar_type();
+      wholes_.push_back(
+          is_cast ? casts_->view(offsets[i], pieces[i].value.sizes(), pieces[i].compute_dtype)
+                  : homes_[i]);
+    }
+  }
+
+  void refresh_casts() {
+    for (size_t i = 0; i < wholes_.size(); ++i) {
+      if (!wholes_[i].is_same(homes_[i])) wholes_[i].copy_(homes_[i]);
+    }
+  }
+
+  std::shared_ptr<comm::GroupMemory> memory_;
+  bool awaits_writers_ = false;
+  std::vector<at::Tensor> homes_;  // whole, in the parameters' own dtypes
+  std::unique_ptr<Buffer> casts_;  // whole, in those of computation where they differ
+};
+
+}  // namespace
+
+std::unique_ptr<Source> make_addressable_source(std::vector<Piece> pieces, int rank,
+                                                const std::string& purpose, const Group& group) {
+  return std::make_unique<AddressableSource>(pieces, rank, purpose, group);
+}
+
+}  // namespace tessera::sharded

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <tessera/fully_shard.h>
+
+#include "fully_shard/tree.h"
+#include "nn/composable.h"
+
+namespace tessera::sharded {
+
+inline constexpr const char* kName = "fully_shard";
+
+/// What the calls of one module, or of several that make up one unit, mean for the unit.
+class State final : public nn::ComposableState,
+                    public nn::SyncsGradients,
+                    public FullyShardState,
+                    public std::enable_shared_from_this<State> {
+ public:
+  State(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options,
+        std::shared_ptr<Unit> unit);
+  ~State() override;
+  /// Hooks the modules. Apart from the constructor, which has no shared_ptr yet.
+  void attach();
+
+  std::vector<std::string> param_names() const override { return unit_->names(); }
+  bool is_root() const override { return is_root_; }
+  bool is_unsharded() const override { return unit_->is_whole(); }
+  bool requires_gradient_sync() const override { return unit_->requires_sync; }
+  bool syncs_gradients() const override { return unit_->requires_sync; }
+  void set_syncs_gradients(bool syncs) override { unit_->requires_sync = syncs; }
+  ShardingStrategy strategy() const override { return strategy_; }
+  FullyShardStats stats() const override { return unit_->stats(); }
+
+  Unit& unit() { return *unit_; }
+  const std::string& name() const { return name_; }
+  void unshard();
+  void reshard();
+
+  std::optional<bool> reshard_after_forward;
+  bool reshard_after_backward = true;
+  StateDictSettings state_dict_settings;
+  std::vector<std::weak_ptr<State>> forward_prefetch;
+  std::vector<std::weak_ptr<State>> backward_prefetch;
+
+  /// The end of a backward, if the unit is still in it: some parameters got no gradient.
+  void finish_backward();
+  /// Undoes what an exception left.
+  void recover();
+
+ private:
+  enum class Phase {
+    Idle,
+    Forward,   // between the two forward hooks
+    Backward,  // from the first gradient of an output to the last of a parameter
+  };
+
+  void before_forward(nn::Arguments& arguments);
+  void after_forward(const nn::Result& result);
+  void before_backward();
+  void after_inputs(const std::vector<at::Tensor>& grad_inputs);
+  void complete();
+  void become_root();
+  void cast_inputs(nn::Arguments& arguments) const;
+  bool watch_outputs(const nn::Result& result);
+  bool keeps_after_forward(bool expects_backward) const;
+  void prefetch(Use use);
+
+  std::vector<torch::nn::Module*> modules_;
+  std::string name_;
+  MixedPrecision precision_;
+  ShardingStrategy strategy_;
+  std::optional<bool> prefetches_forward_;
+  std::shared_ptr<Unit> unit_;
+  std::shared_ptr<Tree> tree_;  // null before the first forward
+  bool is_root_ = false;
+  bool waits_for_inputs_ = false;  // frozen parameters may be read after the last gradient came
+  Phase phase_ = Phase::Idle;
+  size_t calls_left_ = 0;       // modules of the unit that this forward has yet to leave
+  size_t modules_through_ = 0;  // whose inputs have their gradients
+  int completed_in_ = -1;       // backward
+};
+
+std::shared_ptr<State> state_of(const torch::nn::Module& module);
+/// Those of the module and its parts, each once.
+std::vector<std::shared_ptr<State>> find_states(const torch::nn::Module& module);
+/// The same. Throws if there are none.
+std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
+                                              const char* function);
+
+}  // namespace tessera::sharded

@@ -1,0 +1,81 @@
+#include "fully_shard/tree.h"
+
+#include "fully_shard/state_impl.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+namespace tessera::sharded {
+namespace {
+
+constexpr size_t kMostReducing = 2;
+
+}  // namespace
+
+void Tree::begin_forward() {
+  open_backwards_.clear();  // one that threw has dropped its callback
+  for (const auto& unit : std::exchange(reducing_, {})) unit->discard();
+  for (const auto& member : members_) {
+    if (const auto state = member.lock()) state->recover();
+  }
+  entered_.clear();
+}
+
+void Tree::end_forward() {
+  order_ = std::exchange(entered_, {});
+  for (const auto& member : members_) {
+    if (const auto state = member.lock()) state->unit().drop_prefetch();
+  }
+}
+
+void Tree::enter(State& state) { entered_.push_back(state.weak_from_this()); }
+
+void Tree::prefetch_forward(State& state) {
+  const size_t next = entered_.size();  // this one is the last of them
+  if (next == 0 || next >= order_.size() || order_[next - 1].lock().get() != &state) return;
+  if (const auto after = order_[next].lock()) after->unit().prefetch(Use::Forward);
+}
+
+void Tree::prefetch_backward(State& state) {
+  for (size_t i = order_.size(); i-- > 1;) {
+    if (order_[i].lock().get() != &state) continue;
+    if (const auto before = order_[i - 1].lock()) before->unit().prefetch(Use::Backward);
+    return;
+  }
+}
+
+void Tree::expect_end_of_backward() {
+  const int backward = torch::autograd::get_current_graph_task_id();
+  if (std::find(open_backwards_.begin(), open_backwards_.end(), backward) != open_backwards_.end())
+    return;
+  open_backwards_.push_back(backward);
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), backward] { self->end_backward(backward); });
+}
+
+void Tree::add_reducing(std::shared_ptr<Unit> unit) {
+  reducing_.push_back(std::move(unit));
+  while (reducing_.size() > kMostReducing) {
+    reducing_.front()->deliver();
+    reducing_.pop_front();
+  }
+}
+
+void Tree::end_backward(int backward) {
+  std::erase(open_backwards_, backward);
+  // One order on all ranks.
+  for (const auto& member : members_) {
+    if (const auto state = member.lock()) state->finish_backward();
+  }
+  while (!reducing_.empty()) {
+    reducing_.front()->deliver();
+    reducing_.pop_front();
+  }
+  for (const auto& member : members_) {
+    if (const auto state = member.lock()) state->unit().drop_prefetch();
+  }
+}
+
+}  // namespace tessera::sharded

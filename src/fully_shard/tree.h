@@ -1,0 +1,42 @@
+#pragma once
+
+#include "fully_shard/unit.h"
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace tessera::sharded {
+
+class State;
+
+/// The units under one outermost module: the order in which they run, and the end of backward.
+class Tree : public std::enable_shared_from_this<Tree> {
+ public:
+  explicit Tree(std::vector<std::weak_ptr<State>> members) : members_(std::move(members)) {}
+
+  /// The outermost module's forward begins: what an earlier one that failed left is put in order.
+  void begin_forward();
+  void end_forward();
+  /// A unit's forward begins.
+  void enter(State& state);
+  /// Starts to gather what came after this one last time.
+  void prefetch_forward(State& state);
+  void prefetch_backward(State& state);
+
+  /// Inside a backward: finish() what is left when it ends.
+  void expect_end_of_backward();
+  /// A unit's gradients are on their way. At most two units' are: the oldest are waited for.
+  void add_reducing(std::shared_ptr<Unit> unit);
+
+ private:
+  void end_backward(int backward);
+
+  std::vector<std::weak_ptr<State>> members_;  // in the order of the modules
+  std::vector<std::weak_ptr<State>> order_;    // of the last forward
+  std::vector<std::weak_ptr<State>> entered_;  // of this one
+  std::vector<int> open_backwards_;
+  std::deque<std::shared_ptr<Unit>> reducing_;
+};
+
+}  // namespace tessera::sharded

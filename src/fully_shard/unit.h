@@ -1,0 +1,144 @@
+#pragma once
+
+#include <tessera/fully_shard/state.h>
+
+#include "dtensor/spec.h"
+#include "fully_shard/face.h"
+#include "fully_shard/reduction.h"
+#include "fully_shard/source.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::sharded {
+
+/// A parameter as it was when fully_shard found it.
+struct FoundParameter {
+  at::Tensor tensor;
+  std::string name;  // relative to the module
+};
+
+struct SummonSettings {
+  bool with_grads;
+  bool shows;  // false: this rank only takes part in gathering
+};
+
+struct UnitSettings {
+  std::string name;  // of the module, for messages
+  DeviceMesh mesh;   // 1-D, or 2-D: copies, shards
+  bool is_split;     // NO_SHARD: false
+  int64_t number;    // equal on all ranks
+  MixedPrecision precision;
+  bool accumulate_sharded;
+};
+
+/// Parameters that are gathered together and whose gradients are reduced together. Knows nothing of
+/// modules and hooks: State and Tree tell it what comes.
+class Unit : public std::enable_shared_from_this<Unit> {
+ public:
+  Unit(const std::vector<FoundParameter>& parameters, UnitSettings settings);
+  ~Unit();
+  /// Hooks the parameters and shards them. Apart from the constructor, which has no shared_ptr yet.
+  void attach();
+
+  bool is_empty() const { return parameters_.empty(); }
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<TwoFaced>& parameters() const { return parameters_; }
+  const UnitSettings& settings() const { return settings_; }
+  const std::vector<Rows>& rows() const { return rows_; }
+  bool has_trainable() const;
+  bool has_frozen() const;
+  bool works_in_background() const { return source_ && source_->works_in_background(); }
+
+  // --- values
+  /// Begins to gather, if that takes time, for a use that comes soon.
+  void prefetch(Use use);
+  /// A prefetch that no use came for.
+  void drop_prefetch();
+  /// Parameters are whole from here on.
+  void show_whole(Use use);
+  /// Parameters are shards again; memory stays for a later use if `keeps_memory`.
+  void show_shards(bool keeps_memory);
+  bool is_whole() const { return is_whole_; }
+  /// Throws in the name of `function` unless parameters are what they are outside of computation.
+  void require_shards(const char* function) const;
+
+  // --- copies
+  /// Parameters are private whole copies from here on; collective.
+  void summon(SummonSettings settings);
+  /// And shards again; `writes`: with the copies' values.
+  void dismiss(bool writes);
+  /// Of the mesh, and of those of tensor parallel parameters.
+  bool is_on_first_rank() const;
+
+  // --- gradients
+  void begin_backward();
+  bool is_in_backward() const { return is_in_backward_; }
+  bool has_all_gradients() const { return arrived_ == expected_; }
+  /// Called when the last gradient has come.
+  std::function<void()> on_complete;
+  /// Reduces what has come, or only adds it up if not `synchronise`. The result is put into the
+  /// parameters by deliver(), which waits.
+  void reduce(bool synchronise, bool in_background);
+  void deliver();
+  /// Waits, whatever comes of it, for what was sent in a backward that failed.
+  void discard() noexcept;
+  /// Forgets a backward that failed.
+  void abandon();
+  void divide_by(double factor) {
+    if (reduction_) reduction_->divide_by(factor);
+  }
+  void set_reduces_copies(bool reduces) {
+    if (reduction_) reduction_->set_reduces_copies(reduces);
+  }
+  bool requires_sync = true;
+
+  FullyShardStats stats() const;
+
+ private:
+  void make_source(const std::vector<FoundParameter>& found);
+  void make_faces(const std::vector<FoundParameter>& found);
+  void gather(Use use);
+  void hook_gradients();
+  void check_unwritten() const;
+  void on_gradient(size_t index);
+  bool is_of_outside(size_t index, const at::Tensor& gradient) const;
+  at::Tensor local_gradient(size_t index, const at::Tensor& gradient) const;
+  at::Tensor outside_gradient(size_t index, at::Tensor local) const;
+  void add_aside(size_t index, const at::Tensor& gradient);
+
+  UnitSettings settings_;
+  Group group_;   // over which parameters are split
+  Group copies_;  // hybrid
+  std::vector<std::string> names_;
+  std::vector<Rows> rows_;
+  std::vector<TwoFaced> parameters_;
+  std::unique_ptr<Source> source_;
+  std::unique_ptr<Reduction> reduction_;
+  std::vector<bool> is_hooked_;
+
+  bool is_started_ = false;  // a gather is under way
+  bool is_filled_ = false;   // the whole values are in memory
+  bool is_stale_ = false;    // shards were written since
+  bool is_whole_ = false;    // parameters show them
+
+  bool is_in_backward_ = false;
+  bool is_reducing_ = false;
+  size_t arrived_ = 0;
+  size_t expected_ = 0;
+  std::vector<at::Tensor> gradients_;  // of this backward, whole
+  std::vector<at::Tensor> unreduced_;  // of batches before it, whole
+  std::vector<at::Tensor> aside_;      // the parameters' gradients while backward runs
+
+  struct Summoned {
+    SummonSettings settings;
+    std::vector<at::Tensor> gradients;  // the parameters' own meanwhile
+  };
+  std::unique_ptr<Summoned> summoned_;
+
+  FullyShardStats stats_;
+};
+
+}  // namespace tessera::sharded

@@ -1,0 +1,50 @@
+#include <tessera/nn/gradient_sync.h>
+
+#include "nn/composable.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using States = std::vector<std::shared_ptr<nn::SyncsGradients>>;
+
+/// Those of the module and its parts, each once: a part may be registered under two names.
+States states_in(const torch::nn::Module& module, const char* function) {
+  States states;
+  const auto add = [&](const torch::nn::Module& part) {
+    for (const auto& name : nn::applied_functions(part)) {
+      auto state = std::dynamic_pointer_cast<nn::SyncsGradients>(nn::find_state(part, name));
+      if (state && std::find(states.begin(), states.end(), state) == states.end())
+        states.push_back(std::move(state));
+    }
+  };
+  add(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) add(*part);
+  TORCH_CHECK_VALUE(!states.empty(), function,
+                    ": expected a replicated or fully sharded module, or one with such parts, got ",
+                    nn::name_of(module), "; call replicate or fully_shard first");
+  return states;
+}
+
+}  // namespace
+
+void set_requires_gradient_sync(nn::ModuleRef module, bool requires_sync) {
+  for (const auto& state : states_in(*module, "set_requires_gradient_sync"))
+    state->set_syncs_gradients(requires_sync);
+}
+
+NoSync::NoSync(nn::ModuleRef module) {
+  for (const auto& state : states_in(*module, "NoSync")) {
+    before_.emplace_back(state, state->syncs_gradients());
+    state->set_syncs_gradients(false);
+  }
+}
+
+NoSync::~NoSync() {
+  for (const auto& [state, syncs] : before_) state->set_syncs_gradients(syncs);
+}
+
+}  // namespace tessera

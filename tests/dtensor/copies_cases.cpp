@@ -1,0 +1,90 @@
+// Operators that hand a tensor through, and the forms of views that copy.
+#include "dtensor/brute_force.h"
+
+#include <torch/torch.h>
+
+namespace tessera::brute_force {
+namespace {
+
+using Function = std::function<at::Tensor(const at::Tensor&)>;
+
+Case one(const char* name, Function function, Input input = {5, 4}) {
+  return {
+      name, {std::move(input)}, [function](const Tensors& x) { return Tensors{function(x[0])}; }};
+}
+
+Case forward_only(Case test) {
+  test.backward = false;
+  return test;
+}
+
+const Cases kAliases(
+    "copies",
+    {
+        one("alias", [](const at::Tensor& x) { return at::alias(x); }),
+        one("positive", [](const at::Tensor& x) { return at::positive(x) * 2; }),
+        one("lift", [](const at::Tensor& x) { return at::lift(x * 2); }),
+        forward_only(one("lift_fresh",
+                         [](const at::Tensor& x) { return at::lift_fresh(x.detach()); })),
+        one("alias_copy", [](const at::Tensor& x) { return at::alias_copy(x); }),
+        forward_only(one("detach_copy", [](const at::Tensor& x) { return at::detach_copy(x); })),
+        forward_only({"copy",
+                      {{5, 4}, {4}},
+                      [](const Tensors& x) { return Tensors{at::copy(x[0], x[1]) + x[0]}; }}),
+        {"fill_tensor",
+         {{5, 4}, {}},
+         [](const Tensors& x) { return Tensors{at::fill(x[0], x[1]) + x[0]}; }},
+        forward_only(one("zero", [](const at::Tensor& x) { return at::zero(x) + x; })),
+    });
+
+const Cases kViews(
+    "copies",
+    {
+        one("narrow_copy", [](const at::Tensor& x) { return at::narrow_copy(x, 1, 1, 2); }),
+        {"split_with_sizes_copy",
+         {{5, 4}},
+         [](const Tensors& x) { return at::split_with_sizes_copy(x[0], {2, 3}, 0); }},
+        {"unsafe_split_with_sizes",
+         {{5, 4}},
+         [](const Tensors& x) { return at::unsafe_split_with_sizes(x[0], {1, 3}, 1); }},
+        forward_only(one("view_copy_dtype",
+                         [](const at::Tensor& x) { return at::view_copy(x, at::kInt); })),
+        // Their derivatives place numbers in memory, which a distributed tensor refuses.
+        forward_only(one("as_strided",
+                         [](const at::Tensor& x) { return x.as_strided({3, 4}, {4, 1}); })),
+        forward_only(one("as_strided_copy",
+                         [](const at::Tensor& x) {
+                           return at::as_strided_copy(x, {4, 5}, {1, 4});
+                         })),
+        {"as_strided_scatter",
+         {{5, 4}, {3, 2}},
+         [](const Tensors& x) {
+           return Tensors{at::as_strided_scatter(x[0], x[1], {3, 2}, {4, 1})};
+         }},
+    });
+
+/// Complex numbers with these real and imaginary parts.
+at::Tensor complex(const at::Tensor& x) { return at::view_as_complex(x.contiguous()); }
+
+const Cases kComplex(
+    "copies",
+    {
+        one("real", [](const at::Tensor& x) { return at::real(complex(x)) * 2; }, {5, 3, 2}),
+        one("imag", [](const at::Tensor& x) { return at::imag(complex(x)) * 2; }, {5, 3, 2}),
+        // Its derivative is a conjugate view again, which view_as_real of autograd can't resolve
+        // here.
+        forward_only(one(
+            "conj", [](const at::Tensor& x) { return at::view_as_real(at::_conj(complex(x)) * 2); },
+            {5, 3, 2})),
+        forward_only(one("view_as_complex_copy",
+                         [](const at::Tensor& x) {
+                           return at::view_as_real(at::view_as_complex_copy(x));
+                         },
+                         {5, 3, 2})),
+        one("view_as_real_copy",
+            [](const at::Tensor& x) { return at::view_as_real_copy(complex(x)); }, {5, 3, 2}),
+        {"vdot", {{7}, {7}}, [](const Tensors& x) { return Tensors{at::vdot(x[0], x[1])}; }},
+    });
+
+}  // namespace
+}  // namespace tessera::brute_force

@@ -49,7 +49,9 @@ void set_reshard_after_forward(nn::ModuleRef module, bool reshard, bool recurse 
 /// false: parameters stay whole in memory after backward, for the next forward, until a step
 /// changes them.
 void set_reshard_after_backward(nn::ModuleRef module, bool reshard, bool recurse = true);
-/// Hybrid: whether the copies are averaged too, or only summed up within each sharding group.
+/// Hybrid: false reduces gradients within each sharding group alone and keeps them, apart from the
+/// parameters' gradients, until a backward for which it is true averages all of them over the
+/// copies.
 void set_requires_all_reduce(nn::ModuleRef module, bool required, bool recurse = true);
 /// Gradients are summed and divided by this instead of by the number of ranks.
 void set_gradient_divide_factor(nn::ModuleRef module, double factor);

@@ -66,6 +66,7 @@ std::shared_ptr<Unit> make_unit(const std::vector<torch::nn::Module*>& modules,
   auto unit = std::make_shared<Unit>(
       parameters, UnitSettings{.name = name,
                                .mesh = mesh,
+                               .group = options.process_group,
                                .is_split = options.strategy != ShardingStrategy::NO_SHARD,
                                .number = next_number(),
                                .precision = options.mixed_precision,

@@ -132,12 +132,23 @@ void Reduction::launch(bool in_background) {
   work_.reset();
 }
 
-void Reduction::reduce_copies() {
+std::vector<at::Tensor> Reduction::received() const {
   std::vector<at::Tensor> tensors;
   for (const auto& message : messages_) {
     tensors.insert(tensors.end(), message.alone_received.begin(), message.alone_received.end());
     if (message.received.defined()) tensors.push_back(message.received);
   }
+  return tensors;
+}
+
+void Reduction::add_held() {
+  auto tensors = received();
+  for (size_t i = 0; i < held_.size(); ++i) tensors[i].add_(held_[i]);
+  held_.clear();
+}
+
+void Reduction::reduce_copies() {
+  auto tensors = received();
   c10d::AllreduceCoalescedOptions options;
   options.reduceOp = operation();
   options.asyncOp = false;
@@ -146,20 +157,22 @@ void Reduction::reduce_copies() {
   if (work) work->wait();
 }
 
-std::vector<bool> Reduction::read_extra() const {
+void Reduction::check_number() const {
   const auto& message = messages_.front();
-  const auto extra = message.packing->extra(message.received).to(at::kFloat).cpu();
-  const auto* values = extra.const_data_ptr<float>();
-  const auto ranks = static_cast<double>(
-      factor_ ? ranks_ * (settings_.copies && reduces_copies_ ? settings_.copies->getSize() : 1)
-              : 1);
+  const auto got = message.packing->extra(message.received)[0].item<double>();
   const auto number = static_cast<double>(settings_.number % kNumbers);
-  TORCH_CHECK(std::abs(values[0] / ranks - number) < 0.25,
+  TORCH_CHECK(std::abs(got / static_cast<double>(factor_ ? ranks_ : 1) - number) < 0.25,
               "fully_shard: expected all ranks to reduce the gradients of ", settings_.unit,
               " at this point of backward, but some reduced those of another unit; parameters must "
               "be used alike on all ranks");
+}
+
+std::vector<bool> Reduction::read_flags() const {
+  const auto& message = messages_.front();
+  const auto extra = message.packing->extra(message.received).to(at::kFloat).cpu();
+  const auto* flags = extra.const_data_ptr<float>() + 1;
   std::vector<bool> is_used;
-  for (size_t i = 0; i < rows_.size(); ++i) is_used.push_back(values[1 + i] > 0);
+  for (size_t i = 0; i < rows_.size(); ++i) is_used.push_back(flags[i] > 0);
   return is_used;
 }
 
@@ -189,8 +202,15 @@ std::vector<at::Tensor> Reduction::finish() {
   }
   if (work_) work_->wait();
   work_.reset();
-  if (settings_.copies && reduces_copies_) reduce_copies();
-  const auto is_used = read_extra();
+  check_number();
+  if (!held_.empty()) add_held();
+  if (settings_.copies && !reduces_copies_) {
+    held_ = received();
+    messages_.clear();
+    return std::vector<at::Tensor>(rows_.size());
+  }
+  if (settings_.copies) reduce_copies();
+  const auto is_used = read_flags();
   auto parts = results();
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!is_used[i]) parts[i] = at::Tensor();

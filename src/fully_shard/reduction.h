@@ -25,6 +25,7 @@ class Reduction {
 
   /// Sums are divided by it instead of by the number of ranks.
   void divide_by(double factor) { factor_ = factor; }
+  /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again.
   void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }
   /// Takes whole gradients, undefined where there is none. Every rank calls it, for units in one
   /// order. Returns with the result unless `in_background`.
@@ -47,8 +48,11 @@ class Reduction {
   at::Tensor make_extra(const std::vector<at::Tensor>& gradients) const;
   void launch(bool in_background);
   void reduce_copies();
+  std::vector<at::Tensor> received() const;
+  void check_number() const;
+  void add_held();
   std::vector<at::Tensor> results() const;
-  std::vector<bool> read_extra() const;
+  std::vector<bool> read_flags() const;
   bool is_alone() const { return ranks_ == 1 && !settings_.copies; }
   c10d::ReduceOp operation() const;
 
@@ -59,6 +63,8 @@ class Reduction {
   bool reduces_copies_ = true;
   std::vector<Packing> packings_;
   std::vector<Message> messages_;
+  std::vector<at::Tensor>
+      held_;  // received in batches before this one, not yet averaged over copies
   std::vector<at::Tensor> own_;  // one rank: what it gave
   c10::intrusive_ptr<c10d::Work> work_;
 };

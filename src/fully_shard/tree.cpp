@@ -10,7 +10,8 @@
 namespace tessera::sharded {
 namespace {
 
-constexpr size_t kMostReducing = 2;
+// With the unit in backward that makes two units' gradients in memory.
+constexpr size_t kMostReducing = 1;
 
 }  // namespace
 

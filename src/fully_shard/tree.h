@@ -26,7 +26,7 @@ class Tree : public std::enable_shared_from_this<Tree> {
 
   /// Inside a backward: finish() what is left when it ends.
   void expect_end_of_backward();
-  /// A unit's gradients are on their way. At most two units' are: the oldest are waited for.
+  /// A unit's gradients are on their way. The one before it is waited for.
   void add_reducing(std::shared_ptr<Unit> unit);
 
  private:

@@ -31,7 +31,7 @@ bool is_shm(const Group& group, c10::Device device) {
 
 Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
     : settings_(std::move(settings)),
-      group_(settings_.mesh.group(settings_.mesh.ndim() - 1)),
+      group_(settings_.group ? settings_.group : settings_.mesh.group(settings_.mesh.ndim() - 1)),
       copies_(settings_.mesh.ndim() == 2 ? settings_.mesh.group(0) : Group()) {
   if (found.empty()) return;
   const at::NoGradGuard no_grad;

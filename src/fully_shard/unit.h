@@ -28,8 +28,9 @@ struct SummonSettings {
 struct UnitSettings {
   std::string name;  // of the module, for messages
   DeviceMesh mesh;   // 1-D, or 2-D: copies, shards
-  bool is_split;     // NO_SHARD: false
-  int64_t number;    // equal on all ranks
+  Group group;  // over whose ranks parameters are split; null: along the last dimension of the mesh
+  bool is_split;   // NO_SHARD: false
+  int64_t number;  // equal on all ranks
   MixedPrecision precision;
   bool accumulate_sharded;
 };

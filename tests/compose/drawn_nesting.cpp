@@ -136,7 +136,8 @@ std::string describe_unit(const Application& application) {
 }
 
 std::string describe_function(const Application& application) {
-  if (application.function == Function::FullyShard) return " " + describe_unit(application);
+  if (application.function == Function::FullyShard)
+    return c10::str(" ", describe_unit(application));
   if (application.function == Function::Joined) return " joined";
   if (application.function == Function::None) return "";
   return c10::str(" replicate(", application.gradient_as_bucket_view ? "views" : "copies",
@@ -168,9 +169,10 @@ std::string describe(const Shape& shape, const Application& application) {
   if (application.checkpoints_first) text += checkpoint;
   text += describe_function(application);
   if (!application.checkpoints_first) text += checkpoint;
-  if (application.joins_parts) text += " parts as one " + describe_unit(application.parts[0]);
+  if (application.joins_parts)
+    text += c10::str(" parts as one ", describe_unit(application.parts[0]));
   for (size_t i = 0; i < shape.parts.size(); ++i)
-    text += " " + describe(shape.parts[i], application.parts[i]);
+    text += c10::str(" ", describe(shape.parts[i], application.parts[i]));
   return text + "]";
 }
 

@@ -1,5 +1,7 @@
 #include "compose/drawn_tree.h"
 
+#include <c10/util/StringUtil.h>
+
 namespace tessera::testing {
 namespace {
 
@@ -158,7 +160,7 @@ TreeShape draw_tree(Random& random) {
 std::string describe(const Shape& shape) {
   const char* kNames[] = {"layer", "mlp", "tied", "sequence", "branch", "root"};
   std::string text = kNames[static_cast<int>(shape.kind)];
-  if (shape.kind == Kind::Mlp) text += " " + std::to_string(shape.hidden);
+  if (shape.kind == Kind::Mlp) text += c10::str(" ", shape.hidden);
   const bool has_own = shape.kind == Kind::Mlp || shape.kind == Kind::Branch;
   if (has_own && shape.has_gain) text += " with gain";
   if (has_own && shape.has_bare) text += " with bare parameter";

@@ -147,6 +147,10 @@ std::string attempt(const Case& test, const Tensors& inputs, const Truth& truth,
 
 }  // namespace
 
+bool has_operator(const std::string& name) {
+  return c10::Dispatcher::singleton().findSchema({name, ""}).has_value();
+}
+
 at::Tensor call_by_name(const std::string& name, std::vector<c10::IValue> arguments) {
   const auto dot = name.find('.');
   const auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);

@@ -51,6 +51,8 @@ struct Case {
 /// The first result of an operator called by its name ("aten::add.Tensor"), for those that not
 /// every libtorch declares; undefined if this one has none of that name.
 at::Tensor call_by_name(const std::string& name, std::vector<c10::IValue> arguments);
+/// Whether this libtorch has the operator: newer ones have more.
+bool has_operator(const std::string& name);
 
 /// Adds cases to a family, at namespace scope.
 class Cases {

@@ -40,7 +40,9 @@ const Cases kAliases(
 const Cases kViews(
     "copies",
     {
-        one("narrow_copy", [](const at::Tensor& x) { return at::narrow_copy(x, 1, 1, 2); }),
+        // libtorch 2.11 has no derivative for it.
+        forward_only(one("narrow_copy",
+                         [](const at::Tensor& x) { return at::narrow_copy(x, 1, 1, 2); })),
         {"split_with_sizes_copy",
          {{5, 4}},
          [](const Tensors& x) { return at::split_with_sizes_copy(x[0], {2, 3}, 0); }},

@@ -165,12 +165,6 @@ const Cases kForms("reductions",
                                        at::min_out(values, indices, x[0], 0);
                                        return Tensors{values, indices};
                                      }}),
-                       forward_only(reduce("powsum",
-                                           [](const at::Tensor& x) {
-                                             return call_by_name(
-                                                 "aten::linalg__powsum",
-                                                 {x, 3, kOuter, false, c10::IValue()});
-                                           })),
                    });
 
 const Cases kMoments(
@@ -212,6 +206,18 @@ const Cases kMoments(
                               return at::linalg_vector_norm(x, 2, 1, false, at::kDouble);
                             })),
     });
+
+const char* const kPowsum = "aten::linalg__powsum";
+const Cases kPowsums("reductions",
+                     has_operator(kPowsum)
+                         ? std::vector<Case>{forward_only(reduce("powsum",
+                                                                 [](const at::Tensor& x) {
+                                                                   return call_by_name(
+                                                                       kPowsum,
+                                                                       {x, 3, kOuter, false,
+                                                                        c10::IValue()});
+                                                                 }))}
+                         : std::vector<Case>{});
 
 const Cases kDistances("reductions",
                        {

@@ -58,6 +58,29 @@ TEST_P(FullyShardBehaviour, HybridOnATwoDimensionalMesh) {
   });
 }
 
+TEST_P(FullyShardBehaviour, CopiesAreAveragedOnceForSeveralBatches) {
+  run(4, [] {
+    auto [reference, sharded] = twins<Stack>(3);
+    shard_blocks(sharded, {.mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"})});
+    const auto x = seeded(6, [] { return torch::randn({3, 12, 5}); });
+    for (int batch = 0; batch < 3; ++batch) {
+      set_requires_all_reduce(sharded, batch == 2);
+      sharded(x[batch].chunk(4)[rank()]).square().mean().backward();
+      reference(x[batch]).square().mean().backward();
+    }
+    expect_equal_gradients(sharded, reference);
+  });
+}
+
+TEST_P(FullyShardBehaviour, TheGivenGroupIsUsed) {
+  run(2, [] {
+    auto [reference, sharded] = twins<Stack>(3);
+    shard_blocks(sharded, {.process_group = new_group({0, 1}, {.backend = "gloo"})});
+    EXPECT_GT(fully_shard_state(sharded)->stats().gathered_bytes, 0) << "not shared memory";
+    expect_training_parity(reference, sharded, split_batch());
+  });
+}
+
 TEST_P(FullyShardBehaviour, OnTopOfTensorParallelism) {
   run(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});

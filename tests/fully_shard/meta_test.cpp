@@ -25,7 +25,7 @@ TEST(MetaInit, BuildsWithoutMemoryAndOnlyWhileItLives) {
   auto net = without_memory();
   for (const auto& parameter : net->parameters()) {
     // A scalar from a number names the CPU.
-    if (parameter.dim() > 0) EXPECT_TRUE(parameter.is_meta());
+    EXPECT_EQ(parameter.is_meta(), parameter.dim() > 0);
     EXPECT_TRUE(parameter.requires_grad());
   }
   EXPECT_TRUE(torch::empty({2}).is_cpu());

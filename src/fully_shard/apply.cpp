@@ -1,49 +1,49 @@
 #include "fully_shard/apply.h"
 
+#include "base/device_id.h"
 #include "fully_shard/collect.h"
 #include "nn/module_hooks.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <string>
 
 namespace tessera::sharded {
 namespace {
 
-/// Counts this rank's units, as every rank counts its own; ranks may be threads.
-int64_t next_number() {
-  thread_local int64_t number = 0;
-  return number++;
+/// The first rank's count of its units: ranks may have made others with other groups meanwhile.
+int64_t agreed_number(const DeviceMesh& mesh) {
+  static std::atomic<int64_t> made = 0;
+  return std::stoll(broadcast_bytes(std::to_string(made++), 0, mesh.group(mesh.ndim() - 1)));
 }
 
-std::optional<c10::Device> device_of(const c10::IValue& id) {
-  if (id.isNone()) return std::nullopt;
-  TORCH_CHECK(id.isInt() || id.isDevice(),
-              "fully_shard: expected device_id to be an integer or a c10::Device, got ",
-              id.tagKind());
-  return id.isDevice()
-             ? id.toDevice()
-             : c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(id.toInt()));
+std::optional<c10::Device> device_of(const FullyShardOptions& options) {
+  return device_from_id(kName, options.device_id);
 }
 
 /// Where the unit computes: as asked for, or where its parameters are.
 c10::Device find_device(const std::vector<FoundParameter>& parameters,
                         const FullyShardOptions& options) {
-  if (const auto device = device_of(options.device_id)) return *device;
+  if (const auto device = device_of(options)) return *device;
   for (const auto& parameter : parameters) {
     if (!parameter.tensor.is_meta()) return parameter.tensor.device();
   }
   return options.mesh ? c10::Device(options.mesh->device_type()) : c10::Device(at::kCPU);
 }
 
-void check_devices(const std::vector<FoundParameter>& parameters, c10::Device device,
-                   const std::string& unit) {
+void check_parameters(const std::vector<FoundParameter>& parameters, c10::Device device,
+                      const std::string& unit) {
   for (const auto& [tensor, name] : parameters) {
     TORCH_CHECK_VALUE(tensor.device() == device, "fully_shard: expected all parameters of ", unit,
                       " on ", device, ", but '", name, "' is on ", tensor.device(),
                       "; move the module first, or pass device_id");
     TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "fully_shard: expected dense parameters of ",
                       unit, ", but '", name, "' has layout ", tensor.layout());
+    TORCH_CHECK_VALUE(!tensor.grad().defined(), "fully_shard: expected parameters of ", unit,
+                      " without gradients, but '", name,
+                      "' has one; apply fully_shard before training, or call zero_grad() first");
   }
 }
 
@@ -58,8 +58,8 @@ std::shared_ptr<Unit> make_unit(const std::vector<torch::nn::Module*>& modules,
                               " yet; leave it out");
   const auto mesh = mesh_for(options, device.type());
   materialise(modules, ignored, options, device);
-  if (device_of(options.device_id)) move_to_device(modules, ignored, device);
-  check_devices(parameters, device, name);
+  if (device_of(options)) move_to_device(modules, ignored, device);
+  check_parameters(parameters, device, name);
   if (options.sync_module_states) broadcast_values(modules, ignored, mesh);
   if (options.mixed_precision.buffer_dtype)
     cast_buffers(modules, ignored, *options.mixed_precision.buffer_dtype);
@@ -68,7 +68,7 @@ std::shared_ptr<Unit> make_unit(const std::vector<torch::nn::Module*>& modules,
                                .mesh = mesh,
                                .group = options.process_group,
                                .is_split = options.strategy != ShardingStrategy::NO_SHARD,
-                               .number = next_number(),
+                               .number = agreed_number(mesh),
                                .precision = options.mixed_precision,
                                .accumulate_sharded = options.accumulate_sharded});
   unit->attach();

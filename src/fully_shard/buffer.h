@@ -12,7 +12,6 @@ class Buffer {
   Buffer(size_t bytes, c10::Device device);
 
   size_t bytes() const { return bytes_; }
-  bool is_filled() const { return is_filled_; }
   /// Memory for the bytes, of any values.
   void fill();
   void free();

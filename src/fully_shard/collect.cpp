@@ -2,25 +2,18 @@
 
 #include "dtensor/part.h"
 #include "nn/composable.h"
+#include "nn/parameter_owners.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
-#include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace tessera::sharded {
 namespace {
 
-/// Which unit has a parameter.
-struct Owners {
-  std::mutex mutex;
-  std::unordered_map<const at::TensorImpl*, std::string> units;
-};
-
-Owners& owners() {
-  static auto& all = *new Owners();  // modules may outlive static objects
+nn::ParameterOwners& owners() {
+  static auto& all = *new nn::ParameterOwners();  // modules may outlive static objects
   return all;
 }
 
@@ -79,8 +72,6 @@ std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*
                                             const Ignored& ignored) {
   std::vector<FoundParameter> found;
   std::unordered_set<const at::TensorImpl*> seen;
-  auto& [mutex, units] = owners();
-  const std::lock_guard lock(mutex);
   for (auto* module : modules) {
     visit_own(*module, ignored, [&](torch::nn::Module& part, const std::string& prefix) {
       for (const auto& item : part.named_parameters(/*recurse=*/false)) {
@@ -88,10 +79,9 @@ std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*
         const auto* impl = tensor.unsafeGetTensorImpl();
         if (!tensor.defined() || ignored.parameters.count(impl) || !seen.insert(impl).second)
           continue;
-        const auto owner = units.find(impl);
-        TORCH_CHECK_VALUE(owner == units.end(), "fully_shard: parameter '", prefix + item.key(),
-                          "' of ", nn::name_of(*module), " is shared with the unit of ",
-                          owner == units.end() ? "" : owner->second,
+        const auto owner = owners().find(tensor);
+        TORCH_CHECK_VALUE(!owner, "fully_shard: parameter '", prefix + item.key(), "' of ",
+                          nn::name_of(*module), " is shared with the unit of ", owner.value_or(""),
                           ", but a parameter belongs to one unit; make the modules that share it "
                           "one unit: fully_shard({first, second}), or shard only what contains "
                           "both");
@@ -103,15 +93,11 @@ std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*
 }
 
 void remember_owner(const std::vector<FoundParameter>& parameters, const std::string& unit) {
-  auto& [mutex, units] = owners();
-  const std::lock_guard lock(mutex);
-  for (const auto& parameter : parameters) units[parameter.tensor.unsafeGetTensorImpl()] = unit;
+  for (const auto& parameter : parameters) owners().add(parameter.tensor, unit);
 }
 
 void forget_owner(const std::vector<TwoFaced>& parameters) {
-  auto& [mutex, units] = owners();
-  const std::lock_guard lock(mutex);
-  for (const auto& parameter : parameters) units.erase(parameter.parameter().unsafeGetTensorImpl());
+  for (const auto& parameter : parameters) owners().remove(parameter.parameter());
 }
 
 void move_to_device(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,

@@ -4,8 +4,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 namespace tessera {
 namespace sharded {
 
@@ -13,20 +11,9 @@ std::shared_ptr<State> state_of(const torch::nn::Module& module) {
   return std::dynamic_pointer_cast<State>(nn::find_state(module, kName));
 }
 
-std::vector<std::shared_ptr<State>> find_states(const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<State>> states;
-  const auto add = [&](std::shared_ptr<State> state) {
-    if (state && std::find(states.begin(), states.end(), state) == states.end())
-      states.push_back(std::move(state));
-  };
-  add(state_of(module));
-  for (const auto& part : module.modules(/*include_self=*/false)) add(state_of(*part));
-  return states;
-}
-
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function) {
-  auto states = find_states(module);
+  auto states = nn::find_all_states<State>(module);
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a fully sharded module, or one with such parts, got ",
                     nn::name_of(module), "; call fully_shard first");

@@ -1,5 +1,6 @@
 #include "fully_shard/state_impl.h"
 
+#include "base/open_backwards.h"
 #include "nn/module_hooks.h"
 
 #include <c10/core/GradMode.h>
@@ -10,8 +11,6 @@
 
 namespace tessera::sharded {
 namespace {
-
-bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 /// Those of the module and its parts; replicated parts are trees of their own.
 void collect_states(const torch::nn::Module& module, std::vector<std::weak_ptr<State>>& states,

@@ -80,9 +80,7 @@ class State final : public nn::ComposableState,
 };
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module);
-/// Those of the module and its parts, each once.
-std::vector<std::shared_ptr<State>> find_states(const torch::nn::Module& module);
-/// The same. Throws if there are none.
+/// Those of the module and its parts, each once. Throws if there are none.
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function);
 

@@ -2,11 +2,6 @@
 
 #include "fully_shard/state_impl.h"
 
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
-
-#include <algorithm>
-
 namespace tessera::sharded {
 namespace {
 
@@ -48,32 +43,29 @@ void Tree::prefetch_backward(State& state) {
 }
 
 void Tree::expect_end_of_backward() {
-  const int backward = torch::autograd::get_current_graph_task_id();
-  if (std::find(open_backwards_.begin(), open_backwards_.end(), backward) != open_backwards_.end())
-    return;
-  open_backwards_.push_back(backward);
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this(), backward] { self->end_backward(backward); });
+  open_backwards_.expect(
+      [self = shared_from_this()](int backward) { self->end_backward(backward); });
 }
 
 void Tree::add_reducing(std::shared_ptr<Unit> unit) {
   reducing_.push_back(std::move(unit));
-  while (reducing_.size() > kMostReducing) {
+  deliver_until(kMostReducing);
+}
+
+void Tree::deliver_until(size_t most) {
+  while (reducing_.size() > most) {
     reducing_.front()->deliver();
     reducing_.pop_front();
   }
 }
 
 void Tree::end_backward(int backward) {
-  std::erase(open_backwards_, backward);
+  open_backwards_.close(backward);
   // One order on all ranks.
   for (const auto& member : members_) {
     if (const auto state = member.lock()) state->finish_backward();
   }
-  while (!reducing_.empty()) {
-    reducing_.front()->deliver();
-    reducing_.pop_front();
-  }
+  deliver_until(0);
   for (const auto& member : members_) {
     if (const auto state = member.lock()) state->unit().drop_prefetch();
   }

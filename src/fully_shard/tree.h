@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/open_backwards.h"
 #include "fully_shard/unit.h"
 
 #include <deque>
@@ -31,11 +32,13 @@ class Tree : public std::enable_shared_from_this<Tree> {
 
  private:
   void end_backward(int backward);
+  /// Waits for the oldest until at most so many units' gradients are on their way.
+  void deliver_until(size_t most);
 
   std::vector<std::weak_ptr<State>> members_;  // in the order of the modules
   std::vector<std::weak_ptr<State>> order_;    // of the last forward
   std::vector<std::weak_ptr<State>> entered_;  // of this one
-  std::vector<int> open_backwards_;
+  OpenBackwards open_backwards_;
   std::deque<std::shared_ptr<Unit>> reducing_;
 };
 

@@ -103,10 +103,6 @@ void Unit::make_faces(const std::vector<FoundParameter>& found) {
 
 void Unit::attach() {
   for (auto& parameter : parameters_) {
-    auto gradient = parameter.parameter().grad();
-    TORCH_CHECK_VALUE(!gradient.defined(), "fully_shard: expected parameters of ", settings_.name,
-                      " without gradients, got one with; apply fully_shard before training, or "
-                      "call zero_grad() first");
     parameter.show_outside();
     if (!has_part(parameter.outside())) continue;
     part_of(parameter.outside()).before_write = [weak = weak_from_this()] {

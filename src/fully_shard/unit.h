@@ -48,7 +48,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<TwoFaced>& parameters() const { return parameters_; }
   const UnitSettings& settings() const { return settings_; }
-  const std::vector<Rows>& rows() const { return rows_; }
   bool has_trainable() const;
   bool has_frozen() const;
   bool works_in_background() const { return source_ && source_->works_in_background(); }
@@ -76,7 +75,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // --- gradients
   void begin_backward();
-  bool is_in_backward() const { return is_in_backward_; }
   bool has_all_gradients() const { return arrived_ == expected_; }
   /// Called when the last gradient has come.
   std::function<void()> on_complete;

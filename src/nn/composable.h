@@ -2,6 +2,7 @@
 
 #include <torch/csrc/api/include/torch/nn/module.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,6 +32,11 @@ struct ComposableStates {
 /// The state `function` left with this module; null if it was never applied to it.
 std::shared_ptr<ComposableState> find_state(const torch::nn::Module& module,
                                             const std::string& function);
+/// The states of kind S of the module and its parts, in the order of the modules; each once, though
+/// modules may share a state and a part may be registered under two names.
+template <class S>
+std::vector<std::shared_ptr<S>> find_all_states(const torch::nn::Module& module);
+
 /// Names of the functions applied to this module, in order.
 std::vector<std::string> applied_functions(const torch::nn::Module& module);
 
@@ -50,5 +56,20 @@ void apply_composable(torch::nn::Module& module, const Contract& contract,
 
 /// The class of a module as its author wrote it, for messages.
 std::string name_of(const torch::nn::Module& module);
+
+template <class S>
+std::vector<std::shared_ptr<S>> find_all_states(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<S>> states;
+  const auto add = [&](const torch::nn::Module& part) {
+    for (const auto& function : applied_functions(part)) {
+      auto state = std::dynamic_pointer_cast<S>(find_state(part, function));
+      if (state && std::find(states.begin(), states.end(), state) == states.end())
+        states.push_back(std::move(state));
+    }
+  };
+  add(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) add(*part);
+  return states;
+}
 
 }  // namespace tessera::nn

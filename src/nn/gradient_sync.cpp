@@ -4,25 +4,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 namespace tessera {
 namespace {
 
-using States = std::vector<std::shared_ptr<nn::SyncsGradients>>;
-
-/// Those of the module and its parts, each once: a part may be registered under two names.
-States states_in(const torch::nn::Module& module, const char* function) {
-  States states;
-  const auto add = [&](const torch::nn::Module& part) {
-    for (const auto& name : nn::applied_functions(part)) {
-      auto state = std::dynamic_pointer_cast<nn::SyncsGradients>(nn::find_state(part, name));
-      if (state && std::find(states.begin(), states.end(), state) == states.end())
-        states.push_back(std::move(state));
-    }
-  };
-  add(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) add(*part);
+std::vector<std::shared_ptr<nn::SyncsGradients>> states_in(const torch::nn::Module& module,
+                                                           const char* function) {
+  auto states = nn::find_all_states<nn::SyncsGradients>(module);
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a replicated or fully sharded module, or one with such parts, got ",
                     nn::name_of(module), "; call replicate or fully_shard first");

@@ -1,47 +1,33 @@
 #include "replicate/managed.h"
 
-#include <c10/util/Exception.h>
+#include "nn/parameter_owners.h"
 
-#include <unordered_map>
+#include <c10/util/Exception.h>
 
 namespace tessera::replication {
 namespace {
 
-struct Managed {
-  std::mutex mutex;
-  std::unordered_map<const at::TensorImpl*, std::string> owners;  // name of the module
-};
-
-Managed& managed() {
-  static auto& parameters = *new Managed();  // modules may outlive static objects
-  return parameters;
+nn::ParameterOwners& owners() {
+  static auto& all = *new nn::ParameterOwners();  // modules may outlive static objects
+  return all;
 }
 
 }  // namespace
 
 void remember_managed(const ManagedParameters& parameters, const std::string& module_name) {
-  auto& [mutex, owners] = managed();
-  const std::lock_guard lock(mutex);
   for (size_t i = 0; i < parameters.tensors.size(); ++i) {
-    const auto owner = owners.find(parameters.tensors[i].unsafeGetTensorImpl());
-    TORCH_CHECK(owner == owners.end(), "replicate: expected parameter '", parameters.names[i],
-                "' of ", module_name, " to have no engine yet, but replicate of ",
-                owner == owners.end() ? "" : owner->second,
+    const auto owner = owners().find(parameters.tensors[i]);
+    TORCH_CHECK(!owner, "replicate: expected parameter '", parameters.names[i], "' of ",
+                module_name, " to have no engine yet, but replicate of ", owner.value_or(""),
                 " averages it; replicate parts before the whole, or ignore the part");
   }
-  for (const auto& tensor : parameters.tensors) owners[tensor.unsafeGetTensorImpl()] = module_name;
+  for (const auto& tensor : parameters.tensors) owners().add(tensor, module_name);
 }
 
-bool is_managed(const at::Tensor& parameter) {
-  auto& [mutex, owners] = managed();
-  const std::lock_guard lock(mutex);
-  return owners.count(parameter.unsafeGetTensorImpl()) > 0;
-}
+bool is_managed(const at::Tensor& parameter) { return owners().find(parameter).has_value(); }
 
 void forget_managed(const std::vector<at::Tensor>& parameters) {
-  auto& [mutex, owners] = managed();
-  const std::lock_guard lock(mutex);
-  for (const auto& tensor : parameters) owners.erase(tensor.unsafeGetTensorImpl());
+  for (const auto& tensor : parameters) owners().remove(tensor);
 }
 
 }  // namespace tessera::replication

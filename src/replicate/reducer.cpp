@@ -9,10 +9,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -258,12 +256,8 @@ void Reducer::expect_end_of_backward() {
 }
 
 void Reducer::queue_end_of_backward() {
-  const int backward = torch::autograd::get_current_graph_task_id();
-  if (std::find(open_backwards_.begin(), open_backwards_.end(), backward) != open_backwards_.end())
-    return;
-  open_backwards_.push_back(backward);
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this(), backward] { self->end_backward(backward); });
+  open_backwards_.expect(
+      [self = shared_from_this()](int backward) { self->end_backward(backward); });
 }
 
 void Reducer::settle_static_graph() {
@@ -280,7 +274,7 @@ void Reducer::take_rest() {
 
 void Reducer::end_backward(int backward) {
   const std::lock_guard lock(mutex_);
-  std::erase(open_backwards_, backward);
+  open_backwards_.close(backward);
   check_hooks();
   if (phase_ != Phase::Sync || !is_taking_) return;
   // The one around it may bring more.

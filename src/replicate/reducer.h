@@ -2,6 +2,7 @@
 
 #include <tessera/replicate/state.h>
 
+#include "base/open_backwards.h"
 #include "replicate/bucket.h"
 #include "replicate/bucket_assignment.h"
 #include "replicate/roll_call.h"
@@ -116,8 +117,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   size_t next_launch_ = 0;
   size_t taken_ = 0;
   bool is_taking_ = false;  // a gradient has come in this iteration
-  // Backwards, by their graph tasks, that will call us at their ends: one inside the other.
-  std::vector<int> open_backwards_;
+  OpenBackwards open_backwards_;
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
   bool rebuilt_ = false;
   bool learns_uses_ = false;  // first iteration of a static graph

@@ -5,8 +5,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 namespace tessera {
 namespace replication {
 namespace {
@@ -32,14 +30,7 @@ void add_hooks(torch::nn::Module& module, const std::shared_ptr<State>& state) {
 
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function) {
-  std::vector<std::shared_ptr<State>> states;
-  const auto add = [&](std::shared_ptr<State> state) {
-    // A part may be registered under two names.
-    if (state && std::find(states.begin(), states.end(), state) == states.end())
-      states.push_back(std::move(state));
-  };
-  add(state_of(module));
-  for (const auto& part : module.modules(/*include_self=*/false)) add(state_of(*part));
+  auto states = nn::find_all_states<State>(module);
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a replicated module, or one with "
                     "replicated parts, got ",

@@ -1,12 +1,12 @@
 #include "replicate/state_impl.h"
 
+#include "base/device_id.h"
 #include "base/warm_memory.h"
 #include "replicate/managed.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <sched.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <sstream>
@@ -14,20 +14,11 @@
 namespace tessera::replication {
 namespace {
 
+/// Where inputs are moved: not to the CPU.
 std::optional<c10::Device> device_of(const c10::IValue& id) {
-  if (id.isNone()) return std::nullopt;
-  TORCH_CHECK(id.isInt() || id.isDevice(),
-              "replicate: Expected device_id to be int or torch.device, "
-              "but got ",
-              id.tagKind(), "; pass one index or one c10::Device");
-  const auto device =
-      id.isDevice() ? id.toDevice()
-                    : c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(id.toInt()));
-  if (device.is_cpu()) return std::nullopt;
-  return device;
+  const auto device = device_from_id("replicate", id);
+  return device && device->is_cpu() ? std::nullopt : device;
 }
-
-bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -52,7 +52,7 @@ at::Tensor shard_view(const at::Tensor& value, bool to_cpu) {
 }  // namespace
 
 Presentation::Presentation(const torch::nn::Module& module, Of of, const char* function) {
-  const auto states = sharded::find_states(module);
+  const auto states = nn::find_all_states<sharded::State>(module);
   // Tensor parallel units among them may lie on more meshes than the others.
   const bool is_first = std::all_of(states.begin(), states.end(), [](const auto& state) {
     return state->unit().is_on_first_rank();

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+namespace tessera {
+
+/// Whether this thread runs a backward.
+bool is_in_backward();
+
+/// Backwards, one inside the other, whose ends somebody waits for. Not for several threads at once.
+class OpenBackwards {
+ public:
+  /// When the backward that this thread runs ends, calls `end` with its number; asked again in the
+  /// same backward, does nothing. One that fails never calls.
+  void expect(std::function<void(int backward)> end);
+  void close(int backward);
+  void clear() { numbers_.clear(); }
+  bool empty() const { return numbers_.empty(); }
+
+ private:
+  std::vector<int> numbers_;
+};
+
+}  // namespace tessera

@@ -49,7 +49,8 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench dtensor --peer pytorch --csv $(RESULTS)-dtensor.csv
 	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes tp \
 	  --peer pytorch,pytorch_malloc --csv $(RESULTS)-train-tp-2ranks.csv
-	build/release/bin/tessera bench memory --ranks 1 --csv $(RESULTS)-memory.csv
+	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
+	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv
 
 format: setup  ## formats all sources
 	@python3 tests/style/check_format.py --fix

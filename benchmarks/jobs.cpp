@@ -1,6 +1,7 @@
 #include "jobs.h"
 
 #include <tessera/nn.h>
+#include <tessera/nn/meta_init.h>
 
 #include <torch/torch.h>
 
@@ -145,16 +146,31 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return F::cross_entropy(logits.view({-1, logits.size(-1)}), targets.view({-1}));
 }
 
-template <class Model, Batch (*make_batch)(),
-          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&), class... A>
-Job make(int rank, A... options) {
+template <class Model, class... A>
+Model model_of(A... options) {
   torch::manual_seed(kWeightSeed);
-  Model model(options...);
+  return Model(options...);
+}
+
+template <class Model, Batch (*make_batch)(),
+          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&)>
+Job job_of(int rank, Model model) {
   torch::manual_seed(kBatchSeed + static_cast<uint64_t>(rank));
   const auto batch = make_batch();
   return {.model = model.ptr(),
           .forward = [model, batch]() mutable { return model(batch.input); },
           .loss = [batch](const at::Tensor& output) { return loss(output, batch.target); }};
+}
+
+template <class Model, Batch (*make_batch)(),
+          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&)>
+Job make(int rank) {
+  return job_of<Model, make_batch, loss>(rank, model_of<Model>());
+}
+
+Gpt gpt_without_memory(int blocks) {
+  const MetaInit no_memory;
+  return model_of<Gpt>(blocks);
 }
 
 struct Row {
@@ -185,7 +201,10 @@ std::vector<std::string> job_names() {
 
 Job make_job(const std::string& name, int rank) { return row_of(name).make(rank); }
 
-Job make_gpt(int rank, int blocks) { return make<Gpt, gpt_batch, token_loss>(rank, blocks); }
+Job make_gpt(int rank, int blocks, bool has_memory) {
+  return job_of<Gpt, gpt_batch, token_loss>(
+      rank, has_memory ? model_of<Gpt>(blocks) : gpt_without_memory(blocks));
+}
 
 int steps_per_block(const std::string& name) { return row_of(name).steps_per_block; }
 

@@ -23,8 +23,9 @@ std::vector<std::string> job_names();
 /// Weights depend on the job alone, the batch also on `rank`. Reseeds the default generator.
 Job make_job(const std::string& name, int rank);
 
-/// The gpt of any depth; its blocks are the submodules blocks.0, blocks.1, ….
-Job make_gpt(int rank, int blocks);
+/// The gpt of any depth; its blocks are the submodules blocks.0, blocks.1, …. `has_memory`: false
+/// leaves its parameters on the meta device.
+Job make_gpt(int rank, int blocks, bool has_memory = true);
 
 /// Steps per timed block: long enough for the clock and for other processes' noise to even out.
 int steps_per_block(const std::string& name);

@@ -62,8 +62,10 @@ void time_in_turn(std::vector<MemoryRow>& rows, const Settings& settings) {
     std::unique_ptr<MemorySide> side;
   };
   std::vector<Timed> sides;
-  for (auto& row : rows)
+  for (auto& row : rows) {
+    if (is_start(row.mode)) continue;  // its steps are those of the mode it starts
     sides.push_back({&row, std::make_unique<MemorySide>(row.job, row.mode, row.blocks)});
+  }
   for (int round = 0; round <= settings.pairs; ++round) {
     report_progress(rows.front().job + ": pair " + std::to_string(round) + " of " +
                     std::to_string(settings.pairs));
@@ -123,7 +125,9 @@ constexpr const char* kAbout =
     "once per host. What ranks communicate through is not counted.\n"
     "bound_bytes: checkpoint: of peak_bytes, 0.3 of plain's. fully_shard: of both together: "
     "(parameters + gradients + optimizer state) / ranks + the outermost unit + two units of "
-    "parameters + two of gradients + plain's peak_bytes (activations).";
+    "parameters + two of gradients + plain's peak_bytes (activations).\n"
+    "fully_shard_start: a model built without memory, on the meta device, gets its values unit by "
+    "unit; steady_bytes: when it has them; peak_bytes: on top of that, until then.";
 
 void list_choices() {
   std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")

@@ -42,6 +42,7 @@ ModelBytes model_bytes(const std::string& job, int blocks) {
 }
 
 void leave_alone(torch::nn::Module& /*module*/) {}
+void shard(torch::nn::Module& module) { fully_shard(module); }
 size_t no_bound(const ModelBytes& /*model*/, const MemoryUse& /*plain*/) { return 0; }
 
 size_t checkpoint_bound(const ModelBytes& /*model*/, const MemoryUse& plain) {
@@ -62,14 +63,15 @@ struct Mode {
   void (*apply_to_block)(torch::nn::Module& block);
   void (*apply_to_model)(torch::nn::Module& model);
   bool is_exact;
+  bool is_start;
   size_t (*bound)(const ModelBytes& model, const MemoryUse& plain);
 };
 const Mode kModes[] = {
-    {"plain", leave_alone, leave_alone, true, no_bound},
-    {"checkpoint", [](torch::nn::Module& block) { checkpoint(block); }, leave_alone, true,
+    {"plain", leave_alone, leave_alone, true, false, no_bound},
+    {"checkpoint", [](torch::nn::Module& block) { checkpoint(block); }, leave_alone, true, false,
      checkpoint_bound},
-    {"fully_shard", [](torch::nn::Module& block) { fully_shard(block); },
-     [](torch::nn::Module& model) { fully_shard(model); }, false, fully_shard_bound},
+    {"fully_shard", shard, shard, false, false, fully_shard_bound},
+    {"fully_shard_start", shard, shard, false, true, fully_shard_bound},
 };
 
 const Mode& mode_of(const std::string& name) {
@@ -91,13 +93,15 @@ std::vector<std::string> memory_mode_names() {
 
 Job make_in_mode(const std::string& name, const std::string& mode, int blocks, int batch) {
   TORCH_CHECK_VALUE(name == "gpt", "bench memory: expected a job of --list, got '", name, "'");
-  auto job = make_gpt(batch, blocks);
+  auto job = make_gpt(batch, blocks, /*has_memory=*/!is_start(mode));
   for (int i = 0; i < blocks; ++i) mode_of(mode).apply_to_block(*block_of(job, i));
   mode_of(mode).apply_to_model(*job.model);
   return job;
 }
 
 bool is_exact(const std::string& mode) { return mode_of(mode).is_exact; }
+
+bool is_start(const std::string& mode) { return mode_of(mode).is_start; }
 
 size_t bound_of(const std::string& job, const std::string& mode, int blocks,
                 const MemoryUse& plain) {

@@ -25,8 +25,13 @@ Job make_in_mode(const std::string& job, const std::string& mode, int blocks, in
 /// the ranks, equal up to rounding where all ranks have one batch.
 bool is_exact(const std::string& mode);
 
+/// Whether the mode is about the start of training: the model is built without memory, on the meta
+/// device, and what counts are the bytes there are when it has got its values, and the most on top
+/// of them until then. Its values are others than plain's.
+bool is_start(const std::string& mode);
+
 /// What the mode may take, where plain training takes `plain`; 0: no bound. Of checkpoint: peak
-/// bytes. Of fully_shard: steady and peak bytes together.
+/// bytes. Of fully_shard, also at its start: steady and peak bytes together.
 size_t bound_of(const std::string& job, const std::string& mode, int blocks,
                 const MemoryUse& plain);
 

@@ -2,6 +2,7 @@
 
 #include <tessera/comm.h>
 #include <tessera/dtensor.h>
+#include <tessera/state_dict.h>
 
 #include "counted_memory.h"
 #include "rank0.h"
@@ -74,11 +75,15 @@ MemoryUse MemorySide::measure(const std::string& job, const std::string& mode, i
   CountedMemory memory;
   const SharedMappings shared;
   const auto before = memory.live();
-  MemorySide side(job, mode, blocks);
-  side.step();
-  const auto steady = memory.live();
   memory.restart_peak();
-  side.forward_backward();
+  MemorySide side(job, mode, blocks);
+  auto steady = memory.live();
+  if (!is_start(mode)) {
+    side.step();
+    steady = memory.live();
+    memory.restart_peak();
+    side.forward_backward();
+  }
   if (rank() == 0) std::cerr << describe_units(*side.job_.model);
   // All ranks of the group map the same bytes: each answers for its part of them.
   const auto share = shared.bytes() / static_cast<size_t>(world_size());
@@ -91,6 +96,7 @@ void MemorySide::require_same_gradients(const std::string& job, const std::strin
   const int batch = is_exact(mode) ? rank() : 0;
   MemorySide expected(make_in_mode(job, reference, blocks, batch));
   MemorySide actual(make_in_mode(job, mode, blocks, batch));
+  if (is_start(mode)) load_state_dict(*actual.job_.model, state_dict(*expected.job_.model));
   expected.forward_backward();
   actual.forward_backward();
   const auto right = expected.job_.model->parameters();

@@ -16,8 +16,8 @@ class MemorySide {
   /// Seconds per step of the slowest rank; one step more, before them, warms up. Every rank calls.
   double time_block(int steps);
 
-  /// Makes a side of its own and counts its bytes, those of the rank that takes most. Rank 0 prints
-  /// what units there were.
+  /// Makes a side of its own and counts its bytes in a step, or until it is made if the mode is
+  /// about that; those of the rank that takes most. Rank 0 prints what units there were.
   static MemoryUse measure(const std::string& job, const std::string& mode, int blocks);
   /// Throws unless the modes compute the same gradients: bit for bit, or, if they are averages,
   /// nearly, from the same batch on all ranks.

@@ -31,12 +31,15 @@ void MemoryTable::write_row(const std::string& line) {
 
 void MemoryTable::add(const MemoryRow& row, const std::vector<double>& plain) {
   if (rank() != 0) return;
-  char times[64];
-  std::snprintf(times, sizeof(times), "%.3f,%.3f", median(row.seconds) * 1e3,
-                median(row.seconds) / median(plain));
+  const bool is_timed = !row.seconds.empty();
+  char times[64] = ",";
+  if (is_timed)
+    std::snprintf(times, sizeof(times), "%.3f,%.3f", median(row.seconds) * 1e3,
+                  median(row.seconds) / median(plain));
   write_row(c10::str(row.job, ",", row.mode, ",", world_size(), ",", row.blocks, ",",
                      row.use.steady_bytes, ",", row.use.peak_bytes, ",",
                      row.bound_bytes > 0 ? std::to_string(row.bound_bytes) : "", ",", times));
+  if (!is_timed) return;
   std::cerr << row.job << " " << row.mode << ", median over " << plain.size() << " pairs: vs_plain "
             << describe_median(divide(row.seconds, plain)) << std::endl;
 }

@@ -13,8 +13,8 @@ struct MemoryRow {
   std::string mode;
   int blocks;
   MemoryUse use;
-  size_t bound_bytes;  // 0: none
-  std::vector<double> seconds = {};
+  size_t bound_bytes;                // 0: none
+  std::vector<double> seconds = {};  // empty if its steps are not timed
 };
 
 /// Rows go to standard output and to the file. Only rank 0 writes; every rank calls.

@@ -47,7 +47,7 @@ void reshard(nn::ModuleRef module);
 // Settings of one unit, or, with `recurse`, of all units in the module; read at the next use.
 void set_reshard_after_forward(nn::ModuleRef module, bool reshard, bool recurse = true);
 /// false: parameters stay whole in memory after backward, for the next forward, until a step
-/// changes them.
+/// changes them: operators on them or on what to_local() gave, on every rank, not a pointer.
 void set_reshard_after_backward(nn::ModuleRef module, bool reshard, bool recurse = true);
 /// Hybrid: false reduces gradients within each sharding group alone and keeps them, apart from the
 /// parameters' gradients, until a backward for which it is true averages all of them over the

@@ -2,6 +2,7 @@
 
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
+#include <tessera/compile.h>
 #include <tessera/dtensor.h>
 #include <tessera/fully_shard.h>
 #include <tessera/mesh.h>

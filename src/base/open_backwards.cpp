@@ -4,18 +4,56 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace tessera {
+namespace {
+
+/// Lives with the backward, which drops it when it fails.
+class Ending {
+ public:
+  Ending(int backward, std::function<void(int)> end, std::function<void(int)> failed)
+      : backward_(backward), end_(std::move(end)), failed_(std::move(failed)) {}
+  ~Ending() {
+    if (!failed_) return;
+    try {
+      failed_(backward_);
+    } catch (...) {
+      // The exception that ended the backward is on its way.
+    }
+  }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+
+  void end() {
+    end_(backward_);
+    failed_ = nullptr;
+  }
+
+ private:
+  int backward_;
+  std::function<void(int)> end_;
+  std::function<void(int)> failed_;
+};
+
+}  // namespace
 
 bool is_in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-void OpenBackwards::expect(std::function<void(int)> end) {
+bool OpenBackwards::is_expected() const {
   const int backward = torch::autograd::get_current_graph_task_id();
-  if (std::find(numbers_.begin(), numbers_.end(), backward) != numbers_.end()) return;
+  return std::find(numbers_.begin(), numbers_.end(), backward) != numbers_.end();
+}
+
+void OpenBackwards::expect(std::function<void(int)> end, std::function<void(int)> failed) {
+  const int backward = torch::autograd::get_current_graph_task_id();
+  if (is_expected()) return;
   numbers_.push_back(backward);
   torch::autograd::Engine::get_default_engine().queue_callback(
-      [end = std::move(end), backward] { end(backward); });
+      [ending = std::make_shared<Ending>(backward, std::move(end), std::move(failed))] {
+        ending->end();
+      });
 }
 
 void OpenBackwards::close(int backward) { std::erase(numbers_, backward); }

@@ -12,8 +12,11 @@ bool is_in_backward();
 class OpenBackwards {
  public:
   /// When the backward that this thread runs ends, calls `end` with its number; asked again in the
-  /// same backward, does nothing. One that fails never calls.
-  void expect(std::function<void(int backward)> end);
+  /// same backward, does nothing. If it fails, or `end` throws, `failed` is called before the
+  /// caller of backward() sees the exception; what `failed` throws is lost.
+  void expect(std::function<void(int backward)> end, std::function<void(int backward)> failed = {});
+  /// Whether it was asked in the backward that this thread runs.
+  bool is_expected() const;
   void close(int backward);
   void clear() { numbers_.clear(); }
   bool empty() const { return numbers_.empty(); }

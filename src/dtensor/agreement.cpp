@@ -2,6 +2,7 @@
 
 #include "comm/dtype_names.h"
 #include "dtensor/collectives.h"
+#include "dtensor/part.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -105,7 +106,7 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
 }
 
 at::Tensor agreed_values(const at::Tensor& local, const Spec& spec) {
-  auto values = local.detach();
+  auto values = without_bits(local.detach());
   for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
     if (!spec.placements[dim].is_replicate() || spec.mesh_shape[dim] == 1) continue;
     values = broadcast_from(values, 0, spec.groups[dim]).wait();

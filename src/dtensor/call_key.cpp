@@ -35,7 +35,7 @@ void CallKey::add_tensor(const at::Tensor& tensor) {
   for (const auto size : sizes) words_.push_back(static_cast<uint64_t>(size));
   if (!is_part) {
     words_.push_back(static_cast<uint64_t>(number_in(tensor)));
-    has_plain_ = has_plain_ || tensor.numel() != 1;
+    has_plain_ = has_plain_ || tensor.numel() != 1 || tensor.requires_grad();
     return;
   }
   for (const auto stride : tensor.strides()) words_.push_back(static_cast<uint64_t>(stride));

@@ -10,7 +10,12 @@ class Chooser {
  public:
   Chooser(const Call& call, const Rule& rule, const Spec& mesh, const ResultShapes& shapes,
           const std::vector<bool>& fixed)
-      : call_(call), rule_(rule), mesh_(mesh), shapes_(shapes), is_fixed_(fixed) {
+      : call_(call),
+        rule_(rule),
+        mesh_(mesh),
+        shapes_(shapes),
+        is_fixed_(fixed),
+        has_fixed_(std::find(fixed.begin(), fixed.end(), true) != fixed.end()) {
     for (size_t dim = 0; dim < mesh.placements.size(); ++dim) rows_.push_back(rows_of(dim));
     costs_.resize(call.input_count());
   }
@@ -81,6 +86,7 @@ class Chooser {
         if (is_fixed_[i] && !(now == wanted)) return false;
         if (wanted.is_shard() && wanted.dim() >= operand.ndim()) return false;
         if (!wanted.is_partial() || now == wanted) continue;
+        if (now.is_shard() && has_fixed_ && fills_with_zeros(wanted)) continue;
         if (!now.is_replicate() || wanted.reduce_op() == ReduceOp::PRODUCT) return false;
       }
     }
@@ -172,6 +178,9 @@ class Chooser {
   const Spec& mesh_;
   const ResultShapes& shapes_;
   const std::vector<bool>& is_fixed_;
+  /// Something is written: a target that is Partial stays so, and shards are added to it as
+  /// summands. What is new is better off with the target reduced to their shards.
+  const bool has_fixed_;
   std::vector<std::vector<Row>> rows_;                             // by mesh dimension
   std::vector<std::vector<std::pair<Placements, double>>> costs_;  // by input, of known placements
   std::optional<Candidate> best_;

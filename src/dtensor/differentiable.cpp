@@ -75,7 +75,10 @@ class ToLocalBackward final : public BorderNode {
 
  private:
   void check(const at::Tensor& gradient) const override {
-    TORCH_CHECK_VALUE(!has_part(gradient), "DTensor::to_local: expected a plain gradient");
+    TORCH_CHECK_VALUE(!has_part(gradient),
+                      "DTensor::to_local: expected a plain gradient, got a distributed one: what "
+                      "was made of the local tensor has met distributed ones; make those plain "
+                      "with full_tensor(), or make it distributed with DTensor::from_local");
     const auto expected = gradient_->local_sizes(sizes_);
     TORCH_CHECK_VALUE(gradient.sizes() == c10::IntArrayRef(expected),
                       "DTensor::to_local: expected a gradient of sizes ",
@@ -119,8 +122,9 @@ at::Tensor with_history(at::Tensor output, const at::Tensor& input, A&&... argum
 
 at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArrayRef sizes,
                       c10::IntArrayRef strides, SpecPtr gradient, const at::Tensor& values) {
-  const auto held = values.defined() ? values : local.requires_grad() ? local.detach() : local;
-  auto tensor = wrap(held, spec, sizes, strides);
+  const auto& held = values.defined() ? values : local;
+  auto tensor =
+      wrap(without_bits(held.requires_grad() ? held.detach() : held), spec, sizes, strides);
   if (!needs_gradient(local)) return tensor;
   return with_history<FromLocalBackward>(std::move(tensor), local, spec, std::move(gradient));
 }
@@ -128,7 +132,7 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArra
 at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient) {
   // An object of its own: what the caller makes of it (a leaf, say) is not the part's affair.
   check_fresh("DTensor::to_local", tensor);
-  if (const auto& before = part_of(tensor).before_write) before();  // the caller may write
+  if (const auto& before = part_of(tensor).before_lend) before();
   auto local = part_of(tensor).local().detach();
   if (!needs_gradient(tensor)) return local;
   return with_history<ToLocalBackward>(std::move(local), tensor, tensor, std::move(gradient));

@@ -13,12 +13,14 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_map>
@@ -56,16 +58,43 @@ bool in_derivative_formula() {
                      std::string_view::npos;
 }
 
+/// What a mix of plain and distributed tensors hints at.
+std::string hint_of_mix(const c10::FunctionSchema& schema, std::span<const c10::IValue> arguments) {
+  for (const auto& value : arguments) {
+    if (!value.isTensor() || !has_part(value.toTensor())) continue;
+    const auto& owner = part_of(value.toTensor()).owner;
+    if (!owner) continue;
+    return c10::str("; the distributed one is ", *owner,
+                    ", which is sharded outside of that module's forward: call the module itself, "
+                    "not its parts nor a reference to its base class, and name further entry "
+                    "points with TESSERA_MODULE_METHOD");
+  }
+  const bool writes_plain =
+      schema.name().ends_with('_') && arguments[0].isTensor() && !has_part(arguments[0].toTensor());
+  return writes_plain ? "; an optimizer that has made its states before parameters were sharded "
+                        "can't go on with them: make it afterwards"
+                      : "";
+}
+
 /// Throws if a plain tensor of several elements meets distributed ones, which says nothing of what
-/// the other ranks hold.
-void check_plain(const c10::FunctionSchema& schema, const c10::IValue& value, size_t index) {
+/// the other ranks hold, or one whose gradient would come back distributed.
+void check_plain(const c10::FunctionSchema& schema, std::span<const c10::IValue> arguments,
+                 size_t index) {
+  const auto& value = arguments[index];
   const auto check = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || has_part(tensor) || tensor.numel() == 1) return;
+    if (!tensor.defined() || has_part(tensor)) return;
+    const bool is_number = tensor.numel() == 1;
+    if (is_number && !(c10::GradMode::is_enabled() && tensor.requires_grad())) return;
+    TORCH_CHECK(!is_number, schema.name(), ": argument '", schema.arguments()[index].name(),
+                "' is a plain tensor that requires grad, beside distributed ones: its gradient "
+                "would be distributed, and ranks may hold different values; make it distributed "
+                "if all ranks hold the same (DTensor::from_local(tensor, mesh)), or make "
+                "the others plain with full_tensor(), or call backward for each by itself");
     TORCH_CHECK(
         false, schema.name(), ": got a mix of distributed and plain tensors: argument '",
         schema.arguments()[index].name(), "' is a plain tensor of sizes ", tensor.sizes(),
         "; distribute it (distribute_tensor, DTensor::from_local), or, if all ranks hold the ",
-        "same, run this inside an ImplicitReplication scope");
+        "same, run this inside an ImplicitReplication scope", hint_of_mix(schema, arguments));
   };
   if (value.isTensor()) return check(value.toTensor());
   if (!value.isList()) return;
@@ -251,8 +280,10 @@ class Run {
       const auto& shape = output.shapes[position];
       result = wrap(std::move(local), output.spec, shape.sizes, shape.strides);
     }
-    if (output.is_view && stack_[base_].isTensor() && is_lost(part_of(result).local()))
-      mark_lost(result, stack_[base_].toTensor());
+    if (!output.is_view || !stack_[base_].isTensor()) return result;
+    const auto& base = stack_[base_].toTensor();
+    if (has_part(base)) part_of(result).owner = part_of(base).owner;
+    if (is_lost(part_of(result).local())) mark_lost(result, base);
     return result;
   }
 
@@ -347,7 +378,8 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = base; i < stack->size(); ++i) key.add((*stack)[i]);
 
   if (key.has_plain() && !replicates_implicitly() && !takes_plain(op) && !in_derivative_formula()) {
-    for (size_t i = base; i < stack->size(); ++i) check_plain(schema, (*stack)[i], i - base);
+    const std::span<const c10::IValue> arguments(stack->data() + base, stack->size() - base);
+    for (size_t i = 0; i < arguments.size(); ++i) check_plain(schema, arguments, i);
   }
   const auto known = key.is_complete() ? plans.find(&key) : plans.end();
   // Held here: what runs below may dispatch again and forget it.

@@ -73,7 +73,7 @@ at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const 
   if (!spec->is_member) return dtensor::empty_local(tensor.options().requires_grad(false));
   check_source(caller, *spec, source);
   if (source) dtensor::check_same(caller, tensor, *spec);
-  const auto whole = tensor.detach();
+  const auto whole = dtensor::without_bits(tensor.detach());
   const auto local = source ? receive(caller, whole, *spec, *source) : cut(caller, whole, *spec);
   return local.is_alias_of(tensor) ? local.clone() : local.contiguous();
 }

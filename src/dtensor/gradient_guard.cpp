@@ -68,8 +68,10 @@ void guard_gradient(const at::Tensor& tensor) {
   const bool is_guarded = std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
     return dynamic_cast<const GradientGuard*>(hook.get()) != nullptr;
   });
+  // Not by add_hook, which wants to be the first; after others, what they return is looked at.
   if (!is_guarded)
-    autograd::add_hook(tensor, std::make_unique<GradientGuard>(tensor.unsafeGetTensorImpl()));
+    autograd::materialize_autograd_meta(tensor)->hooks_.push_back(
+        std::make_unique<GradientGuard>(tensor.unsafeGetTensorImpl()));
 }
 
 }  // namespace tessera::dtensor

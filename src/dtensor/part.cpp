@@ -26,8 +26,8 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own: its sizes are global and each rank holds a part; use "
     "DTensor::of(tensor).to_local() for this rank's part or full_tensor() for the whole; print it "
-    "as "
-    "std::cout << DTensor::of(tensor)";
+    "as std::cout << DTensor::of(tensor); save models and optimizers by way of "
+    "state_dict(module) and optimizer_state_dict(module, optimizer)";
 
 }  // namespace
 
@@ -73,6 +73,8 @@ void become_distributed(const at::Tensor& tensor, at::Tensor local, const SpecPt
   impl->set_backend_meta(c10::make_intrusive<Part>(std::move(local), spec));
   KeyAccess::of(*impl) = like.key_set();
 }
+
+at::Tensor without_bits(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
 at::Tensor empty_local(const at::TensorOptions& options) { return at::empty({0}, options); }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 /// How a distributed tensor is made of a plain TensorImpl. See Note [what a distributed tensor is].
 namespace tessera::dtensor {
@@ -44,8 +45,12 @@ class Part final : public c10::BackendMeta {
   /// A view that had to be moved: it has memory of its own, so what is written into it would not
   /// reach its base.
   bool is_lost_view = false;
+  /// Whose it or its base is, for messages, if fully_shard has it: "parameter 'weight' of Linear".
+  std::shared_ptr<const std::string> owner;
   /// Called before an operator writes to the part, if other ranks may read its memory.
   std::function<void()> before_write;
+  /// Called before the caller is given the memory itself, which it may read or write from then on.
+  std::function<void()> before_lend;
   /// Of such a view: what counts the writes to its base, and how many there had been.
   c10::VariableVersion base_version;
   std::shared_ptr<uint32_t> base_writes;
@@ -82,6 +87,10 @@ at::Tensor wrap(c10::intrusive_ptr<Part> part, c10::IntArrayRef sizes, c10::IntA
 /// Turns a plain tensor into a distributed one, for everybody who holds it. Sizes and autograd
 /// history (it is a leaf) stay; so does its gradient, which the caller converts.
 void become_distributed(const at::Tensor& tensor, at::Tensor local, const SpecPtr& spec);
+
+/// A part is what its memory holds, without a bit that says "conjugate" or "negative": formulas ask
+/// the whole tensor for it, and collectives read the memory.
+at::Tensor without_bits(const at::Tensor& tensor);
 
 /// What the local tensor of a rank outside of the mesh is.
 at::Tensor empty_local(const at::TensorOptions& options);

@@ -80,8 +80,12 @@ class Search {
       without[mesh_dim] = Replicate();
       visit(index, mesh_dim, shard_last(without, layout_.mesh_shape, mesh_dim, dim));
     }
-    if (placement.is_replicate() && to_[mesh_dim].is_partial())
-      visit(index, mesh_dim, to_[mesh_dim]);
+    const auto& goal = to_[mesh_dim];
+    if (!goal.is_partial()) return;
+    // The whole is no product of copies of itself.
+    if (goal.reduce_op() == ReduceOp::PRODUCT && layout_.mesh_shape[mesh_dim] > 1) return;
+    if (placement.is_replicate() || (placement.is_shard() && fills_with_zeros(goal)))
+      visit(index, mesh_dim, goal);
   }
 
   double cost_of(const Placements& here, size_t mesh_dim, const Placement& to) const {
@@ -90,6 +94,7 @@ class Search {
     const double bytes = local_bytes(here);
     if (ranks == 1) return kChange;
     if (from.is_replicate()) return kChange + kLocalByte * bytes / ranks;
+    if (to.is_partial()) return kChange + kLocalByte * bytes * ranks;  // zeros around the chunk
     const double share = (ranks - 1) / ranks;
     if (from.is_shard() && to.is_replicate())
       return kCollective + bytes * ranks * share;  // all-gather
@@ -128,6 +133,11 @@ class Search {
 };
 
 }  // namespace
+
+bool fills_with_zeros(const Placement& placement) {
+  return placement.is_partial() &&
+         (placement.reduce_op() == ReduceOp::SUM || placement.reduce_op() == ReduceOp::BXOR);
+}
 
 Path find_path(const Layout& layout, const Placements& from, const Placements& to) {
   if (from == to) return {};

@@ -27,6 +27,9 @@ struct Layout {
   c10::IntArrayRef mesh_shape;
 };
 
+/// Whether zeros add nothing to this Partial: then a shard becomes a summand, and nothing is sent.
+bool fills_with_zeros(const Placement& placement);
+
 /// The cheapest way: a shortest path over placements, whose edges are single collectives along one
 /// mesh dimension (see Note [order of sharding] for which there are). A tensor becomes Partial only
 /// if `to` is.

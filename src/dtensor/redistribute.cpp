@@ -2,6 +2,7 @@
 
 #include "dtensor/collectives.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -38,6 +39,10 @@ class Walk {
                         ? reduce_all(local_, step.from.reduce_op(), group)
                         : reduce_chunks(local_, step.to.dim(), step.from.reduce_op(), group));
     }
+    if (step.to.is_partial()) {
+      fill_around(step);
+      return {};
+    }
     const int64_t size = size_without(step);
     return finish(step.to.is_replicate()
                       ? gather_chunks(local_, step.from.dim(), size, group)
@@ -64,13 +69,23 @@ class Walk {
     if (step.to.is_shard()) {
       local_ =
           take_chunk(local_, step.to.dim(), spec_.mesh_shape[step.mesh_dim], rank).contiguous();
-    } else if (const auto op = step.to.reduce_op(); op == ReduceOp::SUM || op == ReduceOp::BXOR) {
+    } else if (fills_with_zeros(step.to)) {
       if (rank != 0) local_ = at::zeros_like(local_);  // exact, unlike shares
-    } else {
-      // One copy counts as much as many for the others: avg, min, max, and, or.
-      TORCH_CHECK_NOT_IMPLEMENTED(op != ReduceOp::PRODUCT,
-                                  "redistribute: Replicate to Partial(product) has no meaning");
     }
+    // One copy counts as much as many for the others: avg, min, max, and, or.
+    placements_[step.mesh_dim] = step.to;
+  }
+
+  /// A shard as a summand of the whole: zeros where the others have their chunks.
+  void fill_around(const Step& step) {
+    const int64_t tensor_dim = step.from.dim();
+    const int64_t size = size_without(step);
+    const auto chunk =
+        chunk_of(size, spec_.mesh_shape[step.mesh_dim], spec_.coordinate[step.mesh_dim]);
+    std::vector<int64_t> padding(2 * (local_.dim() - tensor_dim), 0);
+    padding[padding.size() - 2] = chunk.offset;
+    padding.back() = size - chunk.offset - chunk.length;
+    local_ = at::constant_pad_nd(local_, padding, 0);
     placements_[step.mesh_dim] = step.to;
   }
 
@@ -109,7 +124,7 @@ Path require_path(const char* caller, const Spec& from, const Spec& to, c10::Int
   auto path = find_path({sizes, item_bytes, from.mesh_shape}, from.placements, to.placements);
   TORCH_CHECK_NOT_IMPLEMENTED(std::isfinite(path.cost), caller, ": there is no way from ",
                               c10::str(from.placements), " to ", c10::str(to.placements),
-                              "; a shard or a partial result can't become Partial of another kind");
+                              "; only operators and DTensor::from_local make that");
   return path;
 }
 

@@ -2,6 +2,8 @@
 
 #include "dtensor/dispatch.h"
 #include "dtensor/part.h"
+#include "dtensor/plain_loss.h"
+#include "dtensor/reduce_first.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -28,6 +30,35 @@ constexpr const char* kTakenWhole[] = {"affine_grid_generator_backward",
                                        "value_selecting_reduction_backward", "cummaxmin_backward",
                                        "trace_backward", "one_hot"};
 
+/// Operators, with their overloads, whose derivative looks for the elements that equal the result.
+/// See Note [reduced once].
+constexpr const char* kReducedFirst[] = {"amax",
+                                         "amin",
+                                         "aminmax",
+                                         "max",
+                                         "min",
+                                         "median",
+                                         "nanmedian",
+                                         "linalg_vector_norm",
+                                         "norm.Scalar",
+                                         "norm.ScalarOpt_dtype",
+                                         "norm.ScalarOpt_dim",
+                                         "norm.ScalarOpt_dim_dtype",
+                                         "dist",
+                                         "_cdist_forward",
+                                         "_pdist_forward",
+                                         "scatter_reduce.two",
+                                         "scatter_reduce_.two",
+                                         "index_reduce",
+                                         "index_reduce_",
+                                         "segment_reduce",
+                                         "_foreach_norm.Scalar",
+                                         "_foreach_max"};
+
+/// See Note [losses stay plain].
+constexpr const char* kOfLosses[] = {"add.Tensor",  "sub.Tensor",  "mul.Tensor",  "div.Tensor",
+                                     "add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor"};
+
 auto kernel() { return torch::CppFunction::makeFromBoxedFunction<&dispatch>(); }
 
 /// What stays registered until the process ends.
@@ -49,6 +80,16 @@ void take_whole(Libraries& libraries, const std::string& name) {
   libraries.autograd.impl(name.c_str(), torch::autograd::autogradNotImplementedFallback());
 }
 
+template <auto* Kernel>
+void take_above_autograd(Libraries& libraries, const std::string& name) {
+  const auto dot = name.find('.');
+  const auto overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  const auto op =
+      c10::Dispatcher::singleton().findSchema({"aten::" + name.substr(0, dot), overload});
+  if (!op || !op->hasKernelForDispatchKey(DispatchKey::Autograd)) return;  // of another libtorch
+  libraries.autograd.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<Kernel>());
+}
+
 void take_key() {
   auto& dispatcher = c10::Dispatcher::singleton();
   TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kKey),
@@ -67,6 +108,8 @@ void take_key() {
     libraries->aten.impl(full.c_str(), kernel());
   }
   for (const auto* name : kTakenWhole) take_whole(*libraries, name);
+  for (const auto* name : kReducedFirst) take_above_autograd<&reduce_first>(*libraries, name);
+  for (const auto* name : kOfLosses) take_above_autograd<&keep_loss_plain>(*libraries, name);
 }
 
 }  // namespace

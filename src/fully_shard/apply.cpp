@@ -1,14 +1,19 @@
 #include "fully_shard/apply.h"
 
 #include "base/device_id.h"
+#include "dtensor/same_parameters.h"
 #include "fully_shard/collect.h"
 #include "nn/module_hooks.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tessera::sharded {
 namespace {
@@ -35,7 +40,9 @@ c10::Device find_device(const std::vector<FoundParameter>& parameters,
 
 void check_parameters(const std::vector<FoundParameter>& parameters, c10::Device device,
                       const std::string& unit) {
-  for (const auto& [tensor, name] : parameters) {
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.tensor;
+    const auto& name = parameter.name;
     TORCH_CHECK_VALUE(tensor.device() == device, "fully_shard: expected all parameters of ", unit,
                       " on ", device, ", but '", name, "' is on ", tensor.device(),
                       "; move the module first, or pass device_id");
@@ -47,77 +54,135 @@ void check_parameters(const std::vector<FoundParameter>& parameters, c10::Device
   }
 }
 
-std::shared_ptr<Unit> make_unit(const std::vector<torch::nn::Module*>& modules,
-                                const FullyShardOptions& options) {
+/// Ranks that shard different things would read each other's memory by a wrong map.
+void check_same_on_ranks(const std::vector<FoundParameter>& parameters, const std::string& unit,
+                         const FullyShardOptions& options, const DeviceMesh& mesh) {
+  const auto dtype = [](const auto& asked) { return asked ? c10::toString(*asked) : "none"; };
+  const auto& precision = options.mixed_precision;
+  dtensor::Compared own{.caller = kName,
+                        .kind = "unit",
+                        .whole = c10::str(unit, " (strategy ", static_cast<int>(options.strategy),
+                                          ", param_dtype ", dtype(precision.param_dtype),
+                                          ", reduce_dtype ", dtype(precision.reduce_dtype), ")")};
+  for (const auto& [tensor, name, keeps_dtype, shard_dim] : parameters)
+    own.parameters.push_back(
+        c10::str(dtensor::describe_parameter(name, tensor), " Shard(", shard_dim, ")"));
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
+    dtensor::check_same_parameters(own, mesh.group(dim));
+}
+
+std::shared_ptr<State> make_state(const std::vector<torch::nn::Module*>& modules,
+                                  const FullyShardOptions& options) {
   const auto name = nn::name_of(*modules[0]);
+  const auto& precision = options.mixed_precision;
   const auto ignored = find_ignored(*modules[0], options);
-  const auto parameters = find_parameters(modules, ignored);
+  auto parameters = find_parameters(modules, ignored, precision);
+  choose_dims(parameters, options);
   const auto device = find_device(parameters, options);
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.cpu_offload.offload_params || device.is_cpu(),
-                              "fully_shard: cpu_offload is not there for ", device,
-                              " yet; leave it out");
   const auto mesh = mesh_for(options, device.type());
+  check_same_on_ranks(parameters, name, options, mesh);
   materialise(modules, ignored, options, device);
   if (device_of(options)) move_to_device(modules, ignored, device);
   check_parameters(parameters, device, name);
   if (options.sync_module_states) broadcast_values(modules, ignored, mesh);
-  if (options.mixed_precision.buffer_dtype)
-    cast_buffers(modules, ignored, *options.mixed_precision.buffer_dtype);
+  auto buffers = cast_modules(modules, ignored, precision);
   auto unit = std::make_shared<Unit>(
       parameters, UnitSettings{.name = name,
                                .mesh = mesh,
                                .group = options.process_group,
+                               .neighbours = neighbours_for(options, mesh),
                                .is_split = options.strategy != ShardingStrategy::NO_SHARD,
                                .number = agreed_number(mesh),
-                               .precision = options.mixed_precision,
-                               .accumulate_sharded = options.accumulate_sharded});
+                               .precision = precision,
+                               .accumulate_sharded = options.accumulate_sharded,
+                               .offloads = options.cpu_offload.offload_params && !device.is_cpu()});
   unit->attach();
   remember_owner(parameters, name);
-  return unit;
+  return std::make_shared<State>(modules, options, std::move(unit), std::move(buffers));
 }
 
 void apply_one(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
   std::shared_ptr<State> state;
   for (auto* module : modules) {
     nn::apply_composable(*module, {.function = kName, .excludes = {"replicate"}}, [&] {
-      if (!state) state = std::make_shared<State>(modules, options, make_unit(modules, options));
+      if (!state) state = make_state(modules, options);
       return state;
     });
   }
   state->attach();
 }
 
-/// Innermost first, so that each takes what is left.
-void apply_policy(torch::nn::Module& module, bool is_top, const FullyShardOptions& options,
-                  const Ignored& ignored) {
-  if (ignored.modules.count(&module) || nn::find_state(module, "replicate")) return;
-  if (nn::find_state(module, kName)) return;
-  for (const auto& child : module.children()) apply_policy(*child, false, options, ignored);
-  if (is_top) return;
-  const auto decision = options.policy.decide()(module);
-  if (!decision) return;
-  auto own = options;
-  own.policy = {};
-  decision.change(own);
-  apply_one({&module}, own);
+/// Before anything has changed.
+void check_applicable(torch::nn::Module& module) {
+  nn::require_hook_point(module, kName);
+  nn::check_contract(module, {.function = kName, .excludes = {"replicate"}});
+}
+
+/// What a policy makes units of, innermost first, so that each takes what is left.
+class Choice {
+ public:
+  Choice(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options)
+      : options_(options), tops_(modules.begin(), modules.end()) {
+    TORCH_CHECK_VALUE(options.policy.decide(),
+                      "fully_shard: expected a policy with a function, got an empty one; use "
+                      "ModuleWrapPolicy::of<BlockImpl>() or CustomPolicy(function)");
+    for (auto* module : modules) visit(*module, "", find_ignored(*module, options));
+  }
+
+  void apply() const {
+    if (units_.empty())
+      TORCH_WARN("fully_shard: the policy names no part of ", nn::name_of(**tops_.begin()),
+                 ", which becomes one unit with all parameters, whole at a time; a class is named "
+                 "as the module is declared: ModuleWrapPolicy::of<BlockImpl>()");
+    for (const auto& [module, options] : units_) apply_one({module}, options);
+  }
+
+ private:
+  void visit(torch::nn::Module& module, const std::string& path, const Ignored& ignored) {
+    if (ignored.modules.count(&module) || nn::find_state(module, "replicate")) return;
+    if (nn::find_state(module, kName) || !seen_.insert(&module).second) return;
+    for (const auto& child : module.named_children())
+      visit(*child.value(), path.empty() ? child.key() : path + "." + child.key(), ignored);
+    if (tops_.count(&module)) return;
+    const auto decision = options_.policy.decide()(module);
+    if (!decision) return;
+    TORCH_CHECK_VALUE(is_hookable(module),
+                      "fully_shard: expected the policy to name modules whose "
+                      "calls can be hooked, got '",
+                      path, "', a plain ", nn::name_of(module),
+                      "; parts of torch::nn's compound modules are plain, tessera::nn's among "
+                      "them: name the module around it, or build your own of TESSERA_MODULEs");
+    check_applicable(module);
+    auto own = options_;
+    own.policy = {};
+    decision.change(own);
+    own.mixed_precision = resolved(std::move(own.mixed_precision));
+    units_.emplace_back(&module, std::move(own));
+  }
+
+  const FullyShardOptions& options_;
+  std::set<const torch::nn::Module*> tops_;
+  std::set<const torch::nn::Module*> seen_;
+  std::vector<std::pair<torch::nn::Module*, FullyShardOptions>> units_;
+};
+
+void check_modules(const std::vector<torch::nn::Module*>& modules) {
+  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard: expected a module, got an empty list");
+  for (auto* module : modules) {
+    TORCH_CHECK_VALUE(std::count(modules.begin(), modules.end(), module) == 1,
+                      "fully_shard: expected different modules in one list, got ",
+                      nn::name_of(*module), " more than once; name each module once");
+    check_applicable(*module);
+  }
 }
 
 }  // namespace
 
-void apply(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
-  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard: expected a module, got an empty list");
-  for (auto* module : modules) {
-    nn::require_hook_point(*module, kName);
-    // Before anything has changed.
-    nn::check_contract(*module, {.function = kName, .excludes = {"replicate"}});
-  }
-  if (options.policy.is_given()) {
-    TORCH_CHECK_VALUE(options.policy.decide(),
-                      "fully_shard: expected a policy with a function, got an empty one; use "
-                      "ModuleWrapPolicy::of<BlockImpl>() or CustomPolicy(function)");
-    for (auto* module : modules)
-      apply_policy(*module, /*is_top=*/true, options, find_ignored(*module, options));
-  }
+void apply(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& given) {
+  auto options = given;
+  options.mixed_precision = resolved(std::move(options.mixed_precision));
+  check_modules(modules);
+  if (options.policy.is_given()) Choice(modules, options).apply();
   apply_one(modules, options);
 }
 

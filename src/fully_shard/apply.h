@@ -8,6 +8,10 @@ namespace tessera::sharded {
 /// on one.
 DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device);
 
+/// The ranks among which reshard_after_forward, if it is a number, keeps a copy; null if it is
+/// none. A collective.
+Group neighbours_for(const FullyShardOptions& options, const DeviceMesh& mesh);
+
 /// Makes the modules one unit, after the submodules that the policy names.
 void apply(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options);
 

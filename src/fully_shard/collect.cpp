@@ -69,7 +69,8 @@ void visit_own(torch::nn::Module& module, const Ignored& ignored,
 }
 
 std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*>& modules,
-                                            const Ignored& ignored) {
+                                            const Ignored& ignored,
+                                            const MixedPrecision& precision) {
   std::vector<FoundParameter> found;
   std::unordered_set<const at::TensorImpl*> seen;
   for (auto* module : modules) {
@@ -80,16 +81,34 @@ std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*
         if (!tensor.defined() || ignored.parameters.count(impl) || !seen.insert(impl).second)
           continue;
         const auto owner = owners().find(tensor);
-        TORCH_CHECK_VALUE(!owner, "fully_shard: parameter '", prefix + item.key(), "' of ",
-                          nn::name_of(*module), " is shared with the unit of ", owner.value_or(""),
-                          ", but a parameter belongs to one unit; make the modules that share it "
-                          "one unit: fully_shard({first, second}), or shard only what contains "
-                          "both");
-        found.push_back({tensor, prefix + item.key()});
+        TORCH_CHECK_VALUE(
+            !owner, "fully_shard: parameter '", prefix + item.key(), "' of ", nn::name_of(*module),
+            " is shared with the unit of ", owner.value_or(""),
+            ", but a parameter belongs to one unit; if one module contains the other, shard the "
+            "inner one first; otherwise make them one unit: fully_shard({first, second}), or shard "
+            "only what contains both");
+        found.push_back({.tensor = tensor,
+                         .name = prefix + item.key(),
+                         .keeps_dtype = keeps_dtype(part, precision)});
       }
     });
   }
   return found;
+}
+
+void choose_dims(std::vector<FoundParameter>& parameters, const FullyShardOptions& options) {
+  if (!options.shard_placement_fn) return;
+  for (auto& [tensor, name, keeps, shard_dim] : parameters) {
+    const auto placement = options.shard_placement_fn(tensor);
+    if (!placement || tensor.dim() == 0) continue;
+    const auto dim = placement->dim();
+    const bool is_shard = placement->is_shard() && !placement->is_strided();
+    TORCH_CHECK_VALUE(is_shard && dim >= -tensor.dim() && dim < tensor.dim(),
+                      "fully_shard: expected shard_placement_fn to give Shard(dim) of one of the ",
+                      tensor.dim(), " dimensions of parameter '", name, "', or none, got ",
+                      c10::str(*placement));
+    shard_dim = dim < 0 ? dim + tensor.dim() : dim;
+  }
 }
 
 void remember_owner(const std::vector<FoundParameter>& parameters, const std::string& unit) {
@@ -134,17 +153,22 @@ void broadcast_values(const std::vector<torch::nn::Module*>& modules, const Igno
   }
 }
 
-void cast_buffers(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
-                  at::ScalarType dtype) {
-  const at::NoGradGuard no_grad;
+std::vector<CastBuffer> cast_modules(const std::vector<torch::nn::Module*>& modules,
+                                     const Ignored& ignored, const MixedPrecision& precision) {
+  std::vector<CastBuffer> buffers;
   for (auto* module : modules) {
     visit_own(*module, ignored, [&](torch::nn::Module& part, const std::string&) {
+      if (keeps_dtype(part, precision)) return cast_around(part);
+      if (!precision.buffer_dtype) return;
       for (auto& item : part.named_buffers(/*recurse=*/false)) {
-        auto& buffer = item.value();
-        if (buffer.defined() && buffer.is_floating_point()) buffer.set_data(buffer.to(dtype));
+        const auto& buffer = item.value();
+        if (!buffer.defined() || !buffer.is_floating_point()) continue;
+        buffers.push_back({buffer, buffer.scalar_type(), *precision.buffer_dtype});
+        buffers.back().cast(/*full=*/false);
       }
     });
   }
+  return buffers;
 }
 
 }  // namespace tessera::sharded

@@ -2,6 +2,7 @@
 
 #include <tessera/fully_shard.h>
 
+#include "fully_shard/precision.h"
 #include "fully_shard/unit.h"
 
 #include <set>
@@ -24,7 +25,10 @@ void visit_own(torch::nn::Module& module, const Ignored& ignored,
 /// Parameters of the unit; one that is shared in it is taken once. Throws, naming both units, if
 /// another unit has one.
 std::vector<FoundParameter> find_parameters(const std::vector<torch::nn::Module*>& modules,
-                                            const Ignored& ignored);
+                                            const Ignored& ignored,
+                                            const MixedPrecision& precision);
+/// Asks along which dimensions they are cut.
+void choose_dims(std::vector<FoundParameter>& parameters, const FullyShardOptions& options);
 /// Parameters belong to a unit until it ends.
 void remember_owner(const std::vector<FoundParameter>& parameters, const std::string& unit);
 void forget_owner(const std::vector<TwoFaced>& parameters);
@@ -37,7 +41,9 @@ void move_to_device(const std::vector<torch::nn::Module*>& modules, const Ignore
 /// Values of the first rank of the mesh, on all.
 void broadcast_values(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
                       const DeviceMesh& mesh);
-void cast_buffers(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
-                  at::ScalarType dtype);
+/// What mixed precision asks of the modules themselves: their buffers, and the boundaries of those
+/// that it leaves alone.
+std::vector<CastBuffer> cast_modules(const std::vector<torch::nn::Module*>& modules,
+                                     const Ignored& ignored, const MixedPrecision& precision);
 
 }  // namespace tessera::sharded

@@ -26,9 +26,17 @@ class TwoFaced {
 
   void show_outside();
   void show_inside();
+  /// Another inner face, while the outer one is shown.
+  void set_inside(at::Tensor inside);
   /// A plain whole tensor, from the outer face and back to it.
   void show_copy(const at::Tensor& copy);
   void end_copy();
+  /// Inside a backward: whether the gradient that comes is that of the outer face.
+  bool is_reached_outside() const;
+  /// Whether a graph made of a copy that was shown is still there.
+  bool is_copy_in_graph() const;
+  /// While the outer face is shown: whether somebody has put other memory or another dtype there.
+  bool was_exchanged_outside() const;
   /// Whether somebody wrote to the parameter since show_inside().
   bool was_written_inside() const { return parameter_._version() != version_inside_; }
 
@@ -44,6 +52,7 @@ class TwoFaced {
   // accumulator of its own.
   decltype(torch::autograd::AutogradMeta::grad_accumulator_) hidden_accumulator_;
   decltype(hidden_accumulator_) outer_accumulator_;  // while a copy is shown
+  decltype(hidden_accumulator_) copy_accumulator_;   // of the last copy
 };
 
 }  // namespace tessera::sharded

@@ -71,14 +71,16 @@ void set_reshard_after_backward(nn::ModuleRef module, bool reshard, bool recurse
 }
 
 void set_requires_all_reduce(nn::ModuleRef module, bool required, bool recurse) {
-  for (const auto& state : sharded::select(*module, recurse, "set_requires_all_reduce"))
-    state->unit().set_reduces_copies(required);
+  for (const auto& state : sharded::select(*module, recurse, "set_requires_all_reduce")) {
+    if (auto* reduction = state->unit().reduction()) reduction->set_reduces_copies(required);
+  }
 }
 
 void set_gradient_divide_factor(nn::ModuleRef module, double factor) {
   TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: expected a positive factor, got ",
                     factor);
-  sharded::require_state(*module, "set_gradient_divide_factor")->unit().divide_by(factor);
+  const auto state = sharded::require_state(*module, "set_gradient_divide_factor");
+  if (auto* reduction = state->unit().reduction()) reduction->divide_by(factor);
 }
 
 void set_modules_to_forward_prefetch(nn::ModuleRef module,

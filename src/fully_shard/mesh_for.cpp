@@ -1,5 +1,6 @@
 #include "fully_shard/apply.h"
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <mutex>
@@ -63,6 +64,21 @@ DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device) {
               "fully_shard: expected tessera::init() to have been called, or a process_group or "
               "mesh in the options; call tessera::init() at the start of the program");
   return mesh_of(options.process_group ? options.process_group : default_group(), device);
+}
+
+Group neighbours_for(const FullyShardOptions& options, const DeviceMesh& mesh) {
+  const auto number =
+      options.reshard_after_forward ? options.reshard_after_forward->ranks() : std::nullopt;
+  if (!number) return {};
+  const auto shards = mesh.size(mesh.ndim() - 1);
+  TORCH_CHECK_VALUE(*number > 0 && shards % *number == 0,
+                    "fully_shard: expected reshard_after_forward to be true, false or a number of "
+                    "ranks that divides the ",
+                    shards, " over which parameters are sharded, got ", *number);
+  if (*number == 1 || *number == shards || options.strategy == ShardingStrategy::NO_SHARD)
+    return {};
+  const auto blocks = mesh.ranks().reshape({-1, shards / *number, *number});
+  return DeviceMesh(mesh.device_type(), blocks).group(2);
 }
 
 }  // namespace tessera::sharded

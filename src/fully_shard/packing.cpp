@@ -40,16 +40,19 @@ at::Tensor Packing::extra(const at::Tensor& row) const {
 }
 
 std::vector<Packing> pack(const std::vector<Rows>& rows, const std::vector<at::ScalarType>& dtypes,
-                          int64_t ranks, int64_t extra) {
+                          int64_t ranks, int64_t extra,
+                          const std::optional<std::vector<bool>>& is_member) {
+  const auto travels = [&](size_t i) { return !is_member || (*is_member)[i]; };
   std::vector<at::ScalarType> kinds;
-  for (const auto dtype : dtypes) {
-    if (std::find(kinds.begin(), kinds.end(), dtype) == kinds.end()) kinds.push_back(dtype);
+  for (size_t i = 0; i < dtypes.size(); ++i) {
+    if (travels(i) && std::find(kinds.begin(), kinds.end(), dtypes[i]) == kinds.end())
+      kinds.push_back(dtypes[i]);
   }
   std::vector<Packing> packings;
   for (const auto kind : kinds) {
     std::vector<size_t> members;
     for (size_t i = 0; i < dtypes.size(); ++i) {
-      if (dtypes[i] == kind) members.push_back(i);
+      if (travels(i) && dtypes[i] == kind) members.push_back(i);
     }
     packings.emplace_back(std::move(members), rows, kind, ranks, packings.empty() ? extra : 0);
   }

@@ -2,6 +2,9 @@
 
 #include "fully_shard/rows.h"
 
+#include <optional>
+#include <vector>
+
 namespace tessera::sharded {
 
 /// How tensors of one dtype travel between ranks: large ones whose parts lie one after the other by
@@ -38,8 +41,10 @@ class Packing {
   int64_t extra_;
 };
 
-/// One packing per dtype, members in order. The first has the caller's extra elements.
+/// One packing per dtype, members in order. The first has the caller's extra elements. `is_member`:
+/// which of the tensors travel; none: all.
 std::vector<Packing> pack(const std::vector<Rows>& rows, const std::vector<at::ScalarType>& dtypes,
-                          int64_t ranks, int64_t extra = 0);
+                          int64_t ranks, int64_t extra = 0,
+                          const std::optional<std::vector<bool>>& is_member = std::nullopt);
 
 }  // namespace tessera::sharded

@@ -33,7 +33,7 @@ DeviceMesh joined_mesh(const DeviceMesh& data, const DeviceMesh& tensor, const s
 }  // namespace
 
 SpecPtr outside_spec(const at::Tensor& parameter, const std::string& name, const DeviceMesh& mesh,
-                     bool is_split) {
+                     std::optional<int64_t> shard_dim) {
   const bool is_distributed = dtensor::has_part(parameter);
   const auto whole =
       is_distributed ? joined_mesh(mesh, dtensor::part_of(parameter).spec->mesh, name) : mesh;
@@ -50,9 +50,9 @@ SpecPtr outside_spec(const at::Tensor& parameter, const std::string& name, const
       placements[position(spec.mesh, dim)] = spec.placements[dim];
   }
   const auto shape = whole.shape();
-  if (is_split && parameter.dim() > 0) {
+  if (shard_dim && parameter.dim() > 0) {
     const auto last = position(mesh, static_cast<size_t>(mesh.ndim() - 1));
-    placements[last] = dtensor::shard_last(placements, shape, last, 0);
+    placements[last] = dtensor::shard_last(placements, shape, last, *shard_dim);
   }
   return dtensor::make_spec(whole, dtensor::canonical(placements, shape));
 }

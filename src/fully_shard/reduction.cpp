@@ -9,11 +9,11 @@
 namespace tessera::sharded {
 namespace {
 
-// Every row ends with the number of the unit and one flag per parameter that says whether the
-// sender has a gradient for it. Reduced like all else, they tell whether the ranks reduced the same
-// unit, and which parameters got a gradient on any rank, without a message of their own. The number
-// is small enough for every floating-point type to hold it.
-constexpr int64_t kNumbers = 128;
+// Every row ends with the number of the unit, bit by bit, and one flag per parameter that says
+// whether the sender has a gradient for it. Reduced like all else, they tell whether the ranks
+// reduced the same unit, and which parameters got a gradient on any rank, without a message of
+// their own. Sums of ones are what a low dtype still holds; those of whole numbers are rounded.
+constexpr int64_t kNumberBits = 8;
 
 }  // namespace
 
@@ -21,17 +21,27 @@ Reduction::Reduction(std::vector<Rows> rows, ReductionSettings settings)
     : rows_(std::move(rows)),
       settings_(std::move(settings)),
       ranks_(settings_.group->getSize()),
-      packings_(pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1,
-                     /*extra=*/1 + static_cast<int64_t>(rows_.size()))) {}
+      is_member_(rows_.size(), false) {}
+
+void Reduction::set_members(std::vector<bool> is_member) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      held_.empty(), "fully_shard: expected the parameters of ", settings_.unit,
+      " to be frozen or thawed after their gradients were averaged over the copies, but some are "
+      "kept for that since set_requires_all_reduce(module, false); finish that step first");
+  is_member_ = std::move(is_member);
+  packings_ = pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1,
+                   /*extra=*/kNumberBits + static_cast<int64_t>(rows_.size()), is_member_);
+}
 
 c10d::ReduceOp Reduction::operation() const {
   return factor_ ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
 }
 
 at::Tensor Reduction::make_extra(const std::vector<at::Tensor>& gradients) const {
-  auto extra = at::empty({1 + static_cast<int64_t>(gradients.size())}, at::kFloat);
+  auto extra = at::empty({kNumberBits + static_cast<int64_t>(gradients.size())}, at::kFloat);
   auto* values = extra.mutable_data_ptr<float>();
-  *values++ = static_cast<float>(settings_.number % kNumbers);
+  for (int64_t bit = 0; bit < kNumberBits; ++bit)
+    *values++ = static_cast<float>(settings_.number >> bit & 1);
   for (const auto& gradient : gradients) *values++ = gradient.defined() ? 1 : 0;
   return extra;
 }
@@ -40,8 +50,8 @@ at::Tensor Reduction::make_extra(const std::vector<at::Tensor>& gradients) const
 void Reduction::pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
                             const at::Tensor& rows) const {
   const auto& of = rows_[packing.packed()[position]];
-  const bool is_plain =
-      gradient.is_cpu() && gradient.scalar_type() == packing.dtype() && gradient.is_contiguous();
+  const bool is_plain = of.lies_together() && gradient.is_cpu() &&
+                        gradient.scalar_type() == packing.dtype() && gradient.is_contiguous();
   for (int64_t rank = 0; rank < packing.ranks(); ++rank) {
     if (!is_plain) {
       packing.slot(rows.select(0, rank), position, rank).copy_(of.part(gradient, rank));
@@ -157,23 +167,24 @@ void Reduction::reduce_copies() {
   if (work) work->wait();
 }
 
-void Reduction::check_number() const {
-  const auto& message = messages_.front();
-  const auto got = message.packing->extra(message.received)[0].item<double>();
-  const auto number = static_cast<double>(settings_.number % kNumbers);
-  TORCH_CHECK(std::abs(got / static_cast<double>(factor_ ? ranks_ : 1) - number) < 0.25,
-              "fully_shard: expected all ranks to reduce the gradients of ", settings_.unit,
-              " at this point of backward, but some reduced those of another unit; parameters must "
-              "be used alike on all ranks");
-}
-
-std::vector<bool> Reduction::read_flags() const {
+std::vector<float> Reduction::read_extra() const {
   const auto& message = messages_.front();
   const auto extra = message.packing->extra(message.received).to(at::kFloat).cpu();
-  const auto* flags = extra.const_data_ptr<float>() + 1;
-  std::vector<bool> is_used;
-  for (size_t i = 0; i < rows_.size(); ++i) is_used.push_back(flags[i] > 0);
-  return is_used;
+  const auto* values = extra.const_data_ptr<float>();
+  return {values, values + extra.numel()};
+}
+
+void Reduction::check_number(const std::vector<float>& extra) const {
+  bool is_same = true;
+  for (int64_t bit = 0; bit < kNumberBits; ++bit) {
+    const auto got = extra[static_cast<size_t>(bit)] / static_cast<float>(factor_ ? ranks_ : 1);
+    const auto own = static_cast<float>(settings_.number >> bit & 1);
+    is_same = is_same && std::abs(got - own) < 0.25F;
+  }
+  TORCH_CHECK(is_same, "fully_shard: expected all ranks to reduce the gradients of ",
+              settings_.unit,
+              " at this point of backward, but some reduced those of another unit; parameters must "
+              "be used alike on all ranks");
 }
 
 std::vector<at::Tensor> Reduction::results() const {
@@ -202,19 +213,23 @@ std::vector<at::Tensor> Reduction::finish() {
   }
   if (work_) work_->wait();
   work_.reset();
-  check_number();
+  auto extra = read_extra();
+  check_number(extra);
   if (!held_.empty()) add_held();
   if (settings_.copies && !reduces_copies_) {
     held_ = received();
     messages_.clear();
     return std::vector<at::Tensor>(rows_.size());
   }
-  if (settings_.copies) reduce_copies();
-  const auto is_used = read_flags();
+  if (settings_.copies) {
+    reduce_copies();
+    extra = read_extra();
+  }
   auto parts = results();
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!is_used[i]) parts[i] = at::Tensor();
-    if (is_used[i] && factor_) parts[i].div_(*factor_);
+    const bool is_used = extra[static_cast<size_t>(kNumberBits) + i] > 0;
+    if (!is_used) parts[i] = at::Tensor();
+    if (is_used && factor_) parts[i].div_(*factor_);
   }
   messages_.clear();
   return parts;

@@ -21,12 +21,23 @@ struct ReductionSettings {
 /// Averages the gradients of one unit over the ranks and gives each rank its part.
 class Reduction {
  public:
+  /// Nothing is a member at first.
   Reduction(std::vector<Rows> rows, ReductionSettings settings);
+
+  /// Parameters whose gradients travel; the same on all ranks.
+  void set_members(std::vector<bool> is_member);
+  bool is_member(size_t index) const { return is_member_[index]; }
+  /// On the way.
+  at::ScalarType dtype(size_t index) const { return settings_.dtypes[index]; }
 
   /// Sums are divided by it instead of by the number of ranks.
   void divide_by(double factor) { factor_ = factor; }
   /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again.
   void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }
+  /// Whether something is kept so, and whether the next reduction ends that.
+  bool has_held() const { return !held_.empty(); }
+  bool has_due() const { return has_held() && reduces_copies_; }
+  void drop_held() { held_.clear(); }
   /// Takes whole gradients, undefined where there is none. Every rank calls it, for units in one
   /// order. Returns with the result unless `in_background`.
   void start(const std::vector<at::Tensor>& gradients, bool in_background);
@@ -49,16 +60,17 @@ class Reduction {
   void launch(bool in_background);
   void reduce_copies();
   std::vector<at::Tensor> received() const;
-  void check_number() const;
+  void check_number(const std::vector<float>& extra) const;
   void add_held();
   std::vector<at::Tensor> results() const;
-  std::vector<bool> read_flags() const;
+  std::vector<float> read_extra() const;
   bool is_alone() const { return ranks_ == 1 && !settings_.copies; }
   c10d::ReduceOp operation() const;
 
   std::vector<Rows> rows_;
   ReductionSettings settings_;
   int64_t ranks_;
+  std::vector<bool> is_member_;
   std::optional<double> factor_;
   bool reduces_copies_ = true;
   std::vector<Packing> packings_;

@@ -4,13 +4,18 @@
 
 namespace tessera::sharded {
 
-Rows::Rows(c10::IntArrayRef sizes, int64_t ranks, bool is_split)
+Rows::Rows(c10::IntArrayRef sizes, int64_t ranks, bool is_split, int64_t tensor_dim)
     : sizes_(sizes.vec()),
       ranks_(ranks),
       is_split_(is_split && !sizes.empty()),
-      rows_(is_split_ ? sizes[0] : 1),
-      numel_(c10::multiply_integers(sizes)) {
-  row_numel_ = is_split_ ? c10::multiply_integers(sizes.slice(1)) : numel_;
+      tensor_dim_(is_split_ ? tensor_dim : 0),
+      rows_(is_split_ ? sizes[static_cast<size_t>(tensor_dim_)] : 1),
+      numel_(c10::multiply_integers(sizes)),
+      row_numel_(numel_) {
+  if (!is_split_) return;
+  auto row = sizes_;
+  row[static_cast<size_t>(tensor_dim_)] = 1;
+  row_numel_ = c10::multiply_integers(row);
 }
 
 dtensor::Chunk Rows::of(int64_t rank) const {
@@ -20,14 +25,14 @@ dtensor::Chunk Rows::of(int64_t rank) const {
 
 std::vector<int64_t> Rows::part_sizes(int64_t rank) const {
   auto sizes = sizes_;
-  if (is_split_) sizes[0] = of(rank).length;
+  if (is_split_) sizes[static_cast<size_t>(tensor_dim_)] = of(rank).length;
   return sizes;
 }
 
 at::Tensor Rows::part(const at::Tensor& whole, int64_t rank) const {
   if (!is_split_) return whole;
   const auto chunk = of(rank);
-  return whole.narrow(0, std::min(chunk.offset, rows_), chunk.length);
+  return whole.narrow(tensor_dim_, std::min(chunk.offset, rows_), chunk.length);
 }
 
 }  // namespace tessera::sharded

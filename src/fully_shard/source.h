@@ -20,6 +20,7 @@ struct Piece {
   at::Tensor value;  // what it starts with, whole
   Rows rows;
   at::ScalarType compute_dtype;
+  int64_t shard_dim = 0;
 };
 
 /// Where the whole values of a unit's parameters come from, and where its shards lie.
@@ -38,12 +39,20 @@ class Source {
   /// Frees what private memory they take. Whoever keeps it may use it again without start(), unless
   /// shards were written meanwhile or must_start() is true.
   virtual void free() = 0;
+  /// Before free(), between forward and backward: keeps this rank's part of what its neighbours
+  /// have as well, for the next start() for backward. Nothing where there are no such neighbours.
+  virtual void keep_part() {}
+  /// In the parameters' own dtypes instead of those of computation, from the next start() on; other
+  /// tensors are wholes() then. Nothing is whole, or on its way, when it is called.
+  virtual void compute_in_full(bool full) = 0;
   /// Whether other ranks write what this one sees, so that every forward has to begin with start().
   virtual bool must_start() const { return false; }
   /// Whether something happens between start() and finish() while this rank computes.
   virtual bool works_in_background() const { return false; }
   /// Private memory between finish() and free().
   virtual size_t private_bytes() const = 0;
+  /// Private memory of what keep_part() kept.
+  virtual size_t kept_bytes() const { return 0; }
 
   /// This rank has ended one use: it reads others' shards no more.
   virtual void end_use() {}
@@ -60,7 +69,14 @@ class Source {
 /// unless computation wants another dtype. See Note [who may write].
 std::unique_ptr<Source> make_addressable_source(std::vector<Piece> pieces, int rank,
                                                 const std::string& purpose, const Group& group);
+struct GatherSettings {
+  Group group;          // null: this rank has all
+  Group neighbours;     // of keep_part(): a part of the group; null: none
+  c10::Device device;   // where parameters are whole
+  bool on_cpu = false;  // shards lie in the CPU's memory, pinned
+};
 /// Shards travel by all-gather.
-std::unique_ptr<Source> make_gathered_source(std::vector<Piece> pieces, const Group& group);
+std::unique_ptr<Source> make_gathered_source(const std::vector<Piece>& pieces,
+                                             const GatherSettings& settings);
 
 }  // namespace tessera::sharded

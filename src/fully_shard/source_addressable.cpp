@@ -40,7 +40,7 @@ class AddressableSource final : public Source {
 
   void finish() override {
     if (std::exchange(awaits_writers_, false)) memory_->await(Gate::Written);
-    if (!casts_) return;
+    if (!casts_ || is_full_) return;
     casts_->fill();
     refresh_casts();
   }
@@ -49,7 +49,10 @@ class AddressableSource final : public Source {
     if (casts_) casts_->free();
   }
   bool must_start() const override { return memory_ != nullptr; }
-  size_t private_bytes() const override { return casts_ ? casts_->bytes() : 0; }
+  void compute_in_full(bool full) override {
+    if (std::exchange(is_full_, full) != full) std::swap(wholes_, others_);
+  }
+  size_t private_bytes() const override { return casts_ && !is_full_ ? casts_->bytes() : 0; }
 
   void end_use() override {
     if (memory_) memory_->arrive(Gate::Read);
@@ -93,6 +96,7 @@ class AddressableSource final : public Source {
           is_cast ? casts_->view(offsets[i], pieces[i].value.sizes(), pieces[i].compute_dtype)
                   : homes_[i]);
     }
+    others_ = homes_;
   }
 
   void refresh_casts() {
@@ -103,8 +107,10 @@ class AddressableSource final : public Source {
 
   std::shared_ptr<comm::GroupMemory> memory_;
   bool awaits_writers_ = false;
-  std::vector<at::Tensor> homes_;  // whole, in the parameters' own dtypes
-  std::unique_ptr<Buffer> casts_;  // whole, in those of computation where they differ
+  bool is_full_ = false;
+  std::vector<at::Tensor> homes_;   // whole, in the parameters' own dtypes
+  std::vector<at::Tensor> others_;  // what wholes_ are if is_full_ changes
+  std::unique_ptr<Buffer> casts_;   // whole, in those of computation where they differ
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "fully_shard/state_impl.h"
 
+#include "base/capture.h"
 #include "base/open_backwards.h"
 #include "nn/module_hooks.h"
 
@@ -12,16 +13,21 @@
 namespace tessera::sharded {
 namespace {
 
+struct Member {
+  std::shared_ptr<State> state;
+  std::string path;
+};
+
 /// Those of the module and its parts; replicated parts are trees of their own.
-void collect_states(const torch::nn::Module& module, std::vector<std::weak_ptr<State>>& states,
-                    std::vector<const State*>& seen) {
+void collect_members(const torch::nn::Module& module, const std::string& path,
+                     std::vector<Member>& members) {
   if (nn::find_state(module, "replicate")) return;
   if (const auto state = state_of(module);
-      state && std::find(seen.begin(), seen.end(), state.get()) == seen.end()) {
-    seen.push_back(state.get());
-    states.push_back(state);
-  }
-  for (const auto& child : module.children()) collect_states(*child, states, seen);
+      state && std::none_of(members.begin(), members.end(),
+                            [&](const auto& member) { return member.state == state; }))
+    members.push_back({state, path});
+  for (const auto& child : module.named_children())
+    collect_members(*child.value(), path.empty() ? child.key() : path + "." + child.key(), members);
 }
 
 void cast(at::Tensor& tensor, at::ScalarType dtype) {
@@ -31,14 +37,15 @@ void cast(at::Tensor& tensor, at::ScalarType dtype) {
 }  // namespace
 
 State::State(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options,
-             std::shared_ptr<Unit> unit)
+             std::shared_ptr<Unit> unit, std::vector<CastBuffer> buffers)
     : reshard_after_forward(options.reshard_after_forward),
       modules_(std::move(modules)),
       name_(nn::name_of(*modules_[0])),
       precision_(options.mixed_precision),
       strategy_(options.strategy),
       prefetches_forward_(options.forward_prefetch),
-      unit_(std::move(unit)) {}
+      unit_(std::move(unit)),
+      buffers_(std::move(buffers)) {}
 
 State::~State() = default;
 
@@ -46,20 +53,30 @@ void State::attach() {
   unit_->on_complete = [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->complete();
   };
+  unit_->on_stray = [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->begin_stray_backward();
+  };
   for (auto* module : modules_) {
     auto& hooks = nn::require_hook_point(*module, kName).hooks();
-    // Before all others, which then see whole parameters and cast inputs; after all others. The
-    // module owns the hooks, so they end together.
+    // Before all others that are there, which then see whole parameters and cast inputs; and after
+    // them. The module owns the hooks, so they end together.
     hooks.add(
         [weak = weak_from_this()](torch::nn::Module&, nn::Arguments& arguments) {
           weak.lock()->before_forward(arguments);
         },
         nn::ForwardPreHookOptions{.prepend = true});
-    hooks.add([weak = weak_from_this()](torch::nn::Module&, nn::Arguments&,
-                                        nn::Result& result) { weak.lock()->after_forward(result); },
-              nn::ForwardHookOptions{.prepend = false, .always_call = true});
+    hooks.add(
+        [weak = weak_from_this()](torch::nn::Module& called, nn::Arguments&, nn::Result& result) {
+          weak.lock()->after_forward(called, result);
+        },
+        nn::ForwardHookOptions{.prepend = false, .always_call = true});
   }
-  if (!unit_->has_frozen()) return;
+  hook_inputs();
+}
+
+/// Those of calls to come: parameters may be frozen later.
+void State::hook_inputs() {
+  if (waits_for_inputs_ || !unit_->has_frozen()) return;
   waits_for_inputs_ = true;
   for (auto* module : modules_) {
     register_full_backward_hook(
@@ -71,28 +88,57 @@ void State::attach() {
 }
 
 void State::become_root() {
-  std::vector<std::weak_ptr<State>> members;
-  std::vector<const State*> seen;
-  for (const auto* module : modules_) collect_states(*module, members, seen);
-  tree_ = std::make_shared<Tree>(members);
-  for (const auto& member : members) {
-    const auto state = member.lock();
+  std::vector<Member> members;
+  for (const auto* module : modules_) collect_members(*module, "", members);
+  std::vector<std::weak_ptr<State>> states;
+  for (const auto& member : members) states.push_back(member.state);
+  tree_ = std::make_shared<Tree>(std::move(states));
+  for (const auto& [state, path] : members) {
     state->tree_ = tree_;
+    state->path_ = path;
+    state->unit_->where = state->describe();
     state->is_root_ = state.get() == this;
   }
+}
+
+std::string State::describe() const {
+  return path_.empty() ? name_ : "'" + path_ + "' (" + name_ + ")";
 }
 
 void State::cast_inputs(nn::Arguments& arguments) const {
   const bool is_cast =
       precision_.cast_forward_inputs || (is_root_ && precision_.cast_root_forward_inputs);
-  if (!precision_.param_dtype || !is_cast) return;
+  if (!precision_.param_dtype || !is_cast || computes_in_full(Use::Forward)) return;
   arguments.for_each_tensor([&](at::Tensor& tensor) { cast(tensor, *precision_.param_dtype); });
+}
+
+void State::cast_outputs(const nn::Result& result) const {
+  if (!precision_.output_dtype) return;
+  result.for_each_tensor([&](at::Tensor& tensor) { cast(tensor, *precision_.output_dtype); });
+}
+
+/// Backward as the forward it belongs to.
+bool State::computes_in_full(Use use) const {
+  if (use == Use::Backward) return was_in_full_;
+  return precision_.full_precision_in_eval.value_or(false) && !modules_[0]->is_training();
+}
+
+void State::choose_precision(Use use) {
+  const bool full = computes_in_full(use);
+  unit_->compute_in_full(full);
+  for (const auto& buffer : buffers_) buffer.cast(full);
+}
+
+void State::gather_ahead(Use use) {
+  if (!unit_->works_in_background() || unit_->is_whole()) return;
+  choose_precision(use);
+  unit_->prefetch(use);
 }
 
 void State::prefetch(Use use) {
   const auto& wished = use == Use::Forward ? forward_prefetch : backward_prefetch;
   for (const auto& other : wished) {
-    if (const auto state = other.lock()) state->unit_->prefetch(use);
+    if (const auto state = other.lock()) state->gather_ahead(use);
   }
   if (!wished.empty()) return;
   if (use == Use::Backward) return tree_->prefetch_backward(*this);
@@ -100,20 +146,24 @@ void State::prefetch(Use use) {
 }
 
 void State::before_forward(nn::Arguments& arguments) {
+  if (auto* observer = capture::observer())
+    observer->give_up("a module in it is fully sharded, whose gathering operators do not show");
   const bool is_again = is_in_backward();
   // A checkpoint computes again what is whole already; otherwise a backward has failed.
-  if (phase_ == Phase::Backward && is_again) return;
+  if (phase_ == Phase::Backward && is_again) return cast_inputs(arguments);
   if (phase_ == Phase::Backward) recover();
   if (!tree_) become_root();
-  if (is_root_ && !is_again && calls_left_ == 0) tree_->begin_forward();
+  if (is_root_ && !is_again && phase_ == Phase::Idle) tree_->begin_forward();
   cast_inputs(arguments);
-  if (calls_left_ > 0) return;
+  if (phase_ == Phase::Forward) return;  // another module of the unit, or one of them again
+  hook_inputs();
+  if (!is_again) tree_->enter(*this);
+  choose_precision(Use::Forward);
   unit_->show_whole(Use::Forward);
-  calls_left_ = modules_.size();
+  to_run_.assign(modules_.begin(), modules_.end());
+  expects_backward_ = false;
   phase_ = Phase::Forward;
-  if (is_again) return;
-  tree_->enter(*this);
-  prefetch(Use::Forward);
+  if (!is_again) prefetch(Use::Forward);
 }
 
 bool State::watch_outputs(const nn::Result& result) {
@@ -122,7 +172,6 @@ bool State::watch_outputs(const nn::Result& result) {
   result.for_each_tensor([&](at::Tensor& tensor) {
     if (!tensor.defined()) return;
     shows_tensor = true;
-    if (precision_.output_dtype) cast(tensor, *precision_.output_dtype);
     if (!tensor.requires_grad() || tensor.is_leaf()) return;
     expects_backward = true;
     tensor.register_hook([weak = weak_from_this()](const at::TensorBase&) {
@@ -137,28 +186,47 @@ bool State::watch_outputs(const nn::Result& result) {
   return expects_backward;
 }
 
-bool State::keeps_after_forward(bool expects_backward) const {
-  if (!expects_backward) return false;
-  if (reshard_after_forward) return !*reshard_after_forward;
-  return is_root_ || strategy_ == ShardingStrategy::SHARD_GRAD_OP ||
-         strategy_ == ShardingStrategy::HYBRID_SHARD_ZERO2;
+Keep State::kept_after_forward(bool expects_backward) const {
+  if (!expects_backward) return Keep::Nothing;
+  if (reshard_after_forward && reshard_after_forward->frees())
+    return reshard_after_forward->ranks() ? Keep::Part : Keep::Nothing;
+  const bool keeps = reshard_after_forward || is_root_ ||
+                     strategy_ == ShardingStrategy::SHARD_GRAD_OP ||
+                     strategy_ == ShardingStrategy::HYBRID_SHARD_ZERO2;
+  return keeps ? Keep::All : Keep::Nothing;
 }
 
-void State::after_forward(const nn::Result& result) {
-  if (phase_ != Phase::Forward) return;
-  if (result.has_failed()) return recover();
-  bool expects_backward = false;
+void State::after_forward(const torch::nn::Module& module, const nn::Result& result) {
+  const bool has_failed = result.has_failed();
+  if (phase_ == Phase::Idle || (phase_ == Phase::Backward && has_failed)) return;
+  if (has_failed) return leave_forward();
+  cast_outputs(result);
+  if (phase_ == Phase::Backward) return;
   try {
-    expects_backward = watch_outputs(result);
+    expects_backward_ = watch_outputs(result) || expects_backward_;
   } catch (...) {
-    recover();
+    leave_forward();
     throw;
   }
-  if (--calls_left_ > 0) return;
+  std::erase(to_run_, &module);
+  if (!to_run_.empty()) return;
+  end_forward();
+  if (is_root_ && !is_in_backward()) tree_->end_forward();
+}
+
+void State::end_forward() {
+  if (phase_ != Phase::Forward) return;
   phase_ = Phase::Idle;
-  const bool is_again = is_in_backward();
-  unit_->show_shards(keeps_after_forward(expects_backward && !is_again));
-  if (is_root_ && !is_again) tree_->end_forward();
+  to_run_.clear();
+  if (expects_backward_) was_in_full_ = computes_in_full(Use::Forward);
+  unit_->show_shards(kept_after_forward(expects_backward_ && !is_in_backward()));
+}
+
+/// By an exception.
+void State::leave_forward() {
+  phase_ = Phase::Idle;
+  to_run_.clear();
+  unit_->abandon_values();
 }
 
 void State::before_backward() {
@@ -167,16 +235,28 @@ void State::before_backward() {
   const bool is_complete = completed_in_ == backward && unit_->has_trainable();
   if (phase_ == Phase::Backward || is_complete) return;
   tree_->expect_end_of_backward();
+  choose_precision(Use::Backward);
   unit_->show_whole(Use::Backward);
-  unit_->begin_backward();
+  if (!std::exchange(has_strays_, false)) unit_->begin_backward();
   phase_ = Phase::Backward;
+  to_run_.clear();
   modules_through_ = 0;
   completed_in_ = -1;
   prefetch(Use::Backward);
 }
 
+/// No output of the unit told of a backward. What comes is reduced with the rest, or at the end.
+void State::begin_stray_backward() {
+  if (!tree_) become_root();
+  tree_->deliver();  // this unit's gradients may be on their way
+  tree_->expect_end_of_backward();
+  unit_->begin_backward();
+  has_strays_ = true;
+}
+
 void State::complete() {
-  if (phase_ == Phase::Backward && !waits_for_inputs_) finish_backward();
+  // A frozen parameter may be read after the last gradient came.
+  if (phase_ == Phase::Backward && !unit_->has_frozen()) finish_backward();
 }
 
 void State::after_inputs(const std::vector<at::Tensor>& grad_inputs) {
@@ -188,12 +268,29 @@ void State::after_inputs(const std::vector<at::Tensor>& grad_inputs) {
 }
 
 void State::finish_backward() {
-  if (phase_ != Phase::Backward) return;
-  phase_ = Phase::Idle;
-  completed_in_ = torch::autograd::get_current_graph_task_id();
+  const bool had_strays = std::exchange(has_strays_, false);
+  if (phase_ == Phase::Backward) {
+    phase_ = Phase::Idle;
+    completed_in_ = torch::autograd::get_current_graph_task_id();
+    return reduce(/*was_whole=*/true);
+  }
+  if (!had_strays) return;
+  if (unit_->has_gradients())
+    reduce(/*was_whole=*/false);
+  else
+    unit_->abandon_backward();
+}
+
+void State::reduce_earlier() {
+  if (phase_ != Phase::Idle || !unit_->requires_sync || !unit_->has_unreduced()) return;
+  unit_->begin_backward();
+  reduce(/*was_whole=*/false);
+}
+
+void State::reduce(bool was_whole) {
   const bool in_background = unit_->works_in_background();
   unit_->reduce(unit_->requires_sync, in_background);
-  unit_->show_shards(/*keeps_memory=*/!reshard_after_backward);
+  if (was_whole) unit_->show_shards(reshard_after_backward ? Keep::Nothing : Keep::All);
   if (in_background)
     tree_->add_reducing(unit_);
   else
@@ -201,17 +298,25 @@ void State::finish_backward() {
 }
 
 void State::recover() {
-  if (phase_ == Phase::Idle) return;
-  phase_ = Phase::Idle;
-  calls_left_ = 0;
-  unit_->abandon();
+  if (phase_ == Phase::Idle && !has_strays_) return;
+  has_strays_ = false;
+  unit_->abandon_backward();
+  leave_forward();
 }
 
-void State::unshard() { unit_->show_whole(Use::Forward); }
+bool State::recover_backward() {
+  if (phase_ == Phase::Backward || has_strays_) recover();
+  return unit_->drop_unreduced();
+}
+
+void State::unshard() {
+  choose_precision(Use::Forward);
+  unit_->show_whole(Use::Forward);
+}
 
 void State::reshard() {
   recover();
-  unit_->show_shards(/*keeps_memory=*/false);
+  unit_->show_shards(Keep::Nothing);
 }
 
 }  // namespace tessera::sharded

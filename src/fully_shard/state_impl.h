@@ -2,6 +2,7 @@
 
 #include <tessera/fully_shard.h>
 
+#include "fully_shard/precision.h"
 #include "fully_shard/tree.h"
 #include "nn/composable.h"
 
@@ -16,7 +17,7 @@ class State final : public nn::ComposableState,
                     public std::enable_shared_from_this<State> {
  public:
   State(std::vector<torch::nn::Module*> modules, const FullyShardOptions& options,
-        std::shared_ptr<Unit> unit);
+        std::shared_ptr<Unit> unit, std::vector<CastBuffer> buffers);
   ~State() override;
   /// Hooks the modules. Apart from the constructor, which has no shared_ptr yet.
   void attach();
@@ -32,19 +33,31 @@ class State final : public nn::ComposableState,
 
   Unit& unit() { return *unit_; }
   const std::string& name() const { return name_; }
+  /// "'blocks.0' (Block)": with its path in the tree.
+  std::string describe() const;
   void unshard();
   void reshard();
+  /// Begins to gather for a use that comes soon.
+  void gather_ahead(Use use);
 
-  std::optional<bool> reshard_after_forward;
+  std::optional<ReshardAfterForward> reshard_after_forward;
   bool reshard_after_backward = true;
   StateDictSettings state_dict_settings;
   std::vector<std::weak_ptr<State>> forward_prefetch;
   std::vector<std::weak_ptr<State>> backward_prefetch;
 
+  /// The end of the outermost forward, if the unit is still in its own: some of its modules were
+  /// not called.
+  void end_forward();
   /// The end of a backward, if the unit is still in it: some parameters got no gradient.
   void finish_backward();
+  /// The end of a backward in which the unit had no part: reduces what earlier batches left.
+  void reduce_earlier();
   /// Undoes what an exception left.
   void recover();
+  /// The same for a backward alone, which left other units in forward. Whether gradients of earlier
+  /// batches were dropped.
+  bool recover_backward();
 
  private:
   enum class Phase {
@@ -54,14 +67,21 @@ class State final : public nn::ComposableState,
   };
 
   void before_forward(nn::Arguments& arguments);
-  void after_forward(const nn::Result& result);
+  void after_forward(const torch::nn::Module& module, const nn::Result& result);
   void before_backward();
+  void begin_stray_backward();
+  void reduce(bool was_whole);
+  void leave_forward();
   void after_inputs(const std::vector<at::Tensor>& grad_inputs);
   void complete();
   void become_root();
+  void hook_inputs();
   void cast_inputs(nn::Arguments& arguments) const;
+  void cast_outputs(const nn::Result& result) const;
   bool watch_outputs(const nn::Result& result);
-  bool keeps_after_forward(bool expects_backward) const;
+  Keep kept_after_forward(bool expects_backward) const;
+  bool computes_in_full(Use use) const;
+  void choose_precision(Use use);
   void prefetch(Use use);
 
   std::vector<torch::nn::Module*> modules_;
@@ -70,13 +90,18 @@ class State final : public nn::ComposableState,
   ShardingStrategy strategy_;
   std::optional<bool> prefetches_forward_;
   std::shared_ptr<Unit> unit_;
+  std::vector<CastBuffer> buffers_;
   std::shared_ptr<Tree> tree_;  // null before the first forward
+  std::string path_;
   bool is_root_ = false;
-  bool waits_for_inputs_ = false;  // frozen parameters may be read after the last gradient came
+  bool waits_for_inputs_ = false;  // is told of their gradients, for frozen parameters
   Phase phase_ = Phase::Idle;
-  size_t calls_left_ = 0;       // modules of the unit that this forward has yet to leave
+  std::vector<const torch::nn::Module*> to_run_;  // modules that this forward has yet to leave
+  bool expects_backward_ = false;                 // one that it has left does
+  bool has_strays_ = false;     // gradients came, or may come, that no forward led to
   size_t modules_through_ = 0;  // whose inputs have their gradients
   int completed_in_ = -1;       // backward
+  bool was_in_full_ = false;    // the last forward that expected a backward
 };
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module);

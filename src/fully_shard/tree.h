@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace tessera::sharded {
@@ -19,7 +20,7 @@ class Tree : public std::enable_shared_from_this<Tree> {
   /// The outermost module's forward begins: what an earlier one that failed left is put in order.
   void begin_forward();
   void end_forward();
-  /// A unit's forward begins.
+  /// A unit's forward begins, and its gather. See Note [order of units].
   void enter(State& state);
   /// Starts to gather what came after this one last time.
   void prefetch_forward(State& state);
@@ -29,17 +30,26 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void expect_end_of_backward();
   /// A unit's gradients are on their way. The one before it is waited for.
   void add_reducing(std::shared_ptr<Unit> unit);
+  /// Waits for all of them.
+  void deliver() { deliver_until(0); }
 
  private:
   void end_backward(int backward);
+  void fail_backward(int backward);
+  void settle_failed();
+  void compare_with_ranks(State& state) const;
+  void compare_with_first(const State* state, const std::string& what);
   /// Waits for the oldest until at most so many units' gradients are on their way.
   void deliver_until(size_t most);
 
   std::vector<std::weak_ptr<State>> members_;  // in the order of the modules
   std::vector<std::weak_ptr<State>> order_;    // of the last forward
   std::vector<std::weak_ptr<State>> entered_;  // of this one
+  std::vector<std::weak_ptr<State>> first_;    // of the first that ended
+  bool has_warned_ = false;
   OpenBackwards open_backwards_;
   std::deque<std::shared_ptr<Unit>> reducing_;
+  std::vector<std::shared_ptr<Unit>> failed_;  // whose gradients were, when a backward failed
 };
 
 }  // namespace tessera::sharded

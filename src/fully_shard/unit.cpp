@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 namespace tessera::sharded {
 namespace {
@@ -18,9 +19,19 @@ at::Tensor local_of(const at::Tensor& tensor) {
   return has_part(tensor) ? part_of(tensor).local() : tensor;
 }
 
-at::ScalarType compute_dtype(const at::Tensor& tensor, const MixedPrecision& precision) {
-  return tensor.is_floating_point() ? precision.param_dtype.value_or(tensor.scalar_type())
-                                    : tensor.scalar_type();
+at::ScalarType compute_dtype(const FoundParameter& found, const MixedPrecision& precision) {
+  const auto own = found.tensor.scalar_type();
+  const bool is_cast = found.tensor.is_floating_point() && !found.keeps_dtype;
+  return is_cast ? precision.param_dtype.value_or(own) : own;
+}
+
+/// A count that rises with each.
+int64_t writes_to(const std::vector<at::Tensor>& tensors) {
+  int64_t writes = 0;
+  for (const auto& tensor : tensors) {
+    if (!tensor.is_inference()) writes += tensor._version();
+  }
+  return writes;
 }
 
 bool is_shm(const Group& group, c10::Device device) {
@@ -30,33 +41,40 @@ bool is_shm(const Group& group, c10::Device device) {
 }  // namespace
 
 Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
-    : settings_(std::move(settings)),
+    : where(settings.name),
+      settings_(std::move(settings)),
       group_(settings_.group ? settings_.group : settings_.mesh.group(settings_.mesh.ndim() - 1)),
       copies_(settings_.mesh.ndim() == 2 ? settings_.mesh.group(0) : Group()) {
   if (found.empty()) return;
   const at::NoGradGuard no_grad;
   dtensor::ensure_registered();
-  for (const auto& [tensor, name] : found) {
-    names_.push_back(name);
-    rows_.emplace_back(local_of(tensor).sizes(), group_->getSize(), settings_.is_split);
+  for (const auto& one : found) {
+    names_.push_back(one.name);
+    rows_.emplace_back(local_of(one.tensor).sizes(), group_->getSize(), settings_.is_split,
+                       one.shard_dim);
   }
   make_source(found);
   make_faces(found);
   std::vector<at::ScalarType> dtypes;
-  for (const auto& whole : source_->wholes())
-    dtypes.push_back(settings_.precision.reduce_dtype.value_or(whole.scalar_type()));
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto dtype = source_->wholes()[i].scalar_type();
+    dtypes.push_back(found[i].keeps_dtype ? dtype
+                                          : settings_.precision.reduce_dtype.value_or(dtype));
+  }
   reduction_ =
       std::make_unique<Reduction>(rows_, ReductionSettings{.group = group_,
                                                            .copies = copies_,
                                                            .is_split = settings_.is_split,
                                                            .number = settings_.number,
                                                            .unit = settings_.name,
-                                                           .device = source_->shards()[0].device(),
+                                                           .device = source_->wholes()[0].device(),
                                                            .dtypes = std::move(dtypes)});
   is_hooked_.assign(parameters_.size(), false);
   gradients_.resize(parameters_.size());
   unreduced_.resize(parameters_.size());
   aside_.resize(parameters_.size());
+  has_arrived_.assign(parameters_.size(), false);
+  has_own_.assign(parameters_.size(), false);
 }
 
 Unit::~Unit() { forget_owner(parameters_); }
@@ -68,16 +86,24 @@ void Unit::make_source(const std::vector<FoundParameter>& found) {
     stats_.parameter_bytes += static_cast<int64_t>(value.nbytes());
     pieces.push_back({.value = value,
                       .rows = rows_[i],
-                      .compute_dtype = compute_dtype(value, settings_.precision)});
+                      .compute_dtype = compute_dtype(found[i], settings_.precision),
+                      .shard_dim = found[i].shard_dim});
   }
   const auto device = pieces[0].value.device();
   const bool is_alone = group_->getSize() == 1 || !settings_.is_split;
-  if (is_alone || is_shm(group_, device)) {
+  // In shared memory a shard is a piece of the whole, which optimizers could not take as one.
+  const bool lies_together = std::all_of(rows_.begin(), rows_.end(),
+                                         [](const auto& rows) { return rows.lies_together(); });
+  const bool is_addressable = is_alone || (is_shm(group_, device) && lies_together);
+  if (is_addressable && !settings_.offloads) {
     source_ =
         make_addressable_source(std::move(pieces), group_->getRank(),
                                 "fully_shard: " + settings_.name, is_alone ? Group() : group_);
   } else {
-    source_ = make_gathered_source(std::move(pieces), group_);
+    source_ = make_gathered_source(pieces, {.group = is_alone ? Group() : group_,
+                                            .neighbours = is_alone ? Group() : settings_.neighbours,
+                                            .device = device,
+                                            .on_cpu = settings_.offloads});
   }
   for (const auto& shard : source_->shards())
     stats_.shard_bytes += static_cast<int64_t>(shard.nbytes());
@@ -94,7 +120,9 @@ void Unit::make_faces(const std::vector<FoundParameter>& found) {
                             : whole;
     auto outside = source_->shards()[i];
     if (settings_.is_split || has_part(tensor)) {
-      const auto spec = outside_spec(tensor, found[i].name, settings_.mesh, settings_.is_split);
+      const auto spec =
+          outside_spec(tensor, found[i].name, settings_.mesh,
+                       settings_.is_split ? std::optional(found[i].shard_dim) : std::nullopt);
       outside = dtensor::wrap(outside, spec, tensor.sizes(), whole.strides());
     }
     parameters_.emplace_back(tensor, outside, inside);
@@ -102,14 +130,21 @@ void Unit::make_faces(const std::vector<FoundParameter>& found) {
 }
 
 void Unit::attach() {
-  for (auto& parameter : parameters_) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& parameter = parameters_[i];
     parameter.show_outside();
     if (!has_part(parameter.outside())) continue;
+    part_of(parameter.outside()).owner = std::make_shared<const std::string>(
+        c10::str("parameter '", names_[i], "' of ", settings_.name));
     part_of(parameter.outside()).before_write = [weak = weak_from_this()] {
       const auto self = weak.lock();
       if (!self) return;
+      self->drop_prefetch();  // a forward that failed may have left one that reads the shard
       self->is_stale_ = true;
-      self->source_->before_write();
+      self->await_readers();
+    };
+    part_of(parameter.outside()).before_lend = [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->lend();
     };
   }
   hook_gradients();
@@ -125,9 +160,41 @@ bool Unit::has_frozen() const {
                      [](const auto& one) { return !one.parameter().requires_grad(); });
 }
 
-void Unit::prefetch(Use use) {
-  if (!works_in_background() || is_started_ || is_whole_ || (is_filled_ && !is_stale_)) return;
+void Unit::await_readers() {
+  try {
+    source_->before_write();
+  } catch (c10::Error& error) {
+    error.add_context(
+        "fully_shard: before the parameters of " + where +
+        " are written, or handed out, every rank comes to the end of its forwards and "
+        "backwards of it");
+    throw;
+  }
+}
+
+/// One rank alone may look at its shard, so that does not make values old: a write does.
+void Unit::lend() {
+  await_readers();
+  notice_writes();
+  if (!std::exchange(is_lent_, true)) seen_writes_ = writes_to(source_->shards());
+}
+
+void Unit::notice_writes() {
+  if (!is_lent_) return;
+  const auto writes = writes_to(source_->shards());
+  if (std::exchange(seen_writes_, writes) != writes) is_stale_ = true;
+}
+
+void Unit::start(Use use) {
+  is_filled_ = is_stale_ = false;
   source_->start(use);
+}
+
+void Unit::prefetch(Use use) {
+  if (!works_in_background() || is_started_ || is_whole_) return;
+  notice_writes();
+  if (is_filled_ && !is_stale_) return;
+  start(use);
   is_started_ = true;
 }
 
@@ -140,27 +207,43 @@ void Unit::drop_prefetch() {
 void Unit::gather(Use use) {
   const at::NoGradGuard no_grad;
   try {
-    if (!is_started_) source_->start(use);
+    if (is_stale_) drop_prefetch();
+    if (!is_started_) start(use);
     is_started_ = false;
     source_->finish();
   } catch (c10::Error& error) {
-    error.add_context("fully_shard: gathering the parameters of " + settings_.name);
+    error.add_context("fully_shard: gathering the parameters of " + where +
+                      "; every rank comes to each forward of it");
     throw;
   }
   is_filled_ = true;
-  is_stale_ = false;
   ++stats_.gathers;
 }
 
 void Unit::show_whole(Use use) {
   if (is_empty() || is_whole_) return;
   require_shards("fully_shard: forward, backward or unshard()");
+  check_unexchanged();
+  notice_writes();
   const bool is_ready = is_filled_ && !is_stale_;
   // Of plain parameters nobody tells that they were written.
   const bool may_be_old = source_->must_start() || !settings_.is_split;
   if (!is_ready || (use == Use::Forward && may_be_old)) gather(use);
   for (auto& parameter : parameters_) parameter.show_inside();
   is_whole_ = true;
+}
+
+void Unit::check_unexchanged() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& parameter = parameters_[i].parameter();
+    TORCH_CHECK(!parameters_[i].was_exchanged_outside(), "fully_shard: expected parameter '",
+                names_[i], "' of ", where, " as it was left, ",
+                parameters_[i].outside().scalar_type(), ", but other memory of ",
+                parameter.scalar_type(),
+                " has been put there (Module::to, set_data), which would be lost; convert the "
+                "module before fully_shard, write values in place or inside SummonFullParams, and "
+                "compute in another dtype with mixed_precision");
+  }
 }
 
 void Unit::check_unwritten() const {
@@ -172,20 +255,44 @@ void Unit::check_unwritten() const {
   }
 }
 
-void Unit::show_shards(bool keeps_memory) {
+void Unit::free() {
+  if (!std::exchange(is_filled_, false)) return;
+  source_->free();
+  stats_.freed_bytes += stats_.gathered_bytes;
+}
+
+void Unit::compute_in_full(bool full) {
+  if (is_empty() || is_whole_ || full == is_full_) return;
+  drop_prefetch();
+  free();
+  is_full_ = full;
+  source_->compute_in_full(full);
+  stats_.gathered_bytes = static_cast<int64_t>(source_->private_bytes());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& whole = source_->wholes()[i];
+    const auto& before = parameters_[i].inside();
+    parameters_[i].set_inside(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
+                                                               before.sizes(), before.strides())
+                                               : whole);
+  }
+}
+
+void Unit::show_shards(Keep keep) {
   if (is_empty()) return;
   const bool was_whole = std::exchange(is_whole_, false);
   if (was_whole) {
     for (auto& parameter : parameters_) parameter.show_outside();
     source_->end_use();
   }
-  if (!keeps_memory && std::exchange(is_filled_, false)) {
-    source_->free();
-    stats_.freed_bytes += stats_.gathered_bytes;
-  }
+  if (keep == Keep::Part && is_filled_) source_->keep_part();
+  if (keep != Keep::All) free();
   if (was_whole && settings_.is_split) check_unwritten();
 }
 
-FullyShardStats Unit::stats() const { return stats_; }
+FullyShardStats Unit::stats() const {
+  auto stats = stats_;
+  stats.kept_bytes = source_ ? static_cast<int64_t>(source_->kept_bytes()) : 0;
+  return stats;
+}
 
 }  // namespace tessera::sharded

@@ -6,6 +6,7 @@
 #include "fully_shard/face.h"
 #include "fully_shard/reduction.h"
 #include "fully_shard/source.h"
+#include "fully_shard/unit_settings.h"
 
 #include <functional>
 #include <memory>
@@ -13,27 +14,6 @@
 #include <vector>
 
 namespace tessera::sharded {
-
-/// A parameter as it was when fully_shard found it.
-struct FoundParameter {
-  at::Tensor tensor;
-  std::string name;  // relative to the module
-};
-
-struct SummonSettings {
-  bool with_grads;
-  bool shows;  // false: this rank only takes part in gathering
-};
-
-struct UnitSettings {
-  std::string name;  // of the module, for messages
-  DeviceMesh mesh;   // 1-D, or 2-D: copies, shards
-  Group group;  // over whose ranks parameters are split; null: along the last dimension of the mesh
-  bool is_split;   // NO_SHARD: false
-  int64_t number;  // equal on all ranks
-  MixedPrecision precision;
-  bool accumulate_sharded;
-};
 
 /// Parameters that are gathered together and whose gradients are reduced together. Knows nothing of
 /// modules and hooks: State and Tree tell it what comes.
@@ -48,6 +28,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<TwoFaced>& parameters() const { return parameters_; }
   const UnitSettings& settings() const { return settings_; }
+  const Group& group() const { return group_; }
   bool has_trainable() const;
   bool has_frozen() const;
   bool works_in_background() const { return source_ && source_->works_in_background(); }
@@ -59,8 +40,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void drop_prefetch();
   /// Parameters are whole from here on.
   void show_whole(Use use);
-  /// Parameters are shards again; memory stays for a later use if `keeps_memory`.
-  void show_shards(bool keeps_memory);
+  /// Parameters are shards again; memory stays for a later use.
+  void show_shards(Keep keep);
+  /// Whether parameters are whole in their own dtypes or in mixed precision's. Nothing happens
+  /// while they are whole.
+  void compute_in_full(bool full);
   bool is_whole() const { return is_whole_; }
   /// Throws in the name of `function` unless parameters are what they are outside of computation.
   void require_shards(const char* function) const;
@@ -75,34 +59,50 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // --- gradients
   void begin_backward();
+  bool has_gradients() const;
   bool has_all_gradients() const { return arrived_ == expected_; }
   /// Called when the last gradient has come.
   std::function<void()> on_complete;
+  /// Called before a gradient comes to a unit that is not split and not in backward, so that it can
+  /// begin one.
+  std::function<void()> on_stray;
   /// Reduces what has come, or only adds it up if not `synchronise`. The result is put into the
   /// parameters by deliver(), which waits.
   void reduce(bool synchronise, bool in_background);
   void deliver();
+  /// Whether gradients of earlier batches wait to be reduced.
+  bool has_unreduced() const;
   /// Waits, whatever comes of it, for what was sent in a backward that failed.
   void discard() noexcept;
-  /// Forgets a backward that failed.
-  void abandon();
-  void divide_by(double factor) {
-    if (reduction_) reduction_->divide_by(factor);
-  }
-  void set_reduces_copies(bool reduces) {
-    if (reduction_) reduction_->set_reduces_copies(reduces);
-  }
+  /// After a failure: forgets a backward, without waiting; and shows shards.
+  void abandon_backward();
+  void abandon_values();
+  /// Forgets gradients of earlier batches; whether there were any.
+  bool drop_unreduced();
+  /// Null if there is nothing to reduce.
+  Reduction* reduction() { return reduction_.get(); }
   bool requires_sync = true;
+  std::string where;  // how messages name it: the module's class, or its place in the model
 
   FullyShardStats stats() const;
 
  private:
   void make_source(const std::vector<FoundParameter>& found);
   void make_faces(const std::vector<FoundParameter>& found);
+  void start(Use use);
   void gather(Use use);
+  void await_readers();
+  void lend();
+  void notice_writes();
+  void free();
   void hook_gradients();
   void check_unwritten() const;
-  void on_gradient(size_t index);
+  void check_unexchanged() const;
+  void choose_reduced();
+  void before_gradient(size_t index);
+  bool take_gradient(size_t index);
+  void put_back_gradients();
+  void refuse_stray(size_t index) const;
   bool is_of_outside(size_t index, const at::Tensor& gradient) const;
   at::Tensor local_gradient(size_t index, const at::Tensor& gradient) const;
   at::Tensor outside_gradient(size_t index, at::Tensor local) const;
@@ -121,20 +121,23 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_started_ = false;  // a gather is under way
   bool is_filled_ = false;   // the whole values are in memory
   bool is_stale_ = false;    // shards were written since
+  bool is_lent_ = false;     // somebody holds a shard's memory
+  int64_t seen_writes_ = 0;  // to what was lent
   bool is_whole_ = false;    // parameters show them
+  bool is_full_ = false;     // in their own dtypes, whatever mixed precision says
 
   bool is_in_backward_ = false;
   bool is_reducing_ = false;
+  bool is_aside_ = false;       // the parameters' gradients are in aside_
+  bool has_unreduced_ = false;  // a batch was not reduced
   size_t arrived_ = 0;
   size_t expected_ = 0;
+  std::vector<bool> has_arrived_;
   std::vector<at::Tensor> gradients_;  // of this backward, whole
   std::vector<at::Tensor> unreduced_;  // of batches before it, whole
   std::vector<at::Tensor> aside_;      // the parameters' gradients while backward runs
+  std::vector<bool> has_own_;          // got gradients of its shards in this backward
 
-  struct Summoned {
-    SummonSettings settings;
-    std::vector<at::Tensor> gradients;  // the parameters' own meanwhile
-  };
   std::unique_ptr<Summoned> summoned_;
 
   FullyShardStats stats_;

@@ -1,8 +1,7 @@
 // What a unit does with gradients.
-#include <tessera/nn/hooks.h>
-
 #include "dtensor/redistribute.h"
 #include "fully_shard/unit.h"
+#include "nn/post_accumulate.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -16,23 +15,51 @@ void Unit::hook_gradients() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i].parameter();
     if (is_hooked_[i] || !parameter.requires_grad()) continue;  // may be thawed later
-    register_post_accumulate_grad_hook(parameter, [weak = weak_from_this(), i](const at::Tensor&) {
-      if (const auto self = weak.lock()) self->on_gradient(i);
+    nn::intercept_gradient(parameter, [weak = weak_from_this(), i](const at::Tensor&) {
+      const auto self = weak.lock();
+      return self && self->take_gradient(i);
     });
+    // Shards refuse what comes outside of backward; whole parameters take it.
+    if (!settings_.is_split)
+      parameter.register_hook([weak = weak_from_this(), i](const at::TensorBase&) {
+        if (const auto self = weak.lock()) self->before_gradient(i);
+      });
     is_hooked_[i] = true;
   }
 }
 
+/// What is frozen does not travel.
+void Unit::choose_reduced() {
+  bool is_same = true;
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    is_same = is_same && parameters_[i].parameter().requires_grad() == reduction_->is_member(i);
+  if (is_same) return;
+  std::vector<bool> members;
+  for (const auto& one : parameters_) members.push_back(one.parameter().requires_grad());
+  reduction_->set_members(std::move(members));
+}
+
 void Unit::begin_backward() {
   hook_gradients();
-  is_in_backward_ = true;
+  if (!is_empty()) choose_reduced();
+  is_in_backward_ = is_aside_ = true;
   arrived_ = expected_ = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i].parameter();
     if (parameter.requires_grad()) ++expected_;
     // Backward would add a whole gradient to a shard.
     aside_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
+    has_own_[i] = has_arrived_[i] = false;
   }
+}
+
+bool Unit::has_gradients() const {
+  return std::any_of(gradients_.begin(), gradients_.end(),
+                     [](const auto& gradient) { return gradient.defined(); });
+}
+
+bool Unit::has_unreduced() const {
+  return !is_reducing_ && (has_unreduced_ || (reduction_ && reduction_->has_due()));
 }
 
 /// A gradient of the shards themselves: the loss has terms of the parameters outside of forward.
@@ -61,27 +88,54 @@ at::Tensor Unit::local_gradient(size_t index, const at::Tensor& gradient) const 
 void Unit::add_aside(size_t index, const at::Tensor& gradient) {
   auto& kept = aside_[index];
   kept = kept.defined() ? kept.add(gradient) : gradient;
+  has_own_[index] = true;
 }
 
-void Unit::on_gradient(size_t index) {
+void Unit::refuse_stray(size_t index) const {
+  TORCH_CHECK(!summoned_ && !parameters_[index].is_copy_in_graph(), "fully_shard: parameter '",
+              names_[index], "' of ", settings_.name,
+              " got a gradient through a whole copy that SummonFullParams showed; the copies are "
+              "for reading and writing alone: compute what backward goes through outside of that "
+              "scope, or on copies made in it with detach().clone()");
+  TORCH_CHECK(!settings_.is_split, "fully_shard: parameter '", names_[index], "' of ",
+              settings_.name,
+              " got a gradient, but no output of its forward was seen in this backward; call the "
+              "module itself (not its parts, not a reference to its base class), and return what "
+              "the loss depends on as tensors");
+}
+
+/// Before it is added to the parameter's own gradient, from which it could not be told apart.
+void Unit::before_gradient(size_t index) {
+  if (is_in_backward_ || summoned_ || parameters_[index].is_copy_in_graph()) return;
+  if (on_stray) on_stray();
+}
+
+/// False leaves it where it is, with whoever else waits for it.
+bool Unit::take_gradient(size_t index) {
   const at::NoGradGuard no_grad;
   auto& gradient = parameters_[index].parameter().mutable_grad();
   const bool is_of_shards = is_of_outside(index, gradient);
   if (!is_in_backward_) {
-    TORCH_CHECK(is_of_shards || !settings_.is_split, "fully_shard: parameter '", names_[index],
-                "' of ", settings_.name,
-                " got a gradient, but no output of its forward was seen in this backward; call the "
-                "module itself (not its parts, not a reference to its base class), and return what "
-                "the loss depends on as tensors");
-    return;
+    if (!is_of_shards) refuse_stray(index);
+    return false;
   }
   const auto taken = std::exchange(gradient, at::Tensor());
-  if (is_of_shards) return add_aside(index, taken);
-  const auto local = local_gradient(index, taken);
+  if (is_of_shards) {
+    add_aside(index, taken);
+    return true;
+  }
+  auto local = local_gradient(index, taken);
+  // In place: reduction if nothing is split, and the sum with later batches.
+  const bool is_written = !settings_.is_split || !requires_sync;
+  if (is_written && !nn::owns_memory(local)) local = local.clone();
   auto& sum = gradients_[index];
-  if (!sum.defined()) ++arrived_;
   sum = sum.defined() ? sum + local : local;
-  if (arrived_ == expected_ && on_complete) on_complete();
+  // What the loss takes of the parameter outside of forward says nothing of the unit's backward.
+  const bool is_stray = !settings_.is_split && parameters_[index].is_reached_outside();
+  if (is_stray || has_arrived_[index]) return true;
+  has_arrived_[index] = true;
+  if (++arrived_ == expected_ && on_complete) on_complete();
+  return true;
 }
 
 void Unit::reduce(bool synchronise, bool in_background) {
@@ -89,15 +143,19 @@ void Unit::reduce(bool synchronise, bool in_background) {
   is_in_backward_ = false;
   if (is_empty()) return;
   auto gradients = std::exchange(gradients_, std::vector<at::Tensor>(parameters_.size()));
-  if (expected_ == 0) return;
+  has_unreduced_ = false;
+  if (expected_ == 0) return unreduced_.assign(parameters_.size(), at::Tensor());
   for (size_t i = 0; i < gradients.size(); ++i) {
-    auto& earlier = unreduced_[i];
-    if (!earlier.defined()) continue;
+    auto earlier = std::exchange(unreduced_[i], at::Tensor());
+    if (!earlier.defined() || !reduction_->is_member(i)) continue;
     gradients[i] = gradients[i].defined() ? earlier.add_(gradients[i]) : earlier;
-    earlier = at::Tensor();
   }
   if (!synchronise && !settings_.accumulate_sharded) {
-    unreduced_ = std::move(gradients);
+    has_unreduced_ = true;
+    // A sum of many batches in a low dtype would lose the later ones.
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].defined()) unreduced_[i] = gradients[i].to(reduction_->dtype(i));
+    }
     return;
   }
   reduction_->start(gradients, in_background);
@@ -116,16 +174,25 @@ void Unit::deliver() {
   if (is_empty()) return;
   auto parts = std::exchange(is_reducing_, false) ? reduction_->finish()
                                                   : std::vector<at::Tensor>(parameters_.size());
+  is_aside_ = false;
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& parameter = parameters_[i].parameter();
     auto kept = std::exchange(aside_[i], at::Tensor());
     if (parts[i].defined()) {
-      if (!settings_.precision.keep_low_precision_grads)
-        parts[i] = parts[i].to(source_->shards()[i].scalar_type());
+      const auto& shard = source_->shards()[i];
+      const bool stays_low = settings_.precision.keep_low_precision_grads;
+      parts[i] =
+          parts[i].to(shard.device(), stays_low ? parts[i].scalar_type() : shard.scalar_type());
       auto part = outside_gradient(i, parts[i]);
       kept = kept.defined() ? kept.add_(part) : std::move(part);
     }
     if (kept.defined()) parameter.mutable_grad() = kept;
+  }
+  // When all are there: a hook may look at more than its own.
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const bool is_told = has_own_[i] || parts[i].defined();
+    has_own_[i] = false;
+    if (is_told) nn::run_post_accumulate_grad_hooks(parameters_[i].parameter());
   }
 }
 
@@ -135,23 +202,35 @@ void Unit::discard() noexcept {
   } catch (const std::exception&) {
     // The group tells at its next use.
   }
+  if (reduction_) reduction_->drop_held();
+  put_back_gradients();
+}
+
+void Unit::put_back_gradients() {
+  if (!std::exchange(is_aside_, false)) return;
   for (size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i].parameter().mutable_grad() = std::exchange(aside_[i], at::Tensor());
 }
 
-void Unit::abandon() {
-  if (is_in_backward_) {
-    is_in_backward_ = false;
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      parameters_[i].parameter().mutable_grad() = std::exchange(aside_[i], at::Tensor());
-      gradients_[i] = at::Tensor();
-    }
-  }
+void Unit::abandon_backward() {
+  if (std::exchange(is_in_backward_, false)) gradients_.assign(parameters_.size(), at::Tensor());
+  put_back_gradients();
+}
+
+bool Unit::drop_unreduced() {
+  const bool had_some = has_unreduced_ || (reduction_ && reduction_->has_held());
+  has_unreduced_ = false;
+  unreduced_.assign(parameters_.size(), at::Tensor());
+  if (reduction_) reduction_->drop_held();
+  return had_some;
+}
+
+void Unit::abandon_values() {
   if (!is_whole_) return;
   is_whole_ = false;
   for (auto& parameter : parameters_) parameter.show_outside();
   source_->end_use();
-  if (std::exchange(is_filled_, false)) source_->free();
+  free();
 }
 
 }  // namespace tessera::sharded

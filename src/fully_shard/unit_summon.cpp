@@ -1,8 +1,7 @@
 // What a unit shows while somebody reads or writes its parameters as a whole.
-#include <tessera/dtensor.h>
-
 #include "dtensor/part.h"
 #include "fully_shard/unit.h"
+#include "fully_shard/whole_value.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -14,20 +13,6 @@ namespace {
 
 using dtensor::has_part;
 using dtensor::part_of;
-
-/// Private memory; collective if the tensor is distributed.
-at::Tensor whole_copy(const at::Tensor& tensor) {
-  if (!has_part(tensor)) return tensor.detach().clone();
-  auto whole = DTensor::of(tensor.detach()).full_tensor();
-  return whole.is_alias_of(part_of(tensor).local()) ? whole.clone() : whole;
-}
-
-/// This rank's part of a whole value.
-at::Tensor placed_like(const at::Tensor& target, const at::Tensor& whole) {
-  if (!has_part(target)) return whole;
-  const auto& spec = *part_of(target).spec;
-  return distribute_tensor(whole, spec.mesh, spec.placements, /*src_data_rank=*/std::nullopt);
-}
 
 bool is_first(const std::vector<int64_t>& coordinate) {
   return std::all_of(coordinate.begin(), coordinate.end(),

@@ -113,8 +113,9 @@ HookPoint& require_hook_point(torch::nn::Module& module, const char* function) {
   auto* point = find_hook_point(module);
   TORCH_CHECK_VALUE(point, function, ": expected a module whose calls can be hooked, got ",
                     name_of(module),
-                    "; declare it with TESSERA_MODULE instead of TORCH_MODULE, or take "
-                    "tessera::nn's module instead of torch::nn's");
+                    "; declare it with TESSERA_MODULE(Net) instead of TORCH_MODULE and make it as "
+                    "Net net(...), not by std::make_shared<NetImpl>; of torch::nn's modules take "
+                    "tessera::nn's");
   return *point;
 }
 

@@ -1,7 +1,13 @@
+#include "nn/post_accumulate.h"
+
 #include <tessera/nn/hooks.h>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -21,9 +27,15 @@ class Multiplexer final : public torch::autograd::PostAccumulateGradHook {
       : earlier_(std::move(earlier)) {}
 
   void operator()(const at::Tensor& tensor) override {
+    if (!takes_ || !takes_(tensor)) run(tensor);
+  }
+
+  void run(const at::Tensor& tensor) {
     if (earlier_) (*earlier_)(tensor);
     for (const auto& hook : hooks()) (*hook)(tensor);
   }
+
+  void intercept(std::function<bool(const at::Tensor&)> takes) { takes_ = std::move(takes); }
 
   std::shared_ptr<GradHook> add(GradHook hook) {
     const std::lock_guard lock(mutex_);
@@ -40,11 +52,67 @@ class Multiplexer final : public torch::autograd::PostAccumulateGradHook {
     return hooks_;
   }
   std::unique_ptr<PostAccumulateGradHook> earlier_;
+  std::function<bool(const at::Tensor&)> takes_;
   std::mutex mutex_;
   std::vector<std::shared_ptr<GradHook>> hooks_;
 };
 
+/// Counts the owners of its gradient's memory.
+class OwnerCount final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit OwnerCount(size_t& owners) : owners_(owners) {}
+  void operator()(const at::Tensor& tensor) override {
+    owners_ = tensor.grad().storage().use_count();
+  }
+
+ private:
+  size_t& owners_;
+};
+
+/// Owners of the memory of a gradient that is nobody else's, while hooks run: versions of libtorch
+/// differ in whether what is handed over is still there, so a gradient tells.
+size_t owners_of_own() {
+  static const size_t counted = [] {
+    size_t owners = 0;
+    const c10::InferenceMode no_inference(false);
+    const at::AutoGradMode with_grad(true);
+    const auto leaf =
+        at::ones({1}, at::TensorOptions(at::kFloat).device(at::kCPU)).requires_grad_();
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<OwnerCount>(owners));
+    torch::autograd::backward({leaf * 2}, {});
+    return owners;
+  }();
+  return counted;
+}
+
+Multiplexer* find_multiplexer(const at::Tensor& tensor) {
+  return dynamic_cast<Multiplexer*>(torch::autograd::impl::post_acc_grad_hooks(tensor).get());
+}
+
+Multiplexer& multiplexer_of(const at::Tensor& tensor) {
+  namespace impl = torch::autograd::impl;
+  if (auto* found = find_multiplexer(tensor)) return *found;
+  owners_of_own();  // now, rather than inside the backward that asks for it
+  auto made = std::make_unique<Multiplexer>(std::move(impl::post_acc_grad_hooks(tensor)));
+  auto& multiplexer = *made;
+  impl::set_post_acc_grad_hooks(tensor, std::move(made));
+  return multiplexer;
+}
+
 }  // namespace
+
+void nn::intercept_gradient(const at::Tensor& tensor,
+                            std::function<bool(const at::Tensor&)> takes) {
+  multiplexer_of(tensor).intercept(std::move(takes));
+}
+
+bool nn::owns_memory(const at::Tensor& gradient) {
+  return gradient.storage().use_count() <= owners_of_own();
+}
+
+void nn::run_post_accumulate_grad_hooks(const at::Tensor& tensor) {
+  if (auto* multiplexer = find_multiplexer(tensor)) multiplexer->run(tensor);
+}
 
 HookHandle register_post_accumulate_grad_hook(const at::Tensor& tensor, GradHook hook) {
   TORCH_CHECK_VALUE(hook,
@@ -55,22 +123,13 @@ HookHandle register_post_accumulate_grad_hook(const at::Tensor& tensor, GradHook
                     !tensor.defined()         ? "an undefined tensor"
                     : !tensor.requires_grad() ? "a tensor that does not; set requires_grad first"
                                               : "the result of an operator; take a parameter");
-  namespace impl = torch::autograd::impl;
-  auto* multiplexer = dynamic_cast<Multiplexer*>(impl::post_acc_grad_hooks(tensor).get());
-  if (multiplexer == nullptr) {
-    auto made = std::make_unique<Multiplexer>(std::move(impl::post_acc_grad_hooks(tensor)));
-    multiplexer = made.get();
-    impl::set_post_acc_grad_hooks(tensor, std::move(made));
-  }
-  const auto added = multiplexer->add(std::move(hook));
+  const auto added = multiplexer_of(tensor).add(std::move(hook));
   return HookHandle(
       [weak = WeakTensor(tensor.getIntrusivePtr()), added = std::weak_ptr<GradHook>(added)] {
         const auto impl = weak.lock();
         const auto hook = added.lock();
         if (!impl || !hook) return;
-        const auto tensor = at::Tensor(impl);
-        auto* owner = dynamic_cast<Multiplexer*>(impl::post_acc_grad_hooks(tensor).get());
-        if (owner) owner->remove(hook);
+        if (auto* owner = find_multiplexer(at::Tensor(impl))) owner->remove(hook);
       });
 }
 

@@ -1,3 +1,4 @@
+#include "base/capture.h"
 #include "comm/dtype_names.h"
 #include "optim/rule.h"
 
@@ -5,9 +6,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
+#include <deque>
 #include <unordered_set>
 
 namespace tessera::optim {
@@ -85,6 +88,28 @@ void match_strides(Bucket& bucket) {
   }
 }
 
+namespace {
+
+/// While it lives, a recorder knows which numbers of a group's update may change later.
+class Recorded {
+ public:
+  Recorded(const Optimizer::Rule& rule, torch::optim::OptimizerOptions& options, size_t group) {
+    auto* observer = capture::observer();
+    if (observer == nullptr) return;
+    const auto of_group = c10::str(" of ", rule.name(), "'s group ", group);
+    observer->depend_on("hyperparameters" + of_group,
+                        [&rule, &options] { return rule.fingerprint(options); });
+    for (auto& number : rule.varying(options))
+      varying_.emplace_back(number.name + of_group, number.argument, number.factor,
+                            std::move(number.read));
+  }
+
+ private:
+  std::deque<capture::Varying> varying_;
+};
+
+}  // namespace
+
 bool Optimizer::Impl::all_fused(std::vector<ParamGroup>& groups) const {
   return std::all_of(groups.begin(), groups.end(), [&](ParamGroup& group) {
     return rule->demand(group.options()).fused.value_or(false);
@@ -142,6 +167,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
       }
       TORCH_INTERNAL_ASSERT(plan.collect(params, demand, state_.size()));
     }
+    const Recorded recorded(*impl_->rule, options, i);
     for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, impl_->scaling);
   }
   return loss;

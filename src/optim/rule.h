@@ -4,6 +4,8 @@
 
 #include "optim/plan.h"
 
+#include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,15 @@ struct AmpScaling {
   /// As arguments of a kernel on this device.
   std::optional<at::Tensor> grad_scale_on(c10::Device device) const;
   std::optional<at::Tensor> found_inf_on(c10::Device device) const;
+};
+
+/// A number that operators are given as `argument`, factor * read(), and that may change between
+/// steps without changing anything else.
+struct VaryingNumber {
+  std::string name;
+  std::string argument;
+  double factor;
+  std::function<double()> read;
 };
 
 /// How one kind of optimizer updates parameters.
@@ -38,8 +49,25 @@ class Optimizer::Rule {
   virtual bool starts_with_state() const = 0;
   /// Throws if these kernels can't take the parameter and its gradient.
   virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
+  /// For a recorder: what may change freely, and a number that tells all other options apart.
+  virtual std::vector<VaryingNumber> varying(Options& options) const = 0;
+  virtual uint64_t fingerprint(Options& options) const = 0;
   virtual void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const = 0;
 };
+
+/// One number of several, by their bits.
+template <class... Numbers>
+uint64_t fingerprint_of(Numbers... numbers) {
+  uint64_t hash = 0;
+  const auto add = [&](double number) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &number, sizeof(bits));
+    hash = (hash ^ bits) * 0x9E3779B97F4A7C15ULL;
+    hash ^= hash >> 32U;
+  };
+  (add(static_cast<double>(numbers)), ...);
+  return hash;
+}
 
 /// State of one parameter in libtorch's map.
 struct ParamState final : torch::optim::OptimizerCloneableParamState<ParamState> {

@@ -158,6 +158,19 @@ class SgdRule final : public Optimizer::Rule {
         comm::name_of_dtype(parameter.scalar_type()), "; take foreach instead");
   }
 
+  std::vector<VaryingNumber> varying(Options& options) const override {
+    auto* values = &options_as<SGDOptions>(options, name());
+    const auto lr = [values] { return values->lr; };
+    return {{"lr", "lr", 1, lr}, {"lr", "alpha", -1, lr}};
+  }
+
+  uint64_t fingerprint(Options& options) const override {
+    const auto& values = options_as<SGDOptions>(options, name());
+    return fingerprint_of(values.momentum, values.dampening, values.weight_decay, values.nesterov,
+                          values.maximize, values.foreach.value_or(false),
+                          values.fused.value_or(false));
+  }
+
   void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const override {
     const auto& values = options_as<SGDOptions>(options, name());
     switch (bucket.kernels) {

@@ -1,6 +1,7 @@
 #include "parallel/parameters.h"
 
 #include "dtensor/packed_rows.h"
+#include "dtensor/part.h"
 #include "parallel/boundary.h"
 #include "parallel/packed.h"
 
@@ -14,6 +15,10 @@ void check_shared(const StyleTarget& target, const char* style, const ParameterL
                   const at::Tensor& parameter) {
   const auto present = DTensor::of(parameter);
   const auto name = target.path.empty() ? layout.name : target.path + "." + layout.name;
+  TORCH_CHECK_VALUE(!dtensor::part_of(present).owner, "parallelize_module: ", style, " expected '",
+                    name,
+                    "' not to be sharded yet, but fully_shard has been applied to it; call "
+                    "parallelize_module first, then fully_shard");
   TORCH_CHECK_VALUE(
       present.mesh() == target.mesh &&
           are_equal(present.placements()[0], layout.placement, present.dim()),

@@ -1,5 +1,6 @@
 #include "replicate/bucket.h"
 
+#include "nn/post_accumulate.h"
 #include "replicate/local_part.h"
 #include "replicate/sparse.h"
 
@@ -30,11 +31,10 @@ void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
 }
 
 /// Whether the gradient's own memory may be summed up: laid out as on every rank, and nobody
-/// else's. Two owners are its own: the parameter's gradient, and the one autograd is just handing
-/// over.
+/// else's.
 bool may_be_reduced(const at::Tensor& gradient, const at::Tensor& parameter) {
   return is_dense(gradient) && gradient.strides() == parameter.strides() &&
-         gradient.storage().use_count() <= 2 && !gradient.is_conj() && !gradient.is_neg();
+         nn::owns_memory(gradient) && !gradient.is_conj() && !gradient.is_neg();
 }
 
 }  // namespace

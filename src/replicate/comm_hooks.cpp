@@ -1,5 +1,6 @@
 #include <tessera/replicate/comm_hooks.h>
 
+#include "base/capture.h"
 #include "replicate/bucket.h"
 #include "replicate/hook_futures.h"
 
@@ -25,6 +26,10 @@ BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,
 }
 
 c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& group) {
+  if (capture::observer() != nullptr) {
+    average_by_operators(tensor, group);
+    return nullptr;
+  }
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;

@@ -7,8 +7,11 @@
 /// What our comm hooks are made of.
 namespace tessera::replication {
 
-/// Starts to average the tensor in place.
+/// Starts to average the tensor in place; null if that is done already.
 c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& group);
+
+/// Averages the tensor in place, by operators that a recorder sees.
+void average_by_operators(const at::Tensor& tensor, const Group& group);
 
 /// A future of one tensor that completes with the work; `result` runs on the thread that completes
 /// it.

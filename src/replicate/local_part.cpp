@@ -2,8 +2,6 @@
 
 #include "dtensor/redistribute.h"
 
-#include <c10/util/StringUtil.h>
-
 namespace tessera::replication {
 
 using dtensor::has_part;
@@ -11,16 +9,6 @@ using dtensor::part_of;
 
 at::Tensor local_part(const at::Tensor& tensor) {
   return has_part(tensor) ? part_of(tensor).local() : tensor;
-}
-
-std::string describe_part(const at::Tensor& parameter) {
-  if (!has_part(parameter)) return {};
-  const auto& spec = *part_of(parameter).spec;
-  auto text = c10::str(" ", spec.placements, " from");
-  for (const auto& chunk :
-       dtensor::local_box(parameter.sizes(), spec.placements, spec.mesh_shape, spec.coordinate))
-    text += c10::str(" ", chunk.offset);
-  return text;
 }
 
 at::Tensor local_gradient(const at::Tensor& parameter) {

@@ -8,8 +8,6 @@ namespace tessera::replication {
 
 /// What this rank holds of a tensor: the tensor itself unless it is distributed.
 at::Tensor local_part(const at::Tensor& tensor);
-/// Which part of a distributed parameter this rank holds, for messages; nothing for a plain one.
-std::string describe_part(const at::Tensor& parameter);
 
 /// This rank's part of a parameter's gradient, undefined if there is none. The gradient of a
 /// distributed parameter comes to be placed as the parameter is: a collective of its mesh if it was

@@ -108,6 +108,14 @@ bool Reducer::was_seen(size_t index) const {
 void Reducer::check_hooks() const {
   const bool is_averaged = phase_ == Phase::Sync || (!settings_.has_forward && requires_sync_);
   if (!is_averaged) return;
+  // Where forwards are seen, the next one makes another engine.
+  const bool is_thawed =
+      !settings_.has_forward && std::any_of(settings_.frozen.begin(), settings_.frozen.end(),
+                                            [](const auto& one) { return one.requires_grad(); });
+  TORCH_CHECK(!is_thawed, "replicate: parameters of ", settings_.module_name,
+              " were frozen when it was replicated and require grad, so their gradients were not "
+              "averaged, and forwards of a plain module can't be seen; declare it with "
+              "TESSERA_MODULE, or replicate it when all that is to be trained requires grad");
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto& parameter = parameters_.tensors[i];
     if (was_seen(i) || !parameter.grad().defined()) continue;
@@ -136,6 +144,7 @@ void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double 
   const std::lock_guard lock(mutex_);
   forward_seconds_ = forward_seconds;
   open_backwards_.clear();  // one that threw has dropped its callback
+  if (auto* observer = capture::observer()) note_recording(*observer);
   if (!synchronise) {
     // A forward before this one may still wait for its backward, which is to be averaged.
     if (phase_ != Phase::Sync) phase_ = Phase::Local;
@@ -175,7 +184,8 @@ void Reducer::check_gradient(size_t index) const {
   TORCH_CHECK(phase_ != Phase::Idle, "replicate: parameter '", name, "' of ", settings_.module_name,
               " got a gradient, but there was no forward through the replicated module since its "
               "gradients were last averaged; call the module itself (not its parts, not a "
-              "reference to its base class), once per backward");
+              "reference to its base class), and run backward after each forward: of several "
+              "forwards before it one backward takes the sum of the losses");
   const auto& gradient = parameter.grad();
   TORCH_CHECK_NOT_IMPLEMENTED(!gradient.requires_grad(),
                               "replicate: expected a gradient without "
@@ -201,6 +211,7 @@ void Reducer::on_gradient(size_t index) {
     start_iteration({});
   }
   check_gradient(index);
+  if (auto* observer = capture::observer()) return average_recorded(index, *observer);
   queue_end_of_backward();
   take_unused();
   last_gradient_ = Clock::now();

@@ -2,6 +2,7 @@
 
 #include <tessera/replicate/state.h>
 
+#include "base/capture.h"
 #include "base/open_backwards.h"
 #include "replicate/bucket.h"
 #include "replicate/bucket_assignment.h"
@@ -31,6 +32,7 @@ struct ReducerSettings {
   bool static_graph;
   bool in_background;
   bool has_forward;  // begin() tells of every forward; without, every backward averages
+  std::vector<at::Tensor> frozen;  // parameters beside the managed ones
 };
 
 /// Averages gradients while backward runs. One iteration: begin() at the end of forward, then
@@ -72,6 +74,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     Sync,   // it is averaged
   };
 
+  /// A recorder watches: on what the averaging depends, and the averaging itself.
+  void note_recording(capture::Observer& observer);
+  void average_recorded(size_t index, capture::Observer& observer);
   void make_buckets(const Assignment& assignment);
   void start_iteration(const std::vector<size_t>& unused);
   void take_unused();

@@ -28,9 +28,19 @@ void add_hooks(torch::nn::Module& module, const std::shared_ptr<State>& state) {
 
 }  // namespace
 
+void refuse_sharded(const torch::nn::Module& module, const char* function) {
+  for (const auto& part : module.modules()) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!nn::find_state(*part, "fully_shard"), function,
+                                ": expected a replicated module, got ", nn::name_of(module),
+                                ", which is fully sharded, where this is not available; it is for "
+                                "modules of replicate");
+  }
+}
+
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function) {
   auto states = nn::find_all_states<State>(module);
+  if (states.empty()) refuse_sharded(module, function);
   TORCH_CHECK_VALUE(!states.empty(), function,
                     ": expected a replicated module, or one with "
                     "replicated parts, got ",
@@ -80,6 +90,7 @@ std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module)
 
 void register_comm_hook(torch::nn::Module& module, CommHook hook) {
   const auto state = replication::state_of(module);
+  if (!state) replication::refuse_sharded(module, "register_comm_hook");
   TORCH_CHECK_VALUE(state, "register_comm_hook: expected a replicated module, got ",
                     nn::name_of(module), "; call replicate first");
   state->set_hook(std::move(hook));

@@ -1,5 +1,6 @@
 #include "replicate/start.h"
 
+#include "dtensor/same_parameters.h"
 #include "nn/composable.h"
 #include "replicate/local_part.h"
 
@@ -12,7 +13,6 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <unordered_set>
 
 namespace tessera::replication {
@@ -40,21 +40,10 @@ void walk(const torch::nn::Module& module, const std::string& prefix, bool is_ro
 }
 
 std::string describe(const ManagedParameters& parameters, size_t index) {
-  std::ostringstream out;
   const auto& tensor = parameters.tensors[index];
-  out << parameters.names[index] << " " << tensor.sizes() << " " << tensor.strides() << " "
-      << tensor.scalar_type() << (tensor.requires_grad() ? "" : " frozen")
-      << (parameters.is_sparse[index] ? " sparse" : "");
-  // Ranks that hold different shards hold no copies of one parameter.
-  out << describe_part(tensor);
-  return out.str();
-}
-
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
+  return dtensor::describe_parameter(parameters.names[index], tensor) +
+         (tensor.requires_grad() ? "" : " frozen") +
+         (parameters.is_sparse[index] ? " sparse" : "") + dtensor::describe_part(tensor);
 }
 
 }  // namespace
@@ -103,25 +92,11 @@ bool agree(bool own, const Group& group) {
 
 void verify_parameters(const ManagedParameters& parameters, const std::string& options,
                        const Group& group) {
-  auto own = options + "\n";
-  for (size_t i = 0; i < parameters.tensors.size(); ++i) own += describe(parameters, i) + "\n";
-  const auto all = gather_bytes(own, group);
-  const auto first = split_lines(all[0]);
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    const auto other = split_lines(all[rank]);
-    size_t i = 0;
-    while (i < first.size() && i < other.size() && first[i] == other[i]) ++i;
-    TORCH_CHECK(i > 0, "replicate: expected the same options on all ranks, got ", first[0],
-                " on rank 0 and ", other[0], " on rank ", rank);
-    const auto line = [&](const std::vector<std::string>& lines) {
-      return i < lines.size() ? lines[i] : std::string("none");
-    };
-    TORCH_CHECK(false, "replicate: expected the same parameters on all ranks, but parameter ",
-                i - 1, " is ", line(first), " on rank 0 (of ", first.size() - 1, ") and ",
-                line(other), " on rank ", rank, " (of ", other.size() - 1,
-                "); name, sizes, strides and dtype must agree: build the model alike on all ranks");
-  }
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < parameters.tensors.size(); ++i) lines.push_back(describe(parameters, i));
+  dtensor::check_same_parameters(
+      {.caller = "replicate", .kind = "options", .whole = options, .parameters = std::move(lines)},
+      group);
 }
 
 void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group, int source) {

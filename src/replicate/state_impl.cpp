@@ -1,5 +1,6 @@
 #include "replicate/state_impl.h"
 
+#include "base/capture.h"
 #include "base/device_id.h"
 #include "base/warm_memory.h"
 #include "replicate/managed.h"
@@ -18,6 +19,14 @@ namespace {
 std::optional<c10::Device> device_of(const c10::IValue& id) {
   const auto device = device_from_id("replicate", id);
   return device && device->is_cpu() ? std::nullopt : device;
+}
+
+std::vector<at::Tensor> frozen_in(const ManagedParameters& parameters) {
+  std::vector<at::Tensor> frozen;
+  for (const auto& tensor : parameters.tensors) {
+    if (!tensor.requires_grad()) frozen.push_back(tensor);
+  }
+  return frozen;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -89,6 +98,10 @@ void State::check_parameters(const ManagedParameters& parameters) const {
                     " to have a parameter that requires grad, but it has none; there is nothing to "
                     "average");
   for (size_t i = 0; i < tensors.size(); ++i) {
+    TORCH_CHECK_VALUE(!tensors[i].is_meta(), "replicate: expected parameters with memory, but '",
+                      parameters.names[i], "' of ", nn::name_of(module_),
+                      " is on the meta device; build the model outside of MetaInit, which is for "
+                      "fully_shard: that gives memory and values");
     TORCH_CHECK_VALUE(tensors[i].device().type() == tensors[0].device().type(),
                       "replicate: expected all parameters on one kind of device, but '",
                       parameters.names[0], "' is on ", tensors[0].device(), " and '",
@@ -141,16 +154,31 @@ void State::build() {
                                              .views = options_.gradient_as_bucket_view,
                                              .static_graph = options_.static_graph,
                                              .in_background = in_background,
-                                             .has_forward = boundary_ != Boundary::None});
+                                             .has_forward = boundary_ != Boundary::None,
+                                             .frozen = frozen_in(all)});
   remember_managed(reducer->parameters(), nn::name_of(module_));
   managed_ = reducer->parameters().tensors;
+  frozen_ = frozen_in(all);
   if (hook_) reducer->set_hook(hook_);
   reducer->require_sync(requires_sync_);
   reducer->attach();
-  engine_ = std::make_unique<Engine>(reducer);
+  if (engine_)
+    engine_->replace(reducer);
+  else
+    engine_ = std::make_unique<Engine>(reducer);
   end_watch();
   if (device_) engine_->device_ids = {device_->index()};
   if (device == c10::DeviceType::CPU) keep_memory_warm();
+}
+
+void State::follow_thawed() {
+  const bool is_thawed = std::any_of(frozen_.begin(), frozen_.end(),
+                                     [](const auto& tensor) { return tensor.requires_grad(); });
+  if (!is_thawed) return;
+  TORCH_CHECK(!announce_, "replicate: parameters of ", module_name(),
+              " were frozen and require grad since a Join began; change that outside of it");
+  forget_managed(std::exchange(managed_, {}));
+  build();
 }
 
 void State::set_syncs_gradients(bool syncs) {
@@ -191,6 +219,7 @@ void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_i
   if (!engine_) build();
   if (!c10::GradMode::is_enabled()) return;
   engine_->reducer().check_finished();
+  follow_thawed();
   if (requires_sync_) sync_buffers();
   forward_began_ = std::chrono::steady_clock::now();
 }
@@ -199,7 +228,10 @@ void State::sync_buffers() {
   int source = 0;
   if (announce_ && (announces_forward_ || !buffers_.empty()))
     source = announce_(Step::Forward, 0).first;
-  if (!buffers_.empty()) broadcast_values(buffers_, group_, source);
+  if (buffers_.empty()) return;
+  if (auto* observer = capture::observer())
+    observer->give_up("buffers of " + module_name() + " are sent at each forward");
+  broadcast_values(buffers_, group_, source);
 }
 
 // The backward that comes through the outputs is the outermost: others run inside it.

@@ -19,6 +19,7 @@ class Engine final : public ReplicateEngine {
   explicit Engine(std::shared_ptr<Reducer> reducer) : reducer_(std::move(reducer)) {}
   ReplicateStats stats() const override { return reducer_->stats(); }
   Reducer& reducer() { return *reducer_; }
+  void replace(std::shared_ptr<Reducer> reducer) { reducer_ = std::move(reducer); }
 
  private:
   std::shared_ptr<Reducer> reducer_;
@@ -70,6 +71,8 @@ class State final : public nn::ComposableState,
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
   bool has_cores_to_spare() const;
+  /// Parameters that were frozen when the engine was made may require grad since.
+  void follow_thawed();
   void sync_buffers();
   void watch_outputs(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
 
@@ -87,6 +90,7 @@ class State final : public nn::ComposableState,
   std::unique_ptr<Engine> engine_;
   std::vector<HookHandle> watch_;    // until there is an engine
   std::vector<at::Tensor> managed_;  // registered as this engine's
+  std::vector<at::Tensor> frozen_;   // when it was made
   std::vector<at::Tensor> buffers_;
   std::chrono::steady_clock::time_point forward_began_;
 };
@@ -96,6 +100,8 @@ std::shared_ptr<State> state_of(const torch::nn::Module& module);
 /// none.
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function);
+/// Throws, in the name of `function`, if the module or a part is fully sharded.
+void refuse_sharded(const torch::nn::Module& module, const char* function);
 std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options, bool is_wrapped);
 
 }  // namespace tessera::replication

@@ -78,6 +78,9 @@ LoadReport load_state_dict(nn::ModuleRef module, const StateDict& dict, LoadOpti
   TORCH_CHECK(!options.strict || report.empty(),
               "load_state_dict: expected the names and shapes of ", module->name(),
               describe(report),
+              dict.empty() ? "; the dict is empty on this rank: one made with rank0_only has its "
+                             "values on rank 0 alone, and every rank needs them to load"
+                           : "",
               "; nothing was loaded; correct the dict, or load what fits with {.strict = false}");
   const auto fits = [&](const Entry& entry, const at::Tensor* given) {
     return given && given->sizes() == expected_sizes(presentation, entry, *given);

@@ -4,6 +4,7 @@
 
 #include "dtensor/packed_rows.h"
 #include "dtensor/part.h"
+#include "fully_shard/whole_value.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -61,8 +62,7 @@ at::Tensor placed_like(const at::Tensor& target, const at::Tensor& given, bool i
   if (has_part(given) && DTensor::of(given).mesh() == own.mesh())
     return DTensor::of(given).redistribute(own.placements());
   const auto whole = has_part(given) ? DTensor::of(given).full_tensor() : given;
-  return distribute_tensor(whole.detach().to(target.device()), own.mesh(), own.placements(),
-                           /*src_data_rank=*/std::nullopt);
+  return sharded::placed_like(target, whole.detach().to(target.device()));
 }
 
 }  // namespace tessera::state

@@ -4,6 +4,7 @@
 
 #include "dtensor/part.h"
 #include "fully_shard/state_impl.h"
+#include "fully_shard/whole_value.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -33,12 +34,6 @@ bool is_for_first_rank(const auto& config) {
 
 at::Tensor moved(const at::Tensor& tensor, bool to_cpu) {
   return to_cpu ? tensor.to(at::kCPU) : tensor;
-}
-
-at::Tensor whole_copy(const at::Tensor& value, bool to_cpu) {
-  const auto whole = has_part(value) ? DTensor::of(value.detach()).full_tensor() : value.detach();
-  const auto copy = moved(whole, to_cpu);
-  return copy.is_alias_of(has_part(value) ? part_of(value).local() : value) ? copy.clone() : copy;
 }
 
 /// Shares the part itself, so that writes wait as writes to the parameter do.
@@ -94,7 +89,7 @@ at::Tensor Presentation::show(const at::Tensor& parameter, const at::Tensor& val
   const auto* wish = find(parameter);
   if (wish == nullptr) return value.detach();
   if (wish->type == StateDictType::FULL_STATE_DICT) {
-    auto whole = whole_copy(value, wish->offload_to_cpu);
+    auto whole = sharded::whole_copy(value, wish->offload_to_cpu);
     return wish->is_kept ? whole : at::Tensor();
   }
   if (!has_part(value)) return moved(value.detach(), wish->offload_to_cpu);

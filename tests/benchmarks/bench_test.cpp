@@ -114,7 +114,7 @@ TEST(BenchMemory, WritesOneRowPerMode) {
   const Table table(path);
   EXPECT_THAT(table.columns, ElementsAre("job", "mode", "ranks", "blocks", "steady_bytes",
                                          "peak_bytes", "bound_bytes", "step_ms", "vs_plain"));
-  ASSERT_EQ(table.rows.size(), 3U);
+  ASSERT_EQ(table.rows.size(), 4U);
   EXPECT_EQ(table.rows[0].at("mode"), "plain");
   EXPECT_EQ(table.rows[0].at("bound_bytes"), "");
   EXPECT_EQ(table.rows[0].at("vs_plain"), "1.000");
@@ -123,6 +123,8 @@ TEST(BenchMemory, WritesOneRowPerMode) {
   EXPECT_LT(table.number(1, "peak_bytes"), table.number(0, "peak_bytes"));
   EXPECT_EQ(table.number(1, "steady_bytes"), table.number(0, "steady_bytes"));
   EXPECT_EQ(table.rows[2].at("mode"), "fully_shard");
+  EXPECT_EQ(table.rows[3].at("mode"), "fully_shard_start");
+  EXPECT_EQ(table.rows[3].at("step_ms"), "") << "not timed";
   for (size_t row = 0; row < 3; ++row) {
     EXPECT_EQ(table.rows[row].at("job"), "gpt");
     EXPECT_EQ(table.rows[row].at("ranks"), "2");
@@ -141,17 +143,25 @@ TEST(BenchMemory, FullyShardTakesNoMoreThanItMay) {
   for (const char* backend : {"shm", "gloo"}) {
     const TemporaryFolder folder;
     const auto path = folder.path() / "memory.csv";
-    const auto result = bench({"memory", "--modes", "plain,fully_shard", "--backend", backend,
-                               "--blocks", "6", "--pairs", "1", "--steps", "1", "--csv", path});
+    const auto result =
+        bench({"memory", "--modes", "plain,fully_shard,fully_shard_start", "--backend", backend,
+               "--blocks", "6", "--pairs", "1", "--steps", "1", "--csv", path});
     ASSERT_TRUE(result.status.ok()) << result.output;
     const Table table(path);
-    ASSERT_EQ(table.rows.size(), 2U);
+    ASSERT_EQ(table.rows.size(), 3U);
     EXPECT_LT(table.number(1, "steady_bytes"), 0.51 * table.number(0, "steady_bytes")) << backend;
     EXPECT_LE(table.number(1, "steady_bytes") + table.number(1, "peak_bytes"),
               table.number(1, "bound_bytes"))
         << backend;
     EXPECT_LT(table.number(1, "bound_bytes"),
               table.number(0, "steady_bytes") + table.number(0, "peak_bytes"))
+        << backend;
+    // Half of the parameters when all have their values, and until then a unit of them on top.
+    const double parameters = table.number(0, "steady_bytes") / 4;
+    EXPECT_LT(table.number(2, "steady_bytes"), 0.51 * parameters) << backend;
+    EXPECT_LT(table.number(2, "peak_bytes"), 2 * 3159040) << backend;
+    EXPECT_LE(table.number(2, "steady_bytes") + table.number(2, "peak_bytes"),
+              table.number(2, "bound_bytes"))
         << backend;
     // A block's parameters, of which this rank keeps half.
     EXPECT_THAT(result.output, HasSubstr("unit 'blocks.0': 1579520 of 3159040 bytes kept"));

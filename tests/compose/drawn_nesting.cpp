@@ -23,6 +23,11 @@ void draw_unit(Random& random, const Layout& layout, Application& application) {
       (application.strategy >= ShardingStrategy::HYBRID_SHARD || one_in(random, 2));
   application.reshard_after_forward = draw_choice(random);
   application.forward_prefetch = draw_choice(random);
+  application.accumulate_sharded = one_in(random, 2);
+}
+
+bool has_unused(const Shape& shape) {
+  return shape.has_unused || std::any_of(shape.parts.begin(), shape.parts.end(), has_unused);
 }
 
 void draw_function(Random& random, const Layout& layout, bool is_root, Application& application) {
@@ -68,9 +73,11 @@ bool trains(const Shape& shape, const Application& application) {
 
 FullyShardOptions unit_options(const Application& application, const Layout& layout) {
   FullyShardOptions options{.strategy = application.strategy,
+                            .mixed_precision = application.precision,
                             .forward_prefetch = application.forward_prefetch,
                             .mesh = application.has_two_dimensions ? layout.hybrid : layout.data,
-                            .reshard_after_forward = application.reshard_after_forward};
+                            .reshard_after_forward = application.reshard_after_forward,
+                            .accumulate_sharded = application.accumulate_sharded};
   if (application.policy == Policy::OfLayers)
     options.policy = ModuleWrapPolicy::of<torch::nn::LinearImpl>();
   if (application.policy == Policy::OfMlps) options.policy = ModuleWrapPolicy::of<MlpImpl>();
@@ -89,6 +96,7 @@ void apply_data_parallel(const Application& application, const Part& part, const
   if (application.function == Function::Replicate)
     replicate(part.module, {.mesh = layout.data,
                             .bucket_cap_mb = application.bucket_cap_mb,
+                            .find_unused_parameters = application.finds_unused,
                             .gradient_as_bucket_view = application.gradient_as_bucket_view,
                             .overlap = application.overlap});
 }
@@ -132,7 +140,10 @@ std::string describe_unit(const Application& application) {
                   application.has_two_dimensions ? " 2-D" : "",
                   kPolicies[static_cast<int>(application.policy)],
                   describe_choice("reshard", application.reshard_after_forward),
-                  describe_choice("prefetch", application.forward_prefetch), ")");
+                  describe_choice("prefetch", application.forward_prefetch),
+                  application.accumulate_sharded ? " accumulates shards" : "",
+                  application.precision.param_dtype ? " bfloat16" : "",
+                  application.precision.reduce_dtype ? " reduced in float" : "", ")");
 }
 
 std::string describe_function(const Application& application) {
@@ -142,7 +153,15 @@ std::string describe_function(const Application& application) {
   if (application.function == Function::None) return "";
   return c10::str(" replicate(", application.gradient_as_bucket_view ? "views" : "copies",
                   describe_choice("overlap", application.overlap),
+                  application.finds_unused ? " finds unused" : "",
                   application.bucket_cap_mb ? " small buckets)" : ")");
+}
+
+void compute_low(Random& random, Application& application) {
+  if (application.function == Function::Replicate) application.function = Function::None;
+  application.precision.param_dtype = torch::kBFloat16;
+  if (one_in(random, 2)) application.precision.reduce_dtype = torch::kFloat;
+  for (auto& part : application.parts) compute_low(random, part);
 }
 
 }  // namespace
@@ -159,7 +178,15 @@ Application draw_nesting(Random& random, const Shape& shape, const Layout& layou
   // replicate refuses modules without anything to average.
   if (application.function == Function::Replicate && !trains(shape, application))
     application.function = Function::None;
+  application.finds_unused = application.function == Function::Replicate && has_unused(shape);
   return application;
+}
+
+void draw_precision(Random& random, const Layout& layout, Application& root) {
+  compute_low(random, root);
+  if (root.function == Function::FullyShard) return;
+  root.function = Function::FullyShard;
+  draw_unit(random, layout, root);
 }
 
 std::string describe(const Shape& shape, const Application& application) {

@@ -41,10 +41,16 @@ struct Application {
   std::optional<double> bucket_cap_mb = std::nullopt;
   std::optional<bool> overlap = std::nullopt;
   bool gradient_as_bucket_view = false;
+  bool finds_unused = false;
+  bool accumulate_sharded = false;
+  MixedPrecision precision = {};
   std::vector<Application> parts;
 };
 
 Application draw_nesting(Random& random, const Shape& root, const Layout& layout);
+/// Makes all of a nesting compute in bfloat16: its root is fully sharded, and nothing replicated,
+/// which computes as it stands. Not for tensor parallelism, whose sums are rounded otherwise.
+void draw_precision(Random& random, const Layout& layout, Application& root);
 /// On one line: every module with what is applied to it.
 std::string describe(const Shape& shape, const Application& application);
 /// Tensor parallelism first, then innermost first; every rank calls it.

@@ -24,6 +24,7 @@ struct BranchImpl : torch::nn::Module {
     }
     if (shape.has_gain) gain = register_parameter("gain", torch::tensor(0.7));
     if (shape.has_bare) bare = register_parameter("bare", torch::randn({width, width}) / width);
+    if (shape.has_unused) unused = register_parameter("unused", torch::randn({width, 2}));
   }
   at::Tensor forward(const at::Tensor& x) {
     auto y = bare.defined() ? at::mm(x, bare) : x;
@@ -36,7 +37,7 @@ struct BranchImpl : torch::nn::Module {
   std::vector<Part> parts;
   std::vector<bool> runs_twice;
   nn::ModuleList list;
-  at::Tensor gain, bare;
+  at::Tensor gain, bare, unused;
 };
 TESSERA_MODULE(Branch);
 
@@ -115,6 +116,7 @@ Shape draw_shape(Random& random, int64_t depth, Kind kind) {
               .hidden = draw(random, 1, 11),
               .has_gain = one_in(random, 3),
               .has_bare = one_in(random, 3),
+              .has_unused = one_in(random, 5),
               .parts = {}};
   const bool has_parts = kind == Kind::Branch || kind == Kind::Sequence;
   if (!has_parts) {
@@ -143,6 +145,7 @@ MlpImpl::MlpImpl(const Shape& shape, int64_t width)
       down(register_module("down", nn::Linear(shape.hidden, width))) {
   if (shape.has_gain) gain = register_parameter("gain", torch::tensor(0.5));
   if (shape.has_bare) shift = register_parameter("shift", torch::randn({width}));
+  if (shape.has_unused) unused = register_parameter("unused", torch::randn({3}));
 }
 
 at::Tensor MlpImpl::forward(const at::Tensor& x) {
@@ -164,6 +167,7 @@ std::string describe(const Shape& shape) {
   const bool has_own = shape.kind == Kind::Mlp || shape.kind == Kind::Branch;
   if (has_own && shape.has_gain) text += " with gain";
   if (has_own && shape.has_bare) text += " with bare parameter";
+  if (has_own && shape.has_unused) text += " with unused parameter";
   if (shape.is_frozen) text += " frozen";
   if (shape.runs_twice) text += " twice";
   return text;

@@ -11,7 +11,8 @@
 #include <vector>
 
 /// Trees of modules drawn by seed, with what makes composition hard: sizes that no number of ranks
-/// divides, scalars, bare parameters next to modules, shared, frozen, and modules that run twice.
+/// divides, scalars, bare parameters next to modules, shared, frozen and unused ones, and modules
+/// that run twice.
 namespace tessera::testing {
 
 using Random = std::mt19937_64;
@@ -34,6 +35,7 @@ struct Shape {
   int64_t hidden = 0;  // width inside an Mlp
   bool has_gain = false;
   bool has_bare = false;
+  bool has_unused = false;  // a parameter of its own that forward does not read
   bool is_frozen = false;
   bool runs_twice = false;
   std::vector<Shape> parts;
@@ -76,7 +78,7 @@ struct MlpImpl : torch::nn::Module {
   MlpImpl(const Shape& shape, int64_t width);
   at::Tensor forward(const at::Tensor& x);
   nn::Linear up, down;
-  at::Tensor gain, shift;
+  at::Tensor gain, shift, unused;
 };
 TESSERA_MODULE(Mlp);
 

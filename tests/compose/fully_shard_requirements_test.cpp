@@ -139,8 +139,6 @@ TEST_P(ComposeOn, R_001_7_NotBothOnOneModule) {
   });
 }
 
-using Recipe = std::function<void()>;
-
 TEST_P(ComposeOn, R_001_8_EveryNestingOfReplicateAndFullyShard) {
   run([] {
     auto [base, test] = twins<CompositeModel>(0);

@@ -73,11 +73,14 @@ const Cases kComplex(
     {
         one("real", [](const at::Tensor& x) { return at::real(complex(x)) * 2; }, {5, 3, 2}),
         one("imag", [](const at::Tensor& x) { return at::imag(complex(x)) * 2; }, {5, 3, 2}),
-        // Its derivative is a conjugate view again, which view_as_real of autograd can't resolve
-        // here.
-        forward_only(one(
-            "conj", [](const at::Tensor& x) { return at::view_as_real(at::_conj(complex(x)) * 2); },
-            {5, 3, 2})),
+        one("conj", [](const at::Tensor& x) { return at::view_as_real(at::_conj(complex(x)) * 2); },
+            {5, 3, 2}),
+        one("conj alone",
+            [](const at::Tensor& x) { return at::view_as_real(complex(x).conj().resolve_conj()); },
+            {5, 3, 2}),
+        one("neg_view", [](const at::Tensor& x) { return at::_neg_view(x).resolve_neg(); }, {5, 3}),
+        forward_only(one("neg_view itself", [](const at::Tensor& x) { return at::_neg_view(x); },
+                         {5, 3})),
         forward_only(one("view_as_complex_copy",
                          [](const at::Tensor& x) {
                            return at::view_as_real(at::view_as_complex_copy(x));

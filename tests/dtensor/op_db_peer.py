@@ -7,12 +7,11 @@ forward and backward. Prints "samples N ran N wrong N sharded N" and one line pe
     op_db_peer.py LIBRARY RANK WORLD_SIZE INIT_METHOD SEED [--every N] [--only NAME] [--csv FILE]
 """
 
-import argparse
 import random
 import sys
-import warnings
 
 import torch
+from peer_rank import argument_parser, counts_line, join, tensors_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -47,10 +46,6 @@ def is_close(left, right):
     if isinstance(right, torch.Tensor):
         return torch.allclose(left.detach(), right.detach(), rtol=1e-3, atol=1e-4, equal_nan=True)
     return left == right
-
-
-def tensors_of(values):
-    return [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def gradients(outputs, inputs):
@@ -95,20 +90,12 @@ def is_random(op):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("library")
-    parser.add_argument("rank", type=int)
-    parser.add_argument("world_size", type=int)
-    parser.add_argument("init_method")
+    parser = argument_parser()
     parser.add_argument("seed", type=int)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--only")
     parser.add_argument("--csv", help="also write the counts to this file")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    torch.ops.load_library(options.library)
-    ops.init(options.init_method, options.rank, options.world_size, 20)
+    join(options)
     placer = Placer(options.world_size, options.seed)
     counts = dict(samples=0, ran=0, wrong=0, sharded=0)
     for index, op in enumerate(op_db):
@@ -140,7 +127,7 @@ def main():
             for problem, count in problems.items():
                 print(f"{op.name}.{op.variant_test_name}: {count} x {problem}", flush=True)
     if options.rank == 0:
-        print(" ".join(f"{name} {count}" for name, count in counts.items()), flush=True)
+        print(counts_line(counts), flush=True)
         if options.csv:
             with open(options.csv, "w") as file:
                 print(",".join(counts), ",".join(map(str, counts.values())), sep="\n", file=file)

@@ -18,19 +18,24 @@ line is "operators N rows N equal N less N otherwise N later N explained N worse
     placements_peer.py LIBRARY RANK WORLD_SIZE INIT_METHOD STORE
 """
 
-import argparse
 import itertools
 import logging
 import sys
-import warnings
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from peer_rank import argument_parser, counts_line, join, tensors_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, placement_types
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+try:
+    from torch.distributed.tensor import _decompositions
+except ImportError:
+    _decompositions = None  # of another version
 
 ours = torch.ops.tessera
 
@@ -227,6 +232,36 @@ def count_exchanges_as_such():
     placement_types.shard_dim_alltoall = counted
 
 
+def remember_decompositions():
+    """For an operator without a rule PyTorch tries all placements of its inputs, and all of them again for the next
+    row: of attention's rows that is nearly all the time this program takes."""
+    strategy = getattr(_decompositions, "DecompShardingStrategy", None)
+    if strategy is None:
+        return
+    propagate = strategy._propagate_through_decomp
+    known = {}
+
+    def remembered(self, schema, placements, mesh):
+        arguments = (schema.args_schema, schema.kwargs_schema)
+        shapes = pytree.tree_map_only(DTensorSpec, shape_of, arguments)
+        key = (schema.op, tuple(placements), repr(shapes))
+        if key not in known:
+            try:
+                known[key] = (propagate(self, schema, placements, mesh), None)
+            except Exception as error:  # noqa: BLE001 - which it is, is for PyTorch to judge
+                known[key] = (None, error)
+        result, error = known[key]
+        if error is not None:
+            raise error
+        return result
+
+    strategy._propagate_through_decomp = remembered
+
+
+def shape_of(spec):
+    return tuple(spec.shape), spec.tensor_meta.dtype
+
+
 def take_sent(ranks):
     return sum(sent(kind, nbytes, ranks) for kind, nbytes in ours.take_traffic().items())
 
@@ -254,10 +289,6 @@ def place_ours(whole, text, mesh):
     if text == "Psum":
         return ours.from_local(summand(whole, mesh), [mesh.size()], ["Psum"])
     return ours.distribute(whole, [mesh.size()], [text])
-
-
-def tensors_of(results):
-    return [value for value in pytree.tree_leaves(results) if isinstance(value, torch.Tensor)]
 
 
 def nearness(placements):
@@ -369,24 +400,17 @@ def compare(name, call, inputs, mesh, counts, report):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("library")
-    parser.add_argument("rank", type=int)
-    parser.add_argument("world_size", type=int)
-    parser.add_argument("init_method")
+    parser = argument_parser()
     parser.add_argument("store", help="a file for PyTorch's ranks to meet at")
-    parser.add_argument("--only")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     torch.manual_seed(1)
     torch.set_grad_enabled(False)
-    torch.ops.load_library(options.library)
-    ours.init(options.init_method, options.rank, options.world_size, 20)
+    join(options)
     store = dist.FileStore(options.store, options.world_size)
     dist.init_process_group("gloo", store=store, rank=options.rank, world_size=options.world_size)
     count_exchanges_as_such()
+    remember_decompositions()
     mesh = init_device_mesh("cpu", (options.world_size,))
     names = ("operators", "rows", "equal", "less", "otherwise", "later", "explained", "worse", "refused", "wrong")
     counts = dict.fromkeys(names, 0)
@@ -394,7 +418,7 @@ def main():
     for name, call, inputs in cases():
         if options.only in (None, name):
             compare(name, call, inputs, mesh, counts, report)
-    report(" ".join(f"{name} {count}" for name, count in counts.items()))
+    report(counts_line(counts))
     sys.stdout.flush()
     ours.shutdown()
     dist.destroy_process_group()

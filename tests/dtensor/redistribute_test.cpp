@@ -76,6 +76,30 @@ TEST_P(Redistribute, GradientsComeBackToWhereTheTensorWas) {
   });
 }
 
+TEST_P(Redistribute, ShardsAreAddedToPartialTargetsWithoutSending) {
+  on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
+    const auto ndim = static_cast<size_t>(mesh.ndim());
+    const Placements sums(ndim, Partial());
+    for (const auto& sizes : kSizes) {
+      const auto whole = numbered(sizes);
+      for (const auto& from :
+           with_strided(combinations({Replicate(), Shard(0), Shard(1), Partial()}, ndim), mesh)) {
+        auto target = placed(whole * 2, mesh, sums);
+        const comm_debug scope;
+        target.add_(placed(whole, mesh, from), 0.5);
+        EXPECT_EQ(counts_of(scope), Counts()) << from;
+        EXPECT_EQ(target.placements(), sums);
+        expect_equal(full_of(target), whole * 2.5, c10::str(c10::IntArrayRef(sizes), " ", from),
+                     kSums);
+      }
+    }
+    auto average = placed(numbered({5, 7}), mesh, Placements(ndim, Partial("avg")));
+    const auto before = full_of(average);
+    average.add_(placed(numbered({5, 7}), mesh, Placements(ndim, Shard(0))));
+    expect_equal(full_of(average), before + numbered({5, 7}), "averages", kSums);
+  });
+}
+
 TEST_P(Redistribute, AsyncResultsWaitAtFirstUse) {
   on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<size_t>(mesh.ndim());

@@ -21,11 +21,14 @@ inline std::string run_script(const std::string& script, const std::vector<std::
   std::string words = c10::str("'script', '", TESSERA_LIBRARY,
                                "', str(rank), str(world_size), 'file://{folder}/store'");
   for (const auto& argument : arguments) words += ", '" + argument + "'";
-  const auto text =
-      c10::str("import runpy, sys\n", "sys.argv = [word.replace('{folder}', '",
-               folder.path().string(), "') for word in [", words, "]]\n", "runpy.run_path('",
-               script, "', run_name='__main__')\n", "outputs = {}\n");
-  return run_peers(2, text, {}, {.deadline = deadline})[0].output;
+  const auto text = c10::str(
+      "import os, runpy, sys\n", "sys.path.insert(0, os.path.dirname('", script, "'))\n",
+      "sys.argv = [word.replace('{folder}', '", folder.path().string(), "') for word in [", words,
+      "]]\n", "runpy.run_path('", script, "', run_name='__main__')\n", "outputs = {}\n");
+  // Of placements that cost the same PyTorch takes the first of a set: the ranks' must be in one
+  // order.
+  return run_peers(2, text, {}, {.deadline = deadline, .environment = {{"PYTHONHASHSEED", "0"}}})[0]
+      .output;
 }
 
 /// The counts in the last line that begins with `first`: "samples 12 ran 11 …".

@@ -54,10 +54,12 @@ for step in range(data.shape[0]):
     losses.append(loss.detach())
     if not last:
         continue
+    gradients = {f"gradient of {name}": p.grad.full_tensor() for name, p in model.named_parameters()}
     if number["max_norm"]:
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), number["max_norm"]).full_tensor())
     optimizer.step()
     optimizer.zero_grad()
 outputs["losses"] = torch.stack(losses)
 outputs["norms"] = torch.stack(norms) if norms else torch.zeros(0)
+outputs.update(gradients)
 outputs.update({name: p.detach().full_tensor() for name, p in model.named_parameters()})

@@ -56,6 +56,9 @@ struct PeerCase {
   int accumulate = 1;
   double max_norm = 0;  // 0: gradients are not clipped
   bool reshard = true;
+
+  /// Gradients are then compared as well: weights are equal to the bit.
+  bool is_one_step() const { return accumulate == kSteps; }
 };
 void PrintTo(const PeerCase& which, std::ostream* out) { *out << which.name; }  // NOLINT: gtest's
 
@@ -84,6 +87,7 @@ Tensors train(const PeerCase& which, const at::Tensor& data, const at::Tensor& t
   auto net = make_net(which);
   const auto optimizer = make_optimizer(which.is_adam, net);
   std::vector<at::Tensor> losses, norms;
+  Tensors gradients;
   for (int64_t step = 0; step < data.size(0); ++step) {
     const bool is_last = step % which.accumulate == which.accumulate - 1;
     set_requires_gradient_sync(net, is_last);
@@ -92,12 +96,16 @@ Tensors train(const PeerCase& which, const at::Tensor& data, const at::Tensor& t
     loss.backward();
     losses.push_back(loss.detach());
     if (!is_last) continue;
+    for (const auto& item : net->named_parameters()) {
+      if (which.is_one_step())
+        gradients["gradient of " + item.key()] = whole(item.value().grad()).clone();
+    }
     if (which.max_norm > 0)
       norms.push_back(whole(optim::clip_grad_norm_(net->parameters(), which.max_norm)));
     optimizer->step();
     optimizer->zero_grad();
   }
-  Tensors result;
+  auto result = std::move(gradients);
   for (const auto& item : net->named_parameters())
     result[item.key()] = whole(item.value()).detach();
   result["losses"] = torch::stack(losses);
@@ -136,6 +144,7 @@ std::vector<Tensors> train_ranks(const PeerCase& which, const at::Tensor& data,
 /// close to zero and therefore mostly rounding. With bfloat16 a weight that differs in the last bit
 /// of float32 may round to the neighbour, which is 2^-8 away, before it is used.
 Tolerance tolerance_for(const PeerCase& which) {
+  if (which.is_one_step()) return {.rtol = 1e-4, .atol = 1e-5};
   if (which.is_mixed) return {.rtol = 4e-3, .atol = 4e-3};
   if (which.is_adam) return {.rtol = 1e-4, .atol = 1e-5};
   return {.rtol = 1e-5, .atol = 1e-6};
@@ -153,6 +162,11 @@ INSTANTIATE_TEST_SUITE_P(
         PeerCase{.name = "MixedPrecisionOn3", .ranks = 3, .is_mixed = true, .is_adam = true},
         PeerCase{.name = "Accumulation", .accumulate = 4},
         PeerCase{.name = "AccumulationOn3", .ranks = 3, .is_adam = true, .accumulate = 2},
+        PeerCase{.name = "MixedPrecisionAccumulation", .is_mixed = true, .accumulate = kSteps},
+        PeerCase{.name = "MixedPrecisionAccumulationOn3",
+                 .ranks = 3,
+                 .is_mixed = true,
+                 .accumulate = kSteps},
         PeerCase{.name = "Clipping", .max_norm = 0.1},
         PeerCase{.name = "ClippingOn3", .ranks = 3, .max_norm = 0.1},
         PeerCase{
@@ -168,7 +182,8 @@ TEST_P(Fsdp2Peer, TrainsToTheSameParameters) {
   const auto peers = train_peers(which, data, target);
   const auto ours = train_ranks(which, data, target);
   for (int rank = 0; rank < which.ranks; ++rank) {
-    ASSERT_EQ(ours[rank].size(), 22U + 2U);  // 22 parameters, losses, norms
+    // Parameters, their gradients, losses, norms.
+    ASSERT_EQ(ours[rank].size(), 22U + (which.is_one_step() ? 22U : 0U) + 2U);
     ASSERT_EQ(ours[rank].at("norms").numel(), which.max_norm > 0 ? kSteps / which.accumulate : 0);
     for (const auto& [name, value] : ours[rank]) {
       expect_equal(value, peers[rank][name], name + " on rank " + std::to_string(rank),

@@ -21,6 +21,9 @@ struct World {
   std::string backend;
   int ranks;
 };
+inline void PrintTo(const World& world, std::ostream* out) {  // NOLINT: gtest's name
+  *out << world.ranks << " ranks over " << world.backend;
+}
 
 inline const auto kWorlds = ::testing::Values(World{"shm", 1}, World{"shm", 2}, World{"shm", 3},
                                               World{"gloo", 2}, World{"gloo", 3});

@@ -199,6 +199,29 @@ TEST_P(SummonOn, AnExceptionWritesNothing) {
   });
 }
 
+TEST(SummonErrors, BackwardThroughCopies) {
+  run_processes(2, [] {
+    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+      auto net = shard(make_stack(1), {.strategy = strategy});
+      at::Tensor loss;
+      {
+        const SummonFullParams scope(net);
+        EXPECT_THAT(message_of<c10::Error>([&] { (net->last->bias * 3).sum().backward(); }),
+                    AllOf(HasSubstr("'last.bias'"),
+                          HasSubstr("through a whole copy that SummonFullParams showed")));
+        loss = (net->last->bias * 3).sum();
+      }
+      EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }),
+                  AllOf(HasSubstr("'last.bias'"),
+                        HasSubstr("through a whole copy that SummonFullParams showed")));
+      loss = at::Tensor();
+      for (auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+      net(torch::ones({2, 5})).sum().backward();
+      EXPECT_TRUE(net->last->bias.grad().defined());
+    }
+  });
+}
+
 TEST(SummonErrors, CallsOutOfPlace) {
   run_processes(2, [] {
     auto net = make_stack(1);

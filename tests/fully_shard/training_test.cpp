@@ -1,34 +1,19 @@
 // Sharded training equals training in one process.
-#include "support/training.h"
-
 #include <tessera/fully_shard.h>
 #include <tessera/optim.h>
 
-#include "fully_shard/models.h"
-#include "support/ranks.h"
+#include "fully_shard/sharded_models.h"
 
 #include <gmock/gmock.h>
 
 namespace tessera::testing {
 namespace {
 
-struct World {
-  std::string backend;
-  int ranks;
-};
-
-class FullyShardOn : public ::testing::TestWithParam<World> {
- protected:
-  void run(const RankBody& body) {
-    run_processes(GetParam().ranks, body, {.backend = GetParam().backend});
-  }
-};
+class FullyShardOn : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardOn,
                          ::testing::Values(World{"shm", 1}, World{"shm", 2}, World{"shm", 3},
                                            World{"shm", 4}, World{"gloo", 2}, World{"gloo", 3}),
-                         [](const auto& info) {
-                           return info.param.backend + std::to_string(info.param.ranks);
-                         });
+                         name_of);
 
 void shard_blocks(Stack& net, const FullyShardOptions& options = {}) {
   for (const auto& block : *net->blocks) fully_shard(block, options);

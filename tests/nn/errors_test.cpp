@@ -21,8 +21,9 @@ TEST(NnErrors, ModulesThatCantBeHooked) {
   Plain module;
   const std::string expected =
       ": expected a module whose calls can be hooked, got tessera::testing::(anonymous "
-      "namespace)::PlainImpl; declare it with TESSERA_MODULE instead of TORCH_MODULE, or take "
-      "tessera::nn's module instead of torch::nn's";
+      "namespace)::PlainImpl; declare it with TESSERA_MODULE(Net) instead of TORCH_MODULE and make "
+      "it as Net net(...), not by std::make_shared<NetImpl>; of torch::nn's modules take "
+      "tessera::nn's";
   const auto nothing = [](auto&&...) {};
   EXPECT_EQ(message_of([&] { register_forward_pre_hook(module, nothing); }),
             "register_forward_pre_hook" + expected);

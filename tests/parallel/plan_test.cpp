@@ -1,7 +1,6 @@
 // What plans mean.
 #include "parallel/models.h"
 #include "parallel/warnings.h"
-#include "support/message_of.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +11,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 /// Writes down what it is applied to.
 class Note final : public ParallelStyle {
@@ -124,21 +122,6 @@ TEST_F(PlanOnThreads, PlansCanBeBuilt) {
   for (int i = 0; i < 2; ++i) entries.push_back({"layers." + std::to_string(i), style});
   parallelize_module(MlpStacked(2), mesh_, entries);
   EXPECT_THAT(notes_, ElementsAre("a:layers.0", "a:layers.1"));
-}
-
-TEST_F(PlanOnThreads, ErrorsOfPlans) {
-  MlpModule net;
-  EXPECT_THAT(
-      message_of<c10::TypeError>([&] { parallelize_module(net, mesh_, {{"net1", nullptr}}); }),
-      HasSubstr("parallelize_module: expected a ParallelStyle for plan entry 'net1'"));
-  const auto mesh2 = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
-  EXPECT_THAT(message_of([&] { parallelize_module(net, mesh2, {{"net1", ColwiseParallel()}}); }),
-              AllOf(HasSubstr("parallelize_module: expected a 1-D mesh for"),
-                    HasSubstr("MlpModuleImpl, got 2-D"), HasSubstr("mesh[\"tp\"]")));
-  EXPECT_THAT(
-      message_of([&] { parallelize_module(net, mesh_, ColwiseParallel(), {.src_data_rank = 4}); }),
-      HasSubstr("expected a src_data_rank from 0 to 3"));
-  EXPECT_THAT(notes_, IsEmpty());
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <tessera/comm.h>
+#include <tessera/dtensor/placement.h>
 #include <tessera/fully_shard/policy.h>
 #include <tessera/mesh.h>
 
+#include <concepts>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -29,11 +31,41 @@ struct MixedPrecision {
   bool keep_low_precision_grads = false;  // shards of gradients stay in the dtype of reduction
   bool cast_forward_inputs = false;       // tensors among the arguments become param_dtype
   bool cast_root_forward_inputs = true;   // the same for the outermost unit
+  /// Modules whose parameters and buffers stay as they are: what comes in is cast to their dtype,
+  /// what goes out back to the one it came in. They need to be hookable. None: batch norms;
+  /// module_classes<>() leaves out nothing.
+  ModulePredicate module_classes_to_ignore = {};
   std::optional<at::ScalarType> output_dtype = std::nullopt;  // of what forward returns
+  /// Modules in evaluation mode, module->eval(), compute in full precision. None: as the variable
+  /// FSDP_USE_FULL_PREC_IN_EVAL says, 1 or 0; unset: false.
+  std::optional<bool> full_precision_in_eval = std::nullopt;
 };
 
+/// `offload_params`: shards, their gradients and so the optimizer's state are in the CPU's memory;
+/// parameters come to the device when their unit computes. On the CPU it changes nothing.
 struct CPUOffload {
   bool offload_params = false;
+};
+
+/// What becomes of gathered parameters between forward and backward: they are freed, or kept, or
+/// each group of so many neighbouring ranks keeps one copy of them, a part each, from which
+/// backward gathers without the other ranks. Where ranks share memory nothing is gathered, and a
+/// number is as good as true.
+class ReshardAfterForward {
+ public:
+  ReshardAfterForward(bool frees) : ranks_(frees ? 0 : 1) {}  // NOLINT: true, false or a number
+  template <std::integral N>
+    requires(!std::same_as<N, bool>)
+  ReshardAfterForward(N ranks)  // NOLINT(google-explicit-constructor)
+      : ranks_(static_cast<int64_t>(ranks)), is_number_(true) {}
+
+  bool frees() const { return ranks_ != 1; }
+  /// None if it is not a number.
+  std::optional<int64_t> ranks() const { return is_number_ ? std::optional(ranks_) : std::nullopt; }
+
+ private:
+  int64_t ranks_;
+  bool is_number_ = false;
 };
 
 struct FullyShardOptions {
@@ -48,8 +80,9 @@ struct FullyShardOptions {
   std::vector<nn::ModuleRef> ignored_modules = {};
   /// An integer or a c10::Device: parameters are moved there first.
   c10::IValue device_id = {};
-  /// Gives values to the parameters of a module that was built without memory (on the meta device);
-  /// none: what torch::nn's own modules start with.
+  /// Gives values to parameters and buffers that were built without memory (on the meta device). It
+  /// is called with each module that has such, once all have memory, and torch::nn's own modules
+  /// what they start with; it must write what others have.
   std::function<void(torch::nn::Module&)> param_init_fn = {};
   /// Start with the values of the group's first rank.
   bool sync_module_states = false;
@@ -61,9 +94,12 @@ struct FullyShardOptions {
   /// 1-D: parameters are sharded along it. 2-D: copies along the first dimension, shards along the
   /// second.
   std::optional<DeviceMesh> mesh = std::nullopt;
-  /// Free what was gathered when forward ends. None: as the strategy says, but not for the
-  /// outermost unit, whose backward comes next.
-  std::optional<bool> reshard_after_forward = std::nullopt;
+  /// Free what was gathered when forward ends; or a number of ranks, a divisor of the shards'.
+  /// None: as the strategy says, but not for the outermost unit, whose backward comes next.
+  std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
+  /// Along which dimension a parameter is sharded, given that parameter; none: Shard(0). Units with
+  /// another dimension are gathered even where ranks share memory.
+  std::function<std::optional<Placement>(const at::Tensor& parameter)> shard_placement_fn = {};
   /// Where gradients add up over several batches without being averaged (NoSync): false, as whole
   /// gradients on every rank, without communication, at the cost of the unsharded model's gradients
   /// in memory; true, as shards, by one reduce-scatter per batch.

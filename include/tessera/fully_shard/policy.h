@@ -29,21 +29,28 @@ class WrapDecision {
   std::function<void(FullyShardOptions&)> change_;
 };
 
+/// Says of a module whether it is meant.
+using ModulePredicate = std::function<bool(const torch::nn::Module&)>;
+/// Modules of these classes: module_classes<BlockImpl, torch::nn::LinearImpl>().
+template <class... Modules>
+ModulePredicate module_classes() {
+  return [](const torch::nn::Module& module) {
+    return ((dynamic_cast<const Modules*>(&module) != nullptr) || ...);
+  };
+}
+
 /// Submodules of these classes: ModuleWrapPolicy::of<BlockImpl, torch::nn::LinearImpl>().
 class ModuleWrapPolicy {
  public:
   template <class... Modules>
   static ModuleWrapPolicy of() {
-    return ModuleWrapPolicy([](const torch::nn::Module& module) {
-      return ((dynamic_cast<const Modules*>(&module) != nullptr) || ...);
-    });
+    return ModuleWrapPolicy(module_classes<Modules...>());
   }
-  explicit ModuleWrapPolicy(std::function<bool(const torch::nn::Module&)> is_unit)
-      : is_unit_(std::move(is_unit)) {}
-  const std::function<bool(const torch::nn::Module&)>& is_unit() const { return is_unit_; }
+  explicit ModuleWrapPolicy(ModulePredicate is_unit) : is_unit_(std::move(is_unit)) {}
+  const ModulePredicate& is_unit() const { return is_unit_; }
 
  private:
-  std::function<bool(const torch::nn::Module&)> is_unit_;
+  ModulePredicate is_unit_;
 };
 
 /// Whatever a function says.

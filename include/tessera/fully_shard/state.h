@@ -18,6 +18,8 @@ struct FullyShardStats {
   int64_t gathered_bytes = 0;   // private memory it takes while it is whole; 0 where the whole is
                                 // shared memory, seen in place
   int64_t freed_bytes = 0;      // private memory freed by resharding, all times together
+  int64_t kept_bytes = 0;       // kept at the moment between forward and backward, where
+                                // reshard_after_forward is a number of ranks
 };
 
 /// What fully_shard keeps with a module.

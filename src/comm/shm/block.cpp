@@ -21,10 +21,19 @@ size_t up_to_page(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {
-      "all_reduce", "broadcast", "reduce",  "all_gather", "reduce_scatter",
-      "all_to_all", "gather",    "scatter", "barrier",    "monitored_barrier",
-      "send",       "recv",      "gate"};
+  constexpr const char* kNames[] = {"all_reduce",
+                                    "broadcast",
+                                    "reduce",
+                                    "all_gather",
+                                    "reduce_scatter",
+                                    "all_to_all",
+                                    "gather",
+                                    "scatter",
+                                    "barrier",
+                                    "monitored_barrier",
+                                    "send",
+                                    "recv",
+                                    "gate of shared memory"};
   const auto index = static_cast<size_t>(kind);
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }

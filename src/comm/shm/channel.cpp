@@ -344,6 +344,12 @@ std::string Channel::describe_timeout(const Pending& pending, int watched) const
     text += "; arrived: " + format_list(arrived) + "; missing: " + format_list(missing) + last;
     if (missing.empty()) text += "; furthest behind in it: " + format_list(stragglers());
   }
+  if (pending.descriptor.kind == Kind::Gate && watched != kAnyPeer) {
+    const auto started = members_[watched].block->started.load(std::memory_order_acquire);
+    text += ", which has not come to it as often as this rank; its last collective in this group " +
+            (started == 0 ? std::string("was none")
+                          : "was " + describe(descriptor_of(watched, started)));
+  }
   return text + "; raise the group's timeout if the ranks are only slow";
 }
 

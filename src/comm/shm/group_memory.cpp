@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 #include <sstream>
 
 namespace tessera::comm {
@@ -138,19 +139,37 @@ std::unique_ptr<Mapping> map_of(int pid, int descriptor, size_t bytes) {
   return std::make_unique<Mapping>(file.descriptor(), bytes);
 }
 
+constexpr char kMemory = 'm';
+constexpr char kOther = 'o';
+
+/// What went wrong, after its kind; empty: nothing.
+template <class Function>
+std::string problem_of(Function&& function) {
+  try {
+    function();
+  } catch (const c10::OutOfMemoryError& error) {
+    return kMemory + std::string(error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return kOther + std::string(error.what_without_backtrace());
+  } catch (const std::bad_alloc& error) {
+    return kMemory + std::string(error.what());
+  } catch (const std::exception& error) {
+    return kOther + std::string(error.what());
+  }
+  return {};
+}
+
 /// What went wrong on any rank is told on all: none waits for one that has given up.
 template <class Function>
 void agree(const Group& group, const std::string& purpose, Function&& function) {
-  std::string problem;
-  try {
-    function();
-  } catch (const c10::Error& error) {
-    problem = error.what_without_backtrace();
-  }
-  const auto all = gather_bytes(problem, group);
+  const auto all = gather_bytes(problem_of(std::forward<Function>(function)), group);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    TORCH_CHECK_WITH(OutOfMemoryError, all[rank].empty(), purpose, ": ", all[rank], " on rank ",
+    if (all[rank].empty()) continue;
+    const auto problem = all[rank].substr(1);
+    TORCH_CHECK_WITH(OutOfMemoryError, all[rank][0] != kMemory, purpose, ": ", problem, " on rank ",
                      rank, "; free memory on this host, or use the gloo backend");
+    TORCH_CHECK_WITH(DistBackendError, false, purpose, ": ", problem, " on rank ", rank,
+                     "; ranks that can't share memory take the gloo backend");
   }
 }
 

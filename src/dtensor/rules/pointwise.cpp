@@ -111,8 +111,21 @@ Rule with_rows(Rows (*extra)(const Call&)) {
 const Registration kLinear({"aten::add.Tensor", "aten::sub.Tensor", "aten::add_.Tensor",
                             "aten::sub_.Tensor", "aten::neg", "aten::clone", "aten::detach",
                             "aten::alias", "aten::positive", "aten::real", "aten::imag",
-                            "aten::_conj", "aten::lift_fresh"},
+                            "aten::lift_fresh"},
                            pointwise_rule(/*passes_partial=*/true));
+
+/// See without_bits: such a view has memory of its own.
+Rule resolved_view_rule() {
+  auto rule = pointwise_rule(/*passes_partial=*/true);
+  rule.run = [](const c10::OperatorHandle& op, const Choice&, const std::vector<Sizes>&,
+                torch::jit::Stack& stack) {
+    op.callBoxed(stack);
+    stack.back() = without_bits(stack.back().toTensor());
+  };
+  return rule;
+}
+const Registration kResolvedViews({"aten::_conj", "aten::_neg_view"}, resolved_view_rule());
+
 const Registration kProduct({"aten::mul.Tensor", "aten::mul_.Tensor", "aten::mul.Scalar",
                              "aten::mul_.Scalar"},
                             with_rows([](const Call& call) { return scaled_rows(call, true); }));

@@ -1,4 +1,3 @@
-// One test per error that a user can cause.
 #include "parallel/models.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
@@ -178,6 +177,46 @@ TEST_F(ParallelizeErrors, InputsOfAnotherWidthOrMesh) {
   EXPECT_THAT(message_of([&] { net(x); }),
               AllOf(HasSubstr("RowwiseParallel: expected tensors on DeviceMesh(cpu"),
                     HasSubstr("got one on")));
+}
+
+TEST_F(ParallelizeErrors, PlansAndTheirMesh) {
+  MlpModule net;
+  EXPECT_THAT(
+      message_of<c10::TypeError>([&] { parallelize_module(net, mesh_, {{"net1", nullptr}}); }),
+      HasSubstr("parallelize_module: expected a ParallelStyle for plan entry 'net1'"));
+  const auto mesh2 = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+  EXPECT_THAT(message_of([&] { parallelize_module(net, mesh2, {{"net1", ColwiseParallel()}}); }),
+              AllOf(HasSubstr("parallelize_module: expected a 1-D mesh for"),
+                    HasSubstr("MlpModuleImpl, got 2-D"), HasSubstr("mesh[\"tp\"]")));
+  EXPECT_THAT(
+      message_of([&] { parallelize_module(net, mesh_, ColwiseParallel(), {.src_data_rank = 4}); }),
+      HasSubstr("expected a src_data_rank from 0 to 3"));
+  EXPECT_FALSE(is_dtensor(net->net1->weight)) << "nothing has happened";
+}
+
+struct PairImpl : torch::nn::Module {
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {x, x}; }
+};
+TESSERA_MODULE(Pair);
+
+TEST_F(ParallelizeErrors, SeveralResultsWhereOneIsExpected) {
+  Pair pair;
+  parallelize_module(pair, mesh_, SequenceParallel({.use_local_output = true}));
+  EXPECT_THAT(
+      message_of([&] { pair(DTensor::from_local(torch::ones({1, 2, 3}), mesh_, {Shard(1)})); }),
+      AllOf(HasSubstr("SequenceParallel: expected the module itself ("),
+            HasSubstr("to return one tensor, got something else")));
+}
+
+TEST(LossParallelErrors, TargetsOutOfBounds) {
+  run_processes(2, [] {
+    const auto logits = distribute_tensor(torch::rand({4, 10}), mesh_of_all(), {Shard(1)});
+    const auto target = torch::tensor({1, 2, 10, 3}, torch::kLong);
+    const loss_parallel scope;
+    EXPECT_THAT(
+        message_of<c10::IndexError>([&] { torch::nn::functional::cross_entropy(logits, target); }),
+        HasSubstr("cross_entropy: expected targets from 0 to 9"));
+  });
 }
 
 TEST_F(ParallelizeErrors, RowsThatCantBePacked) {

@@ -1,4 +1,3 @@
-// One test per error that a user can cause.
 #include "dtensor/placed.h"
 #include "parallel/warnings.h"
 #include "support/message_of.h"
@@ -168,6 +167,77 @@ TEST_F(DTensorErrors, Memory) {
               text)
       << "printed as what it is not";
   EXPECT_THROW(tensor.item(), c10::Error) << "more than one element";
+}
+
+TEST_F(DTensorErrors, TargetsThatCantBeBroughtBack) {
+  auto product = DTensor::from_local(numbered({2, 3}), mesh_, {Partial("product")});
+  EXPECT_THAT(message_of<c10::Error>([&] { product.exp_(); }),
+              AllOf(HasSubstr("aten::exp_: an operation in place leaves its target placed "
+                              "[Partial(product)], and there is no way to bring the result there"),
+                    HasSubstr("the form that returns a new tensor")));
+  auto local = numbered({2, 3}).requires_grad_();
+  const auto tensor =
+      DTensor::from_local(local, mesh_, {}, {.grad_placements = Placements{Partial("product")}});
+  EXPECT_THAT(message_of<c10::NotImplementedError>([&] { tensor.sum().backward(); }),
+              HasSubstr("redistribute: there is no way from [Replicate()] to [Partial(product)]"));
+}
+
+TEST_F(DTensorErrors, PartialTargetsOfMaximaToBeDifferentiated) {
+  const auto leaf = DTensor::from_local(numbered({2, 3}), mesh_, {Partial()}).requires_grad_();
+  const auto index = DTensor::from_local(torch::zeros({2, 3}, torch::kLong), mesh_);
+  const auto source = DTensor::from_local(numbered({2, 3}), mesh_);
+  const auto write = [&] { (leaf * 1).scatter_reduce_(0, index, source, "amax"); };
+  EXPECT_THAT(message_of<c10::NotImplementedError>(write),
+              AllOf(HasSubstr("aten::scatter_reduce_: expected a target placed Shard or Replicate "
+                              "where the derivative is wanted, got [Partial(sum)]"),
+                    HasSubstr("redistribute it first")));
+  const torch::NoGradGuard no_grad;
+  write();
+}
+
+TEST_F(DTensorErrors, StepsInMemoryThatNobodyHas) {
+  EXPECT_THAT(message_of<c10::NotImplementedError>([&] { rows().as_strided({2}, {1}, 1); }),
+              AllOf(HasSubstr("aten::as_strided: expected a contiguous distributed tensor and no "
+                              "storage_offset, got strides"),
+                    HasSubstr("full_tensor()")));
+}
+
+TEST_F(DTensorErrors, ShapesThatRanksOutsideOfTheMeshCantTell) {
+  const DeviceMesh others(torch::kCPU, {1, 2});
+  const auto tensor = distribute_tensor(numbered({4, 2}), others, {Shard(0)});
+  EXPECT_THAT(message_of<c10::Error>([&] { torch::nonzero(tensor); }),
+              AllOf(HasSubstr("aten::nonzero: rank 0 is outside of DeviceMesh(cpu"),
+                    HasSubstr("call it there alone")));
+}
+
+struct Refused {
+  const char* name;
+  void (*call)(at::Tensor& tensor);
+};
+
+/// Everybody who holds a distributed tensor relies on its shape.
+constexpr Refused kRefused[] = {
+    {"squeeze_", [](at::Tensor& x) { x.squeeze_(); }},
+    {"unsqueeze_", [](at::Tensor& x) { x.unsqueeze_(0); }},
+    {"t_", [](at::Tensor& x) { x.t_(); }},
+    {"transpose_", [](at::Tensor& x) { x.transpose_(0, 1); }},
+    {"swapaxes_", [](at::Tensor& x) { x.swapaxes_(0, 1); }},
+    {"swapdims_", [](at::Tensor& x) { x.swapdims_(0, 1); }},
+    {"as_strided_", [](at::Tensor& x) { x.as_strided_({2}, {1}); }},
+    {"resize_", [](at::Tensor& x) { x.resize_({2, 2}); }},
+    {"resize_as_", [](at::Tensor& x) { x.resize_as_(x.sum(0)); }},
+    {"set_", [](at::Tensor& x) { x.set_(x.clone()); }},
+    {"_resize_output_", [](at::Tensor& x) { at::_resize_output_(x, {2, 2}, x.device()); }},
+};
+
+TEST_F(DTensorErrors, AnotherShapeOrMemoryInPlace) {
+  for (const auto& [name, call] : kRefused) {
+    at::Tensor tensor = rows();
+    EXPECT_THAT(message_of<c10::NotImplementedError>([&, call = call] { call(tensor); }),
+                HasSubstr("can't be given another shape or memory in place"))
+        << name;
+    EXPECT_EQ(tensor.sizes(), at::IntArrayRef({8, 3})) << name;
+  }
 }
 
 at::Tensor doubled(const at::Tensor& x) { return x * 2; }

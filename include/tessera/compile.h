@@ -1,0 +1,99 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+#include <tessera/compile/options.h>
+#include <tessera/compile/pass.h>
+#include <tessera/compile/step.h>
+
+/// Turns a train step into one program: forward, backward, communication and optimizer as a list of
+/// operators that is made better as a whole and run without the code that issued them.
+namespace tessera {
+
+/// A function whose calls run a program, once there is one. Copies share it.
+template <class F>
+class Compiled {
+ public:
+  Compiled(F function, CompileOptions options)
+      : function_(std::move(function)), step_(std::make_shared<detail::Step>(std::move(options))) {}
+
+  template <class... A>
+    requires std::invocable<F&, A...>
+  std::invoke_result_t<F&, A...> operator()(A&&... arguments) {
+    using R = std::invoke_result_t<F&, A...>;
+    detail::StepArguments given;
+    (detail::add_argument(given, arguments), ...);
+    if constexpr (std::is_void_v<R>) {
+      step_->call(given, [&]() -> std::vector<at::Tensor> {
+        function_(arguments...);
+        return {};
+      });
+    } else {
+      static_assert(detail::kIsTensors<std::remove_cvref_t<R>>,
+                    "tessera::compile: the function must return tensors, or vectors, tuples, "
+                    "pairs, optionals or maps of tensors: anything else would be what it was when "
+                    "the program was made");
+      return call<std::remove_cvref_t<R>>(given, arguments...);
+    }
+  }
+
+  /// What was captured, what was not and why, and why it was captured again.
+  std::string explain() const { return step_->explain(); }
+  const detail::Step& step() const { return *step_; }
+
+ private:
+  template <class R, class... A>
+  R call(const detail::StepArguments& given, A&... arguments) {
+    std::optional<R> returned;
+    const auto tensors = step_->call(given, [&] {
+      returned = function_(arguments...);
+      std::vector<at::Tensor> results;
+      nn::visit_tensors(*returned, [&](at::Tensor& tensor) { results.push_back(tensor); });
+      shapes_[results.size()] = std::make_shared<R>(without_tensors(*returned));
+      return results;
+    });
+    if (returned) return std::move(*returned);
+    R result = *std::static_pointer_cast<R>(shapes_.at(tensors.size()));
+    size_t next = 0;
+    nn::visit_tensors(result, [&](at::Tensor& tensor) { tensor = tensors.at(next++); });
+    return result;
+  }
+
+  template <class R>
+  static R without_tensors(R result) {
+    nn::visit_tensors(result, [](at::Tensor& tensor) { tensor.reset(); });
+    return result;
+  }
+
+  F function_;
+  std::shared_ptr<detail::Step> step_;
+  std::map<size_t, std::shared_ptr<void>> shapes_;  // of results, by the number of their tensors
+};
+
+/// The function, compiled. Its first calls run as they are and are recorded; from then on the
+/// program runs instead, as long as what it depends on is the same: sizes, strides, dtypes and
+/// devices of tensors, numbers among the arguments, grad mode, training mode of modules, whether
+/// gradients are averaged, which gradients and which optimizer state exist, hyperparameters. A
+/// change is recorded anew (eight times at most, then the function runs as it is); a learning rate
+/// of tessera::optim may change freely.
+///
+/// What the function does besides tensor work, such as printing or counting, happens only in calls
+/// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and
+/// optimizer state are written as the function would have written them.
+template <class F>
+Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {
+  return {std::forward<F>(function), std::move(options)};
+}
+
+/// What was captured, what was not and why, and why it was captured again.
+template <class F>
+std::string explain(const Compiled<F>& compiled) {
+  return compiled.explain();
+}
+
+/// The program of the last capture, as C++ source; empty before it exists.
+template <class F>
+std::string generated_code(const Compiled<F>& compiled) {
+  return compiled.step().generated_code();
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <tessera/compile/data_parallel.h>
+#include <tessera/compile/pass.h>
+#include <tessera/nn/module_ref.h>
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct CompileOptions {
+  /// Makes a step that was written for one rank a step of many, such as DataParallel("replicate").
+  /// The parameters of its module and the state of its optimizer become DTensors with the first
+  /// call, before which the optimizer must have made its state: by one step without this. Every
+  /// rank makes the same calls; collective.
+  AnyParallelMode parallel_mode = {};
+  /// A module or an optimizer that the function uses without being given it: one that a lambda
+  /// captures. Names in the program are theirs, and training mode is watched.
+  std::optional<nn::ModuleRef> module = std::nullopt;
+  std::optional<std::reference_wrapper<torch::optim::Optimizer>> optimizer = std::nullopt;
+  /// What can't be compiled is an error. Otherwise it runs as it is, with one warning.
+  bool fullgraph = false;
+  /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
+  std::string backend = "codegen";
+  /// Run after ours, in this order.
+  std::vector<Pass> passes = {};
+  /// Names of passes that are left out.
+  std::vector<std::string> disabled_passes = {};
+  /// The graph after every pass goes to a file here. Empty: none.
+  std::string dump_folder = {};
+};
+
+}  // namespace tessera

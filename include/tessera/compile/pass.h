@@ -1,0 +1,22 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// Rewrites a graph into another that computes the same.
+struct Pass {
+  std::string name;
+  std::function<void(Graph&)> run;
+};
+
+/// What the compiler did, by name: "graphs", "recaptures", "ddp_buckets" (of the last graph),
+/// "fused_kernels" ... Of this thread.
+std::map<std::string, int64_t>& counters();
+
+}  // namespace tessera

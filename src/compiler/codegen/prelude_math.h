@@ -1,0 +1,18 @@
+#pragma once
+
+#include <vector>
+
+namespace tessera::compiler {
+
+/// A piece of generated sources.
+struct SourcePiece {
+  const char* words;  // that it defines, separated by spaces; whoever says one of them needs it
+  const char* text;
+};
+
+/// Types and functions of kernels; each may use those before it. Written without branches and
+/// without libm, so that compilers turn loops over them into vector instructions; double takes
+/// libm's.
+const std::vector<SourcePiece>& math_pieces();
+
+}  // namespace tessera::compiler

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+/// What is known of operators, for every pass to ask.
+namespace tessera::compiler {
+
+/// The node that runs one kernel of ours; its body says what the kernel computes.
+constexpr const char* kFused = "tessera::fused";
+
+/// The operator a node names, from the dispatcher; null for "tessera::fused" and unknown names.
+std::optional<c10::OperatorHandle> find_operator(const std::string& name);
+/// "aten::add.Tensor" of a schema.
+std::string name_of(const c10::FunctionSchema& schema);
+
+/// Whether the schema writes this argument (and the node consumes it).
+bool writes(const c10::FunctionSchema& schema, size_t argument);
+/// The same of a call; knows of operators that write more than their schemas say, such as the
+/// running statistics of aten::native_batch_norm in training. False for an absent tensor.
+bool writes(const Node& node, size_t argument);
+bool consumes(const Node& node);  // any argument
+/// Which returns of the schema become results of a node: tensors and lists of tensors, without
+/// consumed arguments handed back.
+std::vector<size_t> own_returns(const c10::FunctionSchema& schema);
+
+/// Whether the result may share memory with an argument that is not written: a view. A wait is one.
+bool is_view(const Node& node);
+/// Whether no two of the results of a view overlap: split, unbind ...
+bool is_disjoint_view(const Node& node);
+/// Whether the result is the argument itself, place by place: alias, detach, wait.
+bool is_same_place_view(const Node& node);
+/// The arguments that a view may share memory with.
+std::vector<size_t> viewed_arguments(const Node& node);
+/// Elementwise: every element of the result comes from the elements at its place.
+bool is_pointwise(const Node& node);
+/// Draws from a generator: never removed as a double of another, never folded.
+bool is_random(const Node& node);
+/// Talks to other ranks: launches and waits.
+bool is_collective(const Node& node);
+/// A launch: the node's result must be waited for. "_c10d_functional::all_reduce" ...
+bool is_launch(const Node& node);
+bool is_wait(const Node& node);
+/// Whether a launch reads its arguments until its result has been waited for.
+bool reads_until_waited(const Node& node);
+/// Whether it must stay although nobody needs its results: draws, messages, checks.
+bool must_stay(const Node& node);
+/// Does something besides computing results: consumes an argument, or must stay.
+bool has_effect(const Node& node);
+/// The form of the operator that writes its first argument, "aten::add_.Tensor"; "" if it has none
+/// with the same further arguments.
+std::string in_place_form(const std::string& op);
+
+}  // namespace tessera::compiler

@@ -1,0 +1,195 @@
+#include "compiler/ir/verify.h"
+
+#include "compiler/ir/aliases.h"
+#include "compiler/ir/fit.h"
+#include "compiler/ir/operators.h"
+#include "compiler/ir/text.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+/// Walks a graph in the order of execution.
+class Verifier {
+ public:
+  Verifier(const Graph& graph, const std::string& after) : graph_(graph), after_(after) {}
+
+  void run() {
+    states_.assign(graph_.value_count(), State::Undefined);
+    for (const GraphInput& input : graph_.inputs) define(input.value, "input " + quote(input.name));
+    for (const Node& node : graph_.nodes) form(node);
+    for (const GraphOutput& each : graph_.outputs) output(each);
+    const Aliases aliases(graph_);
+    states_.assign(graph_.value_count(), State::Usable);
+    for (const Node& node : graph_.nodes) memory(node, aliases);
+    for (const GraphOutput& each : graph_.outputs) {
+      if (each.value != kNoValue && state(each.value) == State::Consumed)
+        fail("the outputs", c10::str("%", each.value,
+                                     " is used after it, or what it shares memory "
+                                     "with, has been consumed"));
+    }
+  }
+
+ private:
+  enum class State : uint8_t { Undefined, Usable, Consumed };
+
+  [[noreturn]] void fail(const std::string& where, const std::string& what) const {
+    TORCH_INTERNAL_ASSERT(false, "compile: the graph after ", after_,
+                          " is not well-formed: ", where, ": ", what);
+    std::abort();  // not reached; the assertion's macro does not say so
+  }
+
+  State& state(ValueId value) { return states_.at(static_cast<size_t>(value)); }
+
+  void define(ValueId value, const std::string& where) {
+    if (value < 0 || static_cast<size_t>(value) >= states_.size())
+      fail(where, c10::str("%", value, " has no type"));
+    if (state(value) != State::Undefined) fail(where, c10::str("%", value, " is defined twice"));
+    state(value) = State::Usable;
+    const ValueType& type = graph_.type(value);
+    if (type.sizes.size() != type.strides.size())
+      fail(where, c10::str("%", value, " has ", type.sizes.size(), " sizes and ",
+                           type.strides.size(), " strides"));
+  }
+
+  void use(ValueId value, const std::string& where) {
+    const bool exists = value >= 0 && static_cast<size_t>(value) < states_.size();
+    if (!exists || state(value) == State::Undefined)
+      fail(where, c10::str("%", value, " is used before it is defined"));
+  }
+
+  void form(const Node& node) {
+    const auto where = [&] { return safe_text(node); };
+    for (const ValueId value : node.used()) {
+      const bool exists = value >= 0 && static_cast<size_t>(value) < states_.size();
+      if (!exists || state(value) == State::Undefined) use(value, where());
+    }
+    for (const Argument& argument : node.arguments) {
+      if (argument.kind != Argument::Kind::Scalar) continue;
+      if (argument.scalar < 0 || static_cast<size_t>(argument.scalar) >= graph_.scalars.size())
+        fail(where(), c10::str("the graph has no scalar $", argument.scalar));
+    }
+    for (const ValueId value : node.defined()) define(value, node.op);
+    if (const auto complaint = misfit(node); !complaint.empty()) fail(where(), complaint);
+    if (node.body) body(node);
+  }
+
+  void body(const Node& node) {
+    verify(*node.body, after_);
+    const auto used = node.used();
+    const auto defined = node.defined();
+    for (size_t i = 0; i < used.size(); ++i)
+      same_type(graph_.type(used[i]), node.body->type(node.body->inputs[i].value), node);
+    for (size_t i = 0; i < defined.size(); ++i) {
+      const ValueId inner = node.body->outputs[i].value;
+      if (inner == kNoValue) fail(safe_text(node), "the body lacks a result");
+      same_type(graph_.type(defined[i]), node.body->type(inner), node);
+    }
+  }
+
+  void same_type(const ValueType& outer, const ValueType& inner, const Node& node) const {
+    if (outer.dtype != inner.dtype || outer.sizes != inner.sizes)
+      fail(safe_text(node),
+           c10::str("outside of the body ", text_of(outer), ", inside ", text_of(inner)));
+  }
+
+  void output(const GraphOutput& output) {
+    if (output.value != kNoValue) use(output.value, "the outputs");
+    if (output.kind == OutputKind::Result) return;
+    const auto is_target = [&](const GraphInput& each) { return each.value == output.target; };
+    if (std::none_of(graph_.inputs.begin(), graph_.inputs.end(), is_target))
+      fail("the outputs", c10::str("%", output.target, " is written, but is no input"));
+    if (output.value == kNoValue) {
+      if (output.kind == OutputKind::Gradient) return;
+      fail("the outputs", c10::str("nothing is written to %", output.target));
+    }
+    const ValueType& from = graph_.type(output.value);
+    const ValueType& to = graph_.type(output.target);
+    if (from.sizes != to.sizes || from.dtype != to.dtype)
+      fail("the outputs", c10::str("%", output.value, ": ", text_of(from), " does not fit into %",
+                                   output.target, ": ", text_of(to)));
+  }
+
+  /// Nothing may use what has been consumed; nothing may consume what is being sent.
+  void memory(const Node& node, const Aliases& aliases) {
+    for (const ValueId value : node.used()) {
+      if (state(value) == State::Consumed)
+        fail(safe_text(node), c10::str("%", value,
+                                       " is used after it, or what it shares memory "
+                                       "with, has been consumed"));
+    }
+    if (is_wait(node)) sent_.erase(node.used().front());
+    for (size_t i = 0; i < node.arguments.size(); ++i) {
+      if (!writes(node, i)) continue;
+      for (const ValueId value : node.arguments[i].values) {
+        if (value != kNoValue) consume(node, value, aliases);
+      }
+    }
+    for (const ValueId value : node.defined()) state(value) = State::Usable;
+    if (!reads_until_waited(node)) return;
+    const auto sources = node.used();
+    const auto pending = node.defined();
+    // Of coalesced ones each result comes from the argument at its place in the list.
+    const bool one_by_one = sources.size() == pending.size();
+    for (size_t i = 0; i < pending.size(); ++i)
+      sent_[pending[i]] = one_by_one ? std::vector{sources[i]} : sources;
+  }
+
+  void consume(const Node& node, ValueId consumed, const Aliases& aliases) {
+    for (const auto& [pending, sources] : sent_) {
+      for (const ValueId source : sources) {
+        // A launch that writes its argument hands on that very memory.
+        if (!aliases.overlap(pending, source) && aliases.overlap(consumed, source))
+          fail(safe_text(node), c10::str("%", consumed, " is consumed while %", pending,
+                                         " is still being computed from it"));
+      }
+    }
+    for (const ValueId input : aliases.inputs(consumed)) check_is_written(node, input);
+    for (const ValueId value : aliases.overlapping(consumed)) state(value) = State::Consumed;
+  }
+
+  /// An input's memory is the caller's: what is consumed must be given back by a Write. Gradients
+  /// are exempt, for a caller may not want them.
+  void check_is_written(const Node& node, ValueId input) const {
+    const auto found = std::find_if(graph_.inputs.begin(), graph_.inputs.end(),
+                                    [&](const GraphInput& each) { return each.value == input; });
+    if (found->kind == InputKind::Gradient) return;
+    const bool is_written =
+        std::any_of(graph_.outputs.begin(), graph_.outputs.end(), [&](const GraphOutput& each) {
+          return each.kind == OutputKind::Write && each.target == input;
+        });
+    if (!is_written)
+      fail(safe_text(node), c10::str("the memory of the input ", quote(found->name),
+                                     " is consumed, but no output is written to it"));
+  }
+
+  /// Text of a node that may be malformed.
+  std::string safe_text(const Node& node) const {
+    for (const auto* list : {&node.arguments, &node.results}) {
+      for (const Argument& argument : *list) {
+        const bool is_value = argument.kind == Argument::Kind::Value;
+        if (is_value && argument.values.size() != 1) return node.op;
+        for (const ValueId value : argument.values) {
+          if (value != kNoValue && static_cast<size_t>(value) >= graph_.value_count())
+            return node.op;
+        }
+      }
+    }
+    return text_of(graph_, node);
+  }
+
+  const Graph& graph_;
+  const std::string& after_;
+  std::vector<State> states_;
+  std::unordered_map<ValueId, std::vector<ValueId>> sent_;  // results of launches, what they read
+};
+
+}  // namespace
+
+void verify(const Graph& graph, const std::string& after) { Verifier(graph, after).run(); }
+
+}  // namespace tessera::compiler

@@ -1,0 +1,159 @@
+// Note [buckets]. Replicated gradients arrive one by one, each with a division, an all-reduce and a
+// wait. A bucket replaces these by one collective, behind the node that makes the last of its
+// gradients:
+//
+//   g1 -> div -> all_reduce -> wait ->            g1 \                              / wait ->
+//   ...                                    =>         > div -> all_reduce_coalesced
+//   g2 -> div -> all_reduce -> wait ->            g2 /                              \ wait ->
+//
+// or, by concat, flatten each, join, divide, reduce, wait, split and view. Waits that came before
+// the last gradient, and what only passes their results on, move behind the collective.
+#include <tessera/compile/pass.h>
+
+#include "compiler/ir/operators.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/reductions.h"
+#include "compiler/passes/uses.h"
+
+namespace tessera::compiler {
+namespace {
+
+/// Arguments of the launch behind its tensors: reduction, group.
+std::vector<Argument> launch_arguments(Argument tensors, const Node& launch) {
+  std::vector<Argument> arguments = {std::move(tensors)};
+  arguments.insert(arguments.end(), launch.arguments.begin() + 1, launch.arguments.end());
+  return arguments;
+}
+
+class Bucketer {
+ public:
+  explicit Bucketer(Graph& graph) : graph_(graph), removed_(graph.nodes.size()) {}
+
+  void coalesce(const Bucket& bucket, const std::string& op) {
+    const int place = ready_behind(bucket);
+    const Node& launch = node_at(bucket.front().launch);
+    std::vector<ValueId> sources, divided, pending;
+    for (const Reduction& each : bucket) {
+      sources.push_back(each.source);
+      divided.push_back(node_at(each.launch).used().front());
+      pending.push_back(node_at(each.launch).defined().front());
+    }
+    if (bucket.front().divisor) {
+      add(place,
+          make_node("aten::_foreach_div.Scalar",
+                    {Argument::of(sources), Argument::of(c10::IValue(*bucket.front().divisor))},
+                    {Argument::of(divided)}));
+    }
+    const Argument input = Argument::of(bucket.front().divisor ? divided : sources);
+    add(place, make_node(op, launch_arguments(input, launch), {Argument::of(pending)}));
+    for (const Reduction& each : bucket) drop(each);
+  }
+
+  void concat(const Bucket& bucket) {
+    const int place = ready_behind(bucket);
+    const Node& launch = node_at(bucket.front().launch);
+    std::vector<ValueId> flat, pieces;
+    std::vector<int64_t> sizes;
+    ValueType whole = graph_.type(bucket.front().source);
+    int64_t total = 0;
+    for (const Reduction& each : bucket) {
+      sizes.push_back(graph_.type(each.source).numel());
+      total += sizes.back();
+      flat.push_back(add_vector(whole, sizes.back()));
+      pieces.push_back(add_vector(whole, sizes.back()));
+      add(place, make_node("aten::flatten.using_ints", {Argument::of(each.source)},
+                           {Argument::of(flat.back())}));
+    }
+    ValueId joined = add_step(place, "aten::cat", {Argument::of(flat)}, whole, total);
+    if (bucket.front().divisor) {
+      joined = add_step(place, "aten::div.Scalar",
+                        {Argument::of(joined), Argument::of(c10::IValue(*bucket.front().divisor))},
+                        whole, total);
+    }
+    joined =
+        add_step(place, launch.op, launch_arguments(Argument::of(joined), launch), whole, total);
+    joined = add_step(place, node_at(bucket.front().wait).op, {Argument::of(joined)}, whole, total);
+    add(place, make_node("aten::split_with_sizes",
+                         {Argument::of(joined), Argument::of(c10::IValue(sizes))},
+                         {Argument::of(pieces)}));
+    for (size_t i = 0; i < bucket.size(); ++i) {
+      const ValueId result = node_at(bucket[i].wait).defined().front();
+      add(place,
+          make_node("aten::view",
+                    {Argument::of(pieces[i]), Argument::of(c10::IValue(graph_.type(result).sizes))},
+                    {Argument::of(result)}));
+      removed_[static_cast<size_t>(bucket[i].wait)] = true;
+      drop(bucket[i]);
+    }
+  }
+
+  void finish() {
+    // Indices of what is put in count all nodes, so those to remove stay until then, without uses.
+    for (size_t i = 0; i < removed_.size(); ++i) {
+      if (removed_[i]) graph_.nodes[i] = Node{};
+    }
+    insert_nodes(graph_, std::move(added_));
+    std::vector<bool> empty;
+    for (const Node& node : graph_.nodes) empty.push_back(node.op.empty());
+    remove_nodes(graph_, empty);
+  }
+
+ private:
+  const Node& node_at(int index) const { return graph_.nodes[static_cast<size_t>(index)]; }
+
+  void add(int place, Node node) { added_.emplace_back(place, std::move(node)); }
+
+  void drop(const Reduction& reduction) {
+    removed_[static_cast<size_t>(reduction.launch)] = true;
+    if (reduction.division) removed_[static_cast<size_t>(*reduction.division)] = true;
+  }
+
+  ValueId add_vector(const ValueType& like, int64_t size) {
+    return graph_.add_value(
+        {.dtype = like.dtype, .device = like.device, .sizes = {size}, .strides = {1}});
+  }
+
+  ValueId add_step(int place, const std::string& op, std::vector<Argument> arguments,
+                   const ValueType& like, int64_t size) {
+    const ValueId result = add_vector(like, size);
+    add(place, make_node(op, std::move(arguments), {Argument::of(result)}));
+    return result;
+  }
+
+  Graph& graph_;
+  std::vector<bool> removed_;
+  std::vector<std::pair<int, Node>> added_;
+};
+
+std::vector<Bucket> buckets_of(const Graph& graph, const char* op, const BucketCaps& caps) {
+  return assign_buckets(graph, find_reductions(graph, op), caps);
+}
+
+}  // namespace
+
+void bucket_all_reduces(Graph& graph, const BucketCaps& caps) {
+  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
+  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
+  Bucketer bucketer(graph);
+  for (const Bucket& bucket : buckets)
+    bucketer.coalesce(bucket, "_c10d_functional::all_reduce_coalesced");
+  bucketer.finish();
+}
+
+void bucket_all_reduces_by_concat(Graph& graph, const BucketCaps& caps) {
+  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
+  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
+  Bucketer bucketer(graph);
+  for (const Bucket& bucket : buckets) bucketer.concat(bucket);
+  bucketer.finish();
+}
+
+void bucket_reduce_scatters(Graph& graph, const BucketCaps& caps) {
+  Bucketer bucketer(graph);
+  for (const Bucket& bucket : buckets_of(graph, "_c10d_functional::reduce_scatter_tensor", caps))
+    bucketer.coalesce(bucket, "_c10d_functional::reduce_scatter_tensor_coalesced");
+  bucketer.finish();
+}
+
+}  // namespace tessera::compiler

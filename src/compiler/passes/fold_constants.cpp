@@ -1,0 +1,140 @@
+#include "compiler/ir/operators.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/uses.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cmath>
+#include <optional>
+#include <unordered_set>
+
+namespace tessera::compiler {
+namespace {
+
+using NameSet = std::unordered_set<std::string>;
+
+// Views that start at the first element of what they view: with the same sizes and strides they are
+// the same.
+const NameSet kViewsFromTheStart = {
+    "aten::view",
+    "aten::reshape",
+    "aten::_reshape_alias",
+    "aten::expand",
+    "aten::permute",
+    "aten::transpose.int",
+    "aten::t",
+    "aten::squeeze",
+    "aten::squeeze.dim",
+    "aten::squeeze.dims",
+    "aten::contiguous",
+    "aten::flatten.using_ints",
+    "aten::_unsafe_view",
+    "aten::alias",
+    "aten::detach",
+    "aten::lift_fresh",
+};
+const NameSet kCopies = {"aten::clone", "aten::_to_copy"};
+
+/// A number among the arguments.
+std::optional<at::Scalar> number_of(const Argument& argument) {
+  if (argument.kind != Argument::Kind::Constant) return std::nullopt;
+  const c10::IValue& constant = argument.constant;
+  if (constant.isScalar()) return constant.toScalar();
+  const bool is_number = constant.isTensor() && constant.toTensor().defined() &&
+                         constant.toTensor().dim() == 0 && constant.toTensor().is_cpu();
+  return is_number ? std::optional(constant.toTensor().item()) : std::nullopt;
+}
+
+bool equals(const at::Scalar& number, double value) {
+  if (number.isBoolean() || number.isComplex()) return false;
+  return number.isFloatingPoint() ? number.toDouble() == value
+                                  : number.toLong() == static_cast<int64_t>(value);
+}
+
+/// Whether the call gives back its first argument, bit for bit and whatever its values. Adding zero
+/// does not: -0.0 + 0.0 is 0.0.
+bool is_neutral(const Node& node, const ValueType& type) {
+  const auto is = [&](std::initializer_list<const char*> names) {
+    return std::find(names.begin(), names.end(), node.op) != names.end();
+  };
+  if (node.arguments.size() < 2) return false;
+  const auto number = number_of(node.arguments[1]);
+  if (!number) return false;
+  if (is({"aten::mul.Scalar", "aten::mul.Tensor", "aten::div.Scalar", "aten::div.Tensor"}))
+    return equals(*number, 1);
+  if (!is({"aten::add.Scalar", "aten::add.Tensor", "aten::sub.Scalar", "aten::sub.Tensor"}))
+    return false;
+  const bool is_sub = node.op.starts_with("aten::sub");
+  const auto alpha = number_of(node.arguments.at(2));
+  if (!alpha || !equals(*alpha, 1) || !equals(*number, 0)) return false;
+  const bool negative_zero = number->isFloatingPoint() && std::signbit(number->toDouble());
+  return c10::isIntegralType(type.dtype, /*includeBool=*/false) || is_sub != negative_zero;
+}
+
+bool pins(const Node& node) {
+  constexpr size_t kPinMemory = 4;
+  return node.op == "aten::_to_copy" && node.arguments.at(kPinMemory).constant.isBool() &&
+         node.arguments[kPinMemory].constant.toBool();
+}
+
+class Folder {
+ public:
+  explicit Folder(Graph& graph) : graph_(graph), aliases_(graph), fates_(graph, aliases_) {}
+
+  void run() {
+    std::vector<bool> removed(graph_.nodes.size());
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      Node& node = graph_.nodes[i];
+      replace_uses(node, replacements_);
+      const auto source = unchanged(node);
+      if (!source) continue;
+      replacements_[node.results[0].values[0]] = *source;
+      removed[i] = true;
+    }
+    replace_uses(graph_, replacements_);
+    remove_nodes(graph_, removed);
+  }
+
+ private:
+  /// The value that can stand for the node's result.
+  std::optional<ValueId> unchanged(const Node& node) const {
+    if (node.results.size() != 1 || node.results[0].kind != Argument::Kind::Value)
+      return std::nullopt;
+    const ValueId result = node.results[0].values[0];
+    const size_t from = node.op == "aten::copy" ? 1 : 0;
+    if (node.arguments.size() <= from || node.arguments[from].kind != Argument::Kind::Value)
+      return std::nullopt;
+    const ValueId source = node.arguments[from].values[0];
+    if (result == kNoValue || source == kNoValue || graph_.type(result) != graph_.type(source))
+      return std::nullopt;
+    if (kViewsFromTheStart.count(node.op) != 0)
+      return is_input_given_back(source, result) ? std::nullopt : std::optional(source);
+    const bool is_copy = (kCopies.count(node.op) != 0 && !pins(node)) || from == 1 ||
+                         is_neutral(node, graph_.type(result));
+    return is_copy && can_share(source, result) ? std::optional(source) : std::nullopt;
+  }
+
+  /// A caller who gets a view of an argument does not want the argument.
+  bool is_input_given_back(ValueId source, ValueId result) const {
+    return !aliases_.inputs(source).empty() && fates_.returned[static_cast<size_t>(result)];
+  }
+
+  bool can_share(ValueId source, ValueId result) const {
+    const auto from = static_cast<size_t>(source), to = static_cast<size_t>(result);
+    if (fates_.consumed[from] || fates_.consumed[to] || fates_.returned[to]) return false;
+    // Writes come one after the other: the memory of an input may have been written before this one
+    // is copied.
+    return !fates_.written[to] || aliases_.inputs(source).empty();
+  }
+
+  Graph& graph_;
+  const Aliases aliases_;
+  const Fates fates_;
+  Replacements replacements_;
+};
+
+}  // namespace
+
+void fold_constants(Graph& graph) { Folder(graph).run(); }
+
+}  // namespace tessera::compiler

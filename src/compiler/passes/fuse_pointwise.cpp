@@ -1,0 +1,174 @@
+#include "compiler/passes/fuse_pointwise.h"
+
+#include "compiler/ir/operators.h"
+#include "compiler/passes/fusion_groups.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+/// Builds the node that stands for a group of nodes.
+class FusedNode {
+ public:
+  FusedNode(const Graph& graph, const std::set<ValueId>& needed) : graph_(graph), needed_(needed) {}
+
+  Node build(const std::vector<const Node*>& members) {
+    for (const Node* member : members) add(*member);
+    Node node;
+    node.op = kFused;
+    node.module = members.front()->module;
+    for (const ValueId value : inputs_) node.arguments.push_back(Argument::of(value));
+    node.arguments.insert(node.arguments.end(), scalars_.begin(), scalars_.end());
+    for (const Node* member : members) {
+      for (const ValueId value : member->defined()) {
+        if (needed_.count(value) == 0) continue;
+        node.results.push_back(Argument::of(value));
+        body_.outputs.push_back({.value = inside_.at(value)});
+      }
+    }
+    node.body = std::make_shared<const Graph>(std::move(body_));
+    return node;
+  }
+
+ private:
+  void add(const Node& member) {
+    Node copy = member;
+    for (Argument& argument : copy.arguments) {
+      if (argument.kind == Argument::Kind::Scalar) argument = scalar(argument);
+      for (ValueId& value : argument.values) value = use(value);
+    }
+    for (Argument& result : copy.results) {
+      for (ValueId& value : result.values) {
+        const ValueId own = body_.add_value(graph_.type(value));
+        inside_[value] = own;
+        value = own;
+      }
+    }
+    body_.nodes.push_back(std::move(copy));
+  }
+
+  ValueId use(ValueId value) {
+    if (value == kNoValue) return value;
+    const auto found = inside_.find(value);
+    if (found != inside_.end()) return found->second;
+    const ValueId own = body_.add_value(graph_.type(value));
+    body_.inputs.push_back(
+        {.value = own, .kind = InputKind::Argument, .name = "in" + std::to_string(inputs_.size())});
+    inputs_.push_back(value);
+    inside_[value] = own;
+    return own;
+  }
+
+  /// Factors are applied outside, so that kernels which differ by them alone are one.
+  Argument scalar(const Argument& given) {
+    const auto found = std::find_if(scalars_.begin(), scalars_.end(), [&](const Argument& known) {
+      return known.scalar == given.scalar && known.factor == given.factor;
+    });
+    Argument argument = given;
+    argument.factor = 1;
+    argument.scalar = static_cast<int>(found - scalars_.begin());
+    if (found == scalars_.end()) {
+      scalars_.push_back(given);
+      body_.scalars.push_back({graph_.scalars.at(static_cast<size_t>(given.scalar)).name});
+    }
+    return argument;
+  }
+
+  const Graph& graph_;
+  const std::set<ValueId>& needed_;
+  Graph body_;
+  std::vector<ValueId> inputs_;
+  std::vector<Argument> scalars_;
+  std::unordered_map<ValueId, ValueId> inside_;
+};
+
+/// The values of the group that something outside of it uses.
+std::set<ValueId> needed_outside(const Graph& graph, const std::vector<size_t>& group_of) {
+  std::unordered_map<ValueId, size_t> home;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const ValueId value : graph.nodes[i].defined()) home[value] = group_of[i];
+  }
+  std::set<ValueId> needed;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const ValueId value : graph.nodes[i].used()) {
+      const auto found = home.find(value);
+      if (found != home.end() && (group_of[i] == SIZE_MAX || found->second != group_of[i]))
+        needed.insert(value);
+    }
+  }
+  for (const GraphOutput& output : graph.outputs) needed.insert(output.value);
+  return needed;
+}
+
+/// The nodes of a body, over the values of the graph around it.
+void append_body(Graph& graph, const Node& fused, std::vector<Node>& nodes) {
+  const Graph& body = *fused.body;
+  std::vector<ValueId> outside(body.value_count(), kNoValue);
+  const auto used = fused.used();
+  const auto defined = fused.defined();
+  for (size_t i = 0; i < body.inputs.size(); ++i)
+    outside.at(static_cast<size_t>(body.inputs[i].value)) = used.at(i);
+  for (size_t i = 0; i < body.outputs.size(); ++i)
+    outside.at(static_cast<size_t>(body.outputs[i].value)) = defined.at(i);
+  std::vector<Argument> scalars;
+  for (const Argument& argument : fused.arguments) {
+    if (argument.kind == Argument::Kind::Scalar) scalars.push_back(argument);
+  }
+  const auto rename = [&](ValueId& value) {
+    if (value == kNoValue) return;
+    auto& name = outside.at(static_cast<size_t>(value));
+    if (name == kNoValue) name = graph.add_value(body.type(value));
+    value = name;
+  };
+  for (Node node : body.nodes) {
+    for (Argument& argument : node.arguments) {
+      if (argument.kind == Argument::Kind::Scalar)
+        argument = scalars.at(static_cast<size_t>(argument.scalar));
+      std::for_each(argument.values.begin(), argument.values.end(), rename);
+    }
+    for (Argument& result : node.results)
+      std::for_each(result.values.begin(), result.values.end(), rename);
+    nodes.push_back(std::move(node));
+  }
+}
+
+}  // namespace
+
+void fuse_pointwise(Graph& graph) {
+  const auto groups = find_fusion_groups(graph);
+  std::vector<size_t> group_of(graph.nodes.size(), SIZE_MAX);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const size_t member : groups[i]) group_of[member] = i;
+  }
+  const auto needed = needed_outside(graph, group_of);
+  std::vector<Node> nodes;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (group_of[i] == SIZE_MAX) {
+      nodes.push_back(graph.nodes[i]);
+      continue;
+    }
+    const auto& group = groups[group_of[i]];
+    if (i != group.back()) continue;
+    std::vector<const Node*> members;
+    for (const size_t member : group) members.push_back(&graph.nodes[member]);
+    nodes.push_back(FusedNode(graph, needed).build(members));
+  }
+  graph.nodes = std::move(nodes);
+}
+
+void unfuse(Graph& graph) {
+  std::vector<Node> nodes;
+  for (Node& node : graph.nodes) {
+    if (node.op == kFused) {
+      append_body(graph, node, nodes);
+    } else {
+      nodes.push_back(std::move(node));
+    }
+  }
+  graph.nodes = std::move(nodes);
+}
+
+}  // namespace tessera::compiler

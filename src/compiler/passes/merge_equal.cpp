@@ -1,0 +1,74 @@
+#include "compiler/ir/operators.h"
+#include "compiler/ir/text.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/uses.h"
+
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+/// Equal for nodes that compute the same.
+std::string key_of(const Graph& graph, const Node& node) {
+  Node call{.op = node.op, .arguments = node.arguments, .results = {}};
+  call.body = node.body;
+  return text_of(graph, call);
+}
+
+class Merger {
+ public:
+  explicit Merger(Graph& graph) : graph_(graph), fates_(graph, Aliases(graph)) {}
+
+  void run() {
+    std::unordered_map<std::string, size_t> first;
+    std::vector<bool> removed(graph_.nodes.size());
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      Node& node = graph_.nodes[i];
+      replace_uses(node, replacements_);
+      if (has_effect(node) || node.results.empty()) continue;
+      const auto [found, is_new] = first.emplace(key_of(graph_, node), i);
+      if (is_new) continue;
+      removed[i] = merge(graph_.nodes[found->second], node);
+      if (!removed[i]) found->second = i;
+    }
+    replace_uses(graph_, replacements_);
+    remove_nodes(graph_, removed);
+  }
+
+ private:
+  /// Uses `kept` in place of `node`, if nobody can tell.
+  bool merge(const Node& kept, const Node& node) {
+    const auto from = node.defined();
+    const auto to = kept.defined();
+    if (from.size() != to.size()) return false;
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (graph_.type(from[i]) != graph_.type(to[i])) return false;
+      // Views of one value share their memory anyway.
+      if (!is_view(node) && !can_share(from[i], to[i])) return false;
+    }
+    for (size_t i = 0; i < from.size(); ++i) {
+      const auto target = static_cast<size_t>(to[i]);
+      fates_.returned[target] =
+          fates_.returned[target] || fates_.returned[static_cast<size_t>(from[i])];
+      replacements_[from[i]] = to[i];
+    }
+    return true;
+  }
+
+  /// A caller who got two tensors may change one of them; so may a node that consumes one.
+  bool can_share(ValueId left, ValueId right) const {
+    const auto first = static_cast<size_t>(left), second = static_cast<size_t>(right);
+    if (fates_.consumed[first] || fates_.consumed[second]) return false;
+    return !fates_.returned[first] || !fates_.returned[second];
+  }
+
+  Graph& graph_;
+  Fates fates_;
+  Replacements replacements_;
+};
+
+}  // namespace
+
+void merge_equal(Graph& graph) { Merger(graph).run(); }
+
+}  // namespace tessera::compiler

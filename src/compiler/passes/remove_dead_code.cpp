@@ -1,0 +1,33 @@
+#include "compiler/ir/operators.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/uses.h"
+
+#include <algorithm>
+
+namespace tessera::compiler {
+
+void remove_dead_code(Graph& graph) {
+  std::vector<bool> needed(graph.value_count());
+  for (const GraphOutput& output : graph.outputs) {
+    if (output.value != kNoValue) needed.at(static_cast<size_t>(output.value)) = true;
+  }
+  const auto is_needed = [&](ValueId value) { return needed.at(static_cast<size_t>(value)); };
+  std::vector<bool> dead(graph.nodes.size());
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const Node& node = graph.nodes[i];
+    const auto results = node.defined();
+    dead[i] = !must_stay(node) && std::none_of(results.begin(), results.end(), is_needed);
+    if (dead[i]) continue;
+    for (const ValueId value : node.used()) needed.at(static_cast<size_t>(value)) = true;
+  }
+  // What a launch that stays has begun is waited for, wanted or not: its memory is being written.
+  const Uses uses(graph);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!dead[i] || !is_wait(graph.nodes[i])) continue;
+    const int launch = uses.definition(graph.nodes[i].used().front());
+    if (launch != Uses::kInput) dead[i] = dead[static_cast<size_t>(launch)];
+  }
+  remove_nodes(graph, dead);
+}
+
+}  // namespace tessera::compiler

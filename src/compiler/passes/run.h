@@ -1,0 +1,30 @@
+#pragma once
+
+#include <tessera/compile/pass.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::compiler {
+
+struct RunOptions {
+  std::vector<std::string> disabled = {};  // names of passes to skip; upstream's names too
+  /// Gets one file per pass, "00-captured.txt", "01-remove_dead_code.txt" ...; none if empty.
+  std::string dump_folder = {};
+};
+
+/// Runs the passes in order and verifies the graph after each. Throws a ValueError if a name in
+/// `disabled` is that of no pass. counters()["passes"] becomes the number of those that ran.
+void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions& options = {});
+
+/// The pass of this name, ours or upstream's (`fuse_ddp_with_coalesced_op`,
+/// `fuse_ddp_with_concat_op`, `schedule_comm_wait`); it carries our name. `bucket_bytes`: the cap
+/// of all buckets; none: 1 MiB for the first and 25 MiB for the others. Throws a ValueError that
+/// names the nearest known ones if there is none.
+Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes = std::nullopt);
+
+/// Names of all passes, as find_pass takes them.
+std::vector<std::string> pass_names();
+
+}  // namespace tessera::compiler

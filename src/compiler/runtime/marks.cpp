@@ -1,0 +1,44 @@
+// Parts of memory as operators: a tensor seen with other sizes and strides, from `offset` elements
+// after its first one. Unlike as_strided, whose offset counts from the start of the storage, they
+// mean the same for a tensor that lies elsewhere. And a mark: where a step has a parameter's
+// gradient.
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <torch/library.h>
+
+namespace tessera::compiler {
+namespace {
+
+at::Tensor window(const at::Tensor& self, at::IntArrayRef sizes, at::IntArrayRef strides,
+                  int64_t offset) {
+  return self.as_strided(sizes, strides, self.storage_offset() + offset);
+}
+
+at::Tensor window_scatter(const at::Tensor& self, const at::Tensor& source, at::IntArrayRef sizes,
+                          at::IntArrayRef strides, int64_t offset) {
+  auto result = at::empty_strided(self.sizes(), self.strides(), self.options());
+  result.copy_(self);
+  result.as_strided(sizes, strides, offset).copy_(source);
+  return result;
+}
+
+at::Tensor gradient(const at::Tensor& self, const at::Tensor& /*parameter*/) {
+  return self.clone();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  library.def("window(Tensor(a) self, int[] size, int[] stride, int offset) -> Tensor(a)");
+  library.def(
+      "window_scatter(Tensor self, Tensor source, int[] size, int[] stride, int offset) -> Tensor");
+  library.def("gradient(Tensor self, Tensor parameter) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
+  library.impl("window", &window);
+  library.impl("window_scatter", &window_scatter);
+  library.impl("gradient", &gradient);
+}
+
+}  // namespace tessera::compiler

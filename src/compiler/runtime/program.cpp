@@ -1,0 +1,199 @@
+#include "compiler/runtime/program.h"
+
+#include "compiler/ir/operators.h"
+#include "compiler/trace/key.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <ranges>
+
+namespace tessera::compiler {
+namespace {
+
+/// A number where the operator wants a tensor: takes part in type promotion as a number does.
+at::Tensor number_as_tensor(const at::Scalar& number) {
+  auto tensor = at::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+bool wants_tensor(const c10::Argument& declared) {
+  const auto& type = declared.type();
+  if (type->kind() == c10::TypeKind::TensorType) return true;
+  return type->kind() == c10::TypeKind::OptionalType &&
+         type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
+}
+
+bool is_optional_list(const c10::Argument& declared) {
+  const auto& type = declared.type();
+  return type->kind() == c10::TypeKind::ListType &&
+         type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
+}
+
+/// Dimensions of one element may have any stride.
+bool same_strides(const at::Tensor& tensor, const ValueType& type) {
+  if (tensor.numel() == 0) return true;
+  for (size_t i = 0; i < type.sizes.size(); ++i) {
+    if (type.sizes[i] > 1 && tensor.strides()[i] != type.strides[i]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Program::Program(const Graph& graph) {
+  for (size_t i = 0; i < graph.value_count(); ++i)
+    types_.push_back(graph.type(static_cast<ValueId>(i)));
+  for (const auto& input : graph.inputs) inputs_.push_back(input.value);
+  for (const auto& output : graph.outputs) outputs_.push_back(output.value);
+  for (const auto& node : graph.nodes) instructions_.push_back(make(node));
+  values_.resize(types_.size());
+  find_last_uses();
+}
+
+Program::Instruction Program::make(const Node& node) {
+  const auto op = find_operator(node.op);
+  TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
+  Instruction instruction{*op, {}, {}, {}, {}, {}};
+  const auto& schema = op->schema();
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
+    if (writes(node, i)) instruction.written.push_back(i);
+  }
+  for (const auto& result : node.results) instruction.results.push_back(result.values);
+  instruction.own = own_returns(schema);
+  TORCH_INTERNAL_ASSERT(
+      instruction.results.size() == instruction.written.size() + instruction.own.size(),
+      "compile: results of ", node.op);
+  return instruction;
+}
+
+Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
+  Slot slot{argument.kind,   argument.constant, argument.scalar,
+            argument.factor, argument.values,   is_optional_list(declared)};
+  if (slot.kind == Argument::Kind::Constant && wants_tensor(declared) && slot.constant.isScalar())
+    slot.constant = number_as_tensor(slot.constant.toScalar());
+  return slot;
+}
+
+void Program::find_last_uses() {
+  std::vector<bool> is_needed(types_.size(), false);
+  for (const auto value : outputs_) {
+    if (value != kNoValue) is_needed[static_cast<size_t>(value)] = true;
+  }
+  const auto note = [&](Instruction& instruction, ValueId value) {
+    if (value == kNoValue || is_needed[static_cast<size_t>(value)]) return;
+    is_needed[static_cast<size_t>(value)] = true;
+    instruction.last_used.push_back(value);
+  };
+  for (auto& instruction : instructions_ | std::views::reverse) {
+    for (const auto& result : instruction.results) {
+      for (const auto value : result) note(instruction, value);
+    }
+    for (const auto& argument : instruction.arguments) {
+      for (const auto value : argument.values) note(instruction, value);
+    }
+  }
+}
+
+std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
+                                     const std::vector<double>& scalars) {
+  const at::NoGradGuard no_grad;
+  const RunScope below_autograd;
+  for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
+  try {
+    for (const auto& instruction : instructions_) execute(instruction, scalars);
+  } catch (...) {
+    std::fill(values_.begin(), values_.end(), at::Tensor());
+    throw;
+  }
+  is_checked_ = true;
+  std::vector<at::Tensor> outputs;
+  for (const auto value : outputs_)
+    outputs.push_back(value == kNoValue ? at::Tensor() : values_[static_cast<size_t>(value)]);
+  for (const auto value : outputs_) {
+    if (value != kNoValue) values_[static_cast<size_t>(value)].reset();
+  }
+  for (const auto value : inputs_) values_[static_cast<size_t>(value)].reset();
+  return outputs;
+}
+
+void Program::push(const Slot& slot, const std::vector<double>& scalars) {
+  switch (slot.kind) {
+    case Argument::Kind::Constant:
+      stack_.push_back(slot.constant);
+      return;
+    case Argument::Kind::Scalar:
+      stack_.emplace_back(slot.factor * scalars[static_cast<size_t>(slot.scalar)]);
+      return;
+    case Argument::Kind::Value:
+      if (slot.values[0] == kNoValue)
+        stack_.emplace_back();
+      else
+        stack_.emplace_back(values_[static_cast<size_t>(slot.values[0])]);
+      return;
+    case Argument::Kind::List:
+      if (slot.is_optional_list) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const auto value : slot.values)
+          list.push_back(value == kNoValue ? std::nullopt
+                                           : std::optional(values_[static_cast<size_t>(value)]));
+        stack_.emplace_back(std::move(list));
+      } else {
+        std::vector<at::Tensor> list;
+        for (const auto value : slot.values)
+          list.push_back(value == kNoValue ? at::Tensor() : values_[static_cast<size_t>(value)]);
+        stack_.emplace_back(std::move(list));
+      }
+  }
+}
+
+void Program::execute(const Instruction& instruction, const std::vector<double>& scalars) {
+  stack_.clear();
+  for (const auto& argument : instruction.arguments) push(argument, scalars);
+  // What consumed arguments become lies where they lay.
+  size_t result = 0;
+  for (const size_t index : instruction.written) {
+    const auto& from = instruction.arguments[index].values;
+    const auto& to = instruction.results[result++];
+    for (size_t i = 0; i < from.size(); ++i) {
+      if (to[i] != kNoValue)
+        values_[static_cast<size_t>(to[i])] = values_[static_cast<size_t>(from[i])];
+    }
+  }
+  instruction.op.callBoxed(stack_);
+  for (const size_t own : instruction.own) {
+    const auto& to = instruction.results[result++];
+    auto& given = stack_[own];
+    if (given.isTensor()) {
+      if (to[0] != kNoValue) values_[static_cast<size_t>(to[0])] = std::move(given).toTensor();
+    } else {
+      const auto list = given.toTensorList();
+      for (size_t i = 0; i < to.size(); ++i) {
+        if (to[i] != kNoValue) values_[static_cast<size_t>(to[i])] = list.get(i);
+      }
+    }
+  }
+  if (!is_checked_) {
+    for (const auto& values : instruction.results) {
+      for (const auto value : values) check_result(instruction, value);
+    }
+  }
+  for (const auto value : instruction.last_used) values_[static_cast<size_t>(value)].reset();
+}
+
+void Program::check_result(const Instruction& instruction, ValueId value) const {
+  if (value == kNoValue) return;
+  const auto& tensor = values_[static_cast<size_t>(value)];
+  const auto& type = types_[static_cast<size_t>(value)];
+  TORCH_INTERNAL_ASSERT(tensor.defined() && tensor.sizes() == type.sizes &&
+                            tensor.scalar_type() == type.dtype && same_strides(tensor, type),
+                        "compile: ", instruction.op.schema().name(), " gave sizes ", tensor.sizes(),
+                        " and strides ", tensor.strides(), " of ", tensor.scalar_type(), " where ",
+                        type.sizes, ", ", type.strides, " of ", type.dtype, " were recorded");
+}
+
+}  // namespace tessera::compiler

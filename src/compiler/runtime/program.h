@@ -1,0 +1,57 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <vector>
+
+namespace tessera::compiler {
+
+/// A graph made ready to run: operators found, constants made, and for every value the moment
+/// after which nothing needs it.
+class Program {
+ public:
+  explicit Program(const Graph& graph);
+
+  /// Runs every node, below autograd. Inputs in the order of the graph's; arguments that operators
+  /// write are consumed. Returns the values of the graph's outputs, in their order.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
+                              const std::vector<double>& scalars);
+
+ private:
+  struct Slot {
+    Argument::Kind kind;
+    c10::IValue constant;
+    int scalar;
+    double factor;
+    std::vector<ValueId> values;
+    bool is_optional_list;
+  };
+  struct Instruction {
+    c10::OperatorHandle op;
+    std::vector<Slot> arguments;
+    std::vector<size_t> written;                // arguments that are consumed
+    std::vector<std::vector<ValueId>> results;  // first of those, then the operator's own
+    std::vector<size_t> own;                    // which of its returns are its own
+    std::vector<ValueId> last_used;
+  };
+
+  static Instruction make(const Node& node);
+  static Slot make_slot(const Argument& argument, const c10::Argument& declared);
+  void find_last_uses();
+  void execute(const Instruction& instruction, const std::vector<double>& scalars);
+  void push(const Slot& slot, const std::vector<double>& scalars);
+  void check_result(const Instruction& instruction, ValueId value) const;
+
+  std::vector<ValueType> types_;
+  std::vector<ValueId> inputs_, outputs_;
+  std::vector<Instruction> instructions_;
+  std::vector<at::Tensor> values_;
+  torch::jit::Stack stack_;
+  bool is_checked_ = false;  // whether a run has given what was recorded, by sizes and strides
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,41 @@
+#pragma once
+
+#include "compiler/spmd/expand.h"
+
+namespace tessera::compiler {
+
+/// Adds the nodes that move a value between ranks to a list of nodes under construction.
+class SpmdBuilder {
+ public:
+  SpmdBuilder(Graph& graph, const SpmdSettings& settings) : graph_(graph), settings_(settings) {}
+
+  /// Rows of a whole value of this type that a rank holds.
+  int64_t local_rows(const ValueType& whole) const;
+  ValueType local_type(const ValueType& whole) const;
+
+  /// Of a local gradient: the average of all, whole or this rank's rows of it.
+  ValueId average(ValueId value);
+  ValueId average_rows(ValueId value);
+  /// Of this rank's rows: all rows.
+  ValueId gather(ValueId value, const ValueType& whole);
+  /// Of all rows: this rank's.
+  ValueId slice(ValueId value);
+
+  void add(Node node) { nodes_.push_back(std::move(node)); }
+  std::vector<Node> take() { return std::move(nodes_); }
+
+ private:
+  int64_t chunk(int64_t rows) const { return (rows + settings_.ranks - 1) / settings_.ranks; }
+  ValueId emit(const char* op, std::vector<Argument> arguments, ValueType type);
+  ValueId contiguous(ValueId value);
+  ValueId divided(ValueId value);
+  ValueId padded(ValueId value, int64_t rows);
+  ValueId rows(ValueId value, int64_t begin, int64_t end);
+  ValueId waited(ValueId value);
+
+  Graph& graph_;
+  const SpmdSettings& settings_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace tessera::compiler

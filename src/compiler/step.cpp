@@ -1,0 +1,226 @@
+#include <tessera/optim.h>
+
+#include "compiler/pipeline.h"
+#include "compiler/step_impl.h"
+#include "replicate/local_part.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+
+namespace tessera {
+
+std::map<std::string, int64_t>& counters() {
+  thread_local std::map<std::string, int64_t> counters;
+  return counters;
+}
+
+namespace detail {
+
+using compiler::CallShape;
+using compiler::Recording;
+using compiler::Variant;
+
+namespace {
+
+constexpr size_t kMostVariants = 8;
+
+void add_modules(torch::nn::Module& root, std::vector<torch::nn::Module*>& found) {
+  if (std::find(found.begin(), found.end(), &root) != found.end()) return;
+  found.push_back(&root);
+  for (const auto& child : root.children()) add_modules(*child, found);
+}
+
+std::vector<std::optional<bool>> gradients_before(const Recording& recording) {
+  std::vector<std::optional<bool>> found;
+  for (const auto& owner : recording.gradients) found.push_back(owner.had_gradient);
+  return found;
+}
+
+}  // namespace
+
+std::vector<torch::nn::Module*> Step::Impl::modules_of(const StepArguments& given) const {
+  std::vector<torch::nn::Module*> modules;
+  for (auto* module : given.modules) add_modules(*module, modules);
+  if (options.module) add_modules(**options.module, modules);
+  return modules;
+}
+
+std::vector<torch::optim::Optimizer*> Step::Impl::optimizers_of(const StepArguments& given) const {
+  auto optimizers = given.optimizers;
+  if (options.optimizer) optimizers.push_back(&options.optimizer->get());
+  return optimizers;
+}
+
+std::vector<OptimizerTensor> tensors_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<OptimizerTensor> found;
+  const auto* ours = dynamic_cast<const optim::Optimizer*>(&optimizer);
+  if (ours == nullptr) return found;
+  for (const auto& group : ours->param_groups()) {
+    for (const auto& parameter : group.params()) {
+      for (const auto& [name, tensor] : ours->state_of(parameter))
+        found.push_back({tensor, parameter, name});
+    }
+  }
+  return found;
+}
+
+compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
+  compiler::TensorNames names;
+  for (size_t i = 0; i < given.tensors.size(); ++i)
+    names.add(given.tensors[i], InputKind::Argument, c10::str("argument ", i));
+  std::map<const c10::TensorImpl*, std::string> names_of;
+  auto roots = given.modules;
+  if (options.module) roots.push_back(&**options.module);
+  for (const auto* root : roots) {
+    for (const auto& parameter : root->named_parameters()) {
+      names.add(replication::local_part(parameter.value()), InputKind::Parameter, parameter.key());
+      names_of.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
+    }
+    for (const auto& buffer : root->named_buffers())
+      names.add(buffer.value(), InputKind::Buffer, buffer.key());
+  }
+  for (const auto* optimizer : optimizers_of(given)) {
+    for (const auto& [tensor, parameter, name] : tensors_of(*optimizer)) {
+      const auto known = names_of.find(parameter.unsafeGetTensorImpl());
+      names.add(replication::local_part(tensor), InputKind::State,
+                known == names_of.end() ? name : name + " of " + known->second);
+    }
+  }
+  return names;
+}
+
+void Step::Impl::learn(const Recording& recording) {
+  for (const auto& owner : recording.gradients) {
+    const bool is_known = std::any_of(parameters.begin(), parameters.end(), [&](const auto& known) {
+      return known.is_same(owner.parameter);
+    });
+    if (!is_known) parameters.push_back(owner.parameter);
+  }
+}
+
+void Step::Impl::fall_back(const std::string& why) {
+  why_eager = why;
+  log.push_back("runs as it is: " + why);
+  ++counters()["fallbacks"];
+  TORCH_CHECK(!options.fullgraph, "compile: expected a function that can be compiled as a whole ",
+              "(fullgraph), but ", why);
+  TORCH_WARN("compile: the function runs as it is, since ", why);
+}
+
+void Step::Impl::refuse(const Recording& recording) {
+  // An optimizer's first step makes its state: that recording is no use, the next may be.
+  if (recording.keeps_tensors && kept_tensors++ == 0) {
+    log.push_back("not used: " + recording.broken);
+    return;
+  }
+  fall_back(recording.broken);
+}
+
+void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further) {
+  compiler::optimise(graph, options, further);
+  ++counters()["graphs"];
+  log.push_back(c10::str("compiled: ", graph.nodes.size(), " operators, ", graph.inputs.size(),
+                         " tensors in, ", graph.outputs.size(), " out"));
+  variant.accept(std::move(graph));
+}
+
+void Step::Impl::make_ready(Variant& variant) {
+  accept(variant, Graph(variant.recording().graph), {});
+}
+
+void Step::Impl::note_capture(const CallShape& shape) {
+  if (variants.empty()) return log.emplace_back("captured"), void();
+  ++counters()["recaptures"];
+  log.push_back("captured again, because of a change in " + variants.back().misfit(shape));
+}
+
+void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
+  learn(recording);
+  if (!recording.broken.empty()) return refuse(recording);
+  kept_tensors = 0;
+  std::string changed;
+  for (auto& variant : variants) {
+    if (!variant.misfit_besides_gradients(shape).empty()) continue;
+    const auto differs = compiler::difference(variant.recording(), recording);
+    const auto before = gradients_before(variant.recording());
+    const bool same_gradients = before == gradients_before(recording);
+    if (differs.empty()) {
+      if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
+        variant = Variant(std::move(shape), std::move(recording), given);
+      else if (!same_gradients)
+        variant.ignore_gradients();
+      if (!variant.is_ready()) make_ready(variant);
+      return;
+    }
+    if (same_gradients) return fall_back("it is not the same at each call: " + differs);
+  }
+  if (variants.size() >= kMostVariants)
+    return fall_back(c10::str("it was captured ", kMostVariants,
+                              " times, for as many kinds of calls; the last change was in ",
+                              variants.back().misfit(shape)));
+  note_capture(shape);
+  variants.emplace_back(std::move(shape), std::move(recording), given);
+}
+
+Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  const auto& backend = impl_->options.backend;
+  TORCH_CHECK_VALUE(backend == "codegen" || backend == "interpret",
+                    "compile: expected backend \"codegen\" or \"interpret\", got \"", backend,
+                    "\"");
+}
+
+Step::~Step() = default;
+Step::Step(Step&&) noexcept = default;
+
+std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape shape, Run run) {
+  auto known = parameters;
+  for (const auto* module : modules_of(given)) {
+    for (const auto& parameter : module->parameters(/*recurse=*/false)) known.push_back(parameter);
+  }
+  std::vector<at::Tensor> results;
+  auto recording = compiler::record(
+      [&] {
+        results = run();
+        return results;
+      },
+      names_for(given), known);
+  take(std::move(shape), std::move(recording), given);
+  return results;
+}
+
+std::vector<at::Tensor> Step::call(const StepArguments& given,
+                                   c10::function_ref<std::vector<at::Tensor>()> run) {
+  auto& self = *impl_;
+  // Inside another function that is being recorded, this one is a part of it.
+  if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
+  auto shape = compiler::shape_of(given, self.modules_of(given));
+  for (auto& variant : self.variants) {
+    if (!variant.is_ready() || !variant.misfit(shape).empty()) continue;
+    self.last = &variant;
+    return variant.run(given);
+  }
+  if (self.options.parallel_mode) return self.record_parallel(given, std::move(shape), run);
+  return self.record(given, std::move(shape), run);
+}
+
+std::string Step::explain() const {
+  std::string text;
+  for (const auto& line : impl_->log) text += line + "\n";
+  return text;
+}
+
+std::string Step::generated_code() const { return ""; }
+
+const Graph* Step::graph() const {
+  const auto& variants = impl_->variants;
+  if (impl_->last != nullptr) return &impl_->last->graph();
+  const auto ready = std::find_if(variants.begin(), variants.end(),
+                                  [](const auto& variant) { return variant.is_ready(); });
+  return ready == variants.end() ? nullptr : &ready->graph();
+}
+
+}  // namespace detail
+}  // namespace tessera

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <tessera/compile/step.h>
+
+#include "compiler/variant.h"
+
+namespace tessera::detail {
+
+/// What a compiled function knows: its programs, and why there are no others.
+struct Step::Impl {
+  explicit Impl(CompileOptions given) : options(std::move(given)) {}
+
+  const CompileOptions options;
+  std::vector<compiler::Variant> variants;
+  std::vector<at::Tensor> parameters;  // whose gradients the function changes
+  std::vector<std::string> log;
+  std::string why_eager;  // why the function runs as it is; empty if it needn't
+  int kept_tensors = 0;   // recordings in a row that left tensors behind
+  compiler::Variant* last = nullptr;
+
+  using Run = c10::function_ref<std::vector<at::Tensor>()>;
+
+  /// Runs the function and records it.
+  std::vector<at::Tensor> record(const StepArguments& given, compiler::CallShape shape, Run run);
+  /// The same in a parallel mode: what the function does is undone, the program runs.
+  std::vector<at::Tensor> record_parallel(const StepArguments& given, compiler::CallShape shape,
+                                          Run run);
+
+  std::vector<torch::nn::Module*> modules_of(const StepArguments& given) const;
+  std::vector<torch::optim::Optimizer*> optimizers_of(const StepArguments& given) const;
+  compiler::TensorNames names_for(const StepArguments& given) const;
+  void learn(const compiler::Recording& recording);
+  void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
+  void refuse(const compiler::Recording& recording);
+  void fall_back(const std::string& why);
+  void make_ready(compiler::Variant& variant);
+  void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);
+  void note_capture(const compiler::CallShape& shape);
+};
+
+/// The tensors that an optimizer of ours keeps for its parameters, by parameter and name.
+struct OptimizerTensor {
+  at::Tensor tensor, parameter;
+  std::string name;
+};
+std::vector<OptimizerTensor> tensors_of(const torch::optim::Optimizer& optimizer);
+
+}  // namespace tessera::detail

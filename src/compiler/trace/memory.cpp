@@ -1,0 +1,219 @@
+#include "compiler/trace/memory.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::compiler {
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor) {
+  const auto size = static_cast<int64_t>(tensor.itemsize());
+  const int64_t begin = tensor.storage_offset() * size;
+  if (tensor.numel() == 0) return {begin, begin};
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return {begin, begin + (last + 1) * size};
+}
+
+ValueType type_of(const at::Tensor& tensor) {
+  return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
+ValueType type_of(const Window& window, c10::Device device) {
+  return {window.dtype, device, window.sizes, window.strides};
+}
+
+}  // namespace
+
+Window window_of(const at::Tensor& tensor) {
+  return {tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(),
+          tensor.scalar_type()};
+}
+
+ValueId Memory::new_value(const at::Tensor& like) { return graph_.add_value(type_of(like)); }
+
+Memory::Region* Memory::find(const at::Tensor& tensor) {
+  return const_cast<Region*>(std::as_const(*this).find(tensor));
+}
+
+const Memory::Region* Memory::find(const at::Tensor& tensor) const {
+  const auto block = blocks_.find(storage_of(tensor));
+  if (block == blocks_.end()) return nullptr;
+  const auto [begin, end] = bytes_of(tensor);
+  for (const auto& region : block->second.regions) {
+    if (begin >= region.begin && end <= region.end) return &region;
+    if (begin < region.end && end > region.begin)
+      throw CannotRecord(c10::str("a tensor of sizes ", tensor.sizes(),
+                                  " overlaps memory of which a part was used before it"));
+  }
+  return nullptr;
+}
+
+Memory::Region& Memory::add(const at::Tensor& tensor, ValueId value) {
+  auto* storage = storage_of(tensor);
+  auto [block, is_new] = blocks_.try_emplace(
+      storage, Block{c10::weak_intrusive_ptr<c10::StorageImpl>(
+                         c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
+                     {}});
+  const auto [begin, end] = bytes_of(tensor);
+  auto& regions = block->second.regions;
+  // An empty tensor may lie anywhere; of the others each has its place.
+  std::erase_if(regions, [&](const Region& region) {
+    return region.begin == region.end && begin <= region.begin && region.end <= end;
+  });
+  regions.push_back({.begin = begin,
+                     .end = end,
+                     .root = window_of(tensor),
+                     .value = value,
+                     .is_dense = tensor.is_non_overlapping_and_dense()});
+  regions.back().entries[regions.back().root] = {value, 0};
+  return regions.back();
+}
+
+Memory::Region& Memory::add_unseen(const at::Tensor& tensor) {
+  const auto value = new_value(tensor);
+  auto& region = add(tensor, value);
+  if (tensor.numel() == 0) {
+    const auto& type = graph_.type(value);
+    graph_.nodes.push_back(
+        {.op = "aten::empty_strided",
+         .arguments = {Argument::of(c10::IValue(type.sizes)),
+                       Argument::of(c10::IValue(type.strides)),
+                       Argument::of(c10::IValue(type.dtype)), Argument::of(c10::IValue()),
+                       Argument::of(c10::IValue(type.device)), Argument::of(c10::IValue())},
+         .results = {Argument::of(value)}});
+    return region;
+  }
+  region.input = static_cast<int>(inputs_.size());
+  const bool is_constant = births_.contains(storage_of(tensor)->data_ptr().get());
+  inputs_.push_back({value, tensor, is_constant});
+  graph_.inputs.push_back({value, InputKind::Outside, ""});
+  return region;
+}
+
+bool Memory::is_fresh(const at::Tensor& tensor) const {
+  return find(tensor) == nullptr && births_.contains(storage_of(tensor)->data_ptr().get());
+}
+
+bool Memory::knows(const at::Tensor& tensor) const { return find(tensor) != nullptr; }
+
+std::optional<ValueId> Memory::find_current(const at::Tensor& tensor) const {
+  const auto* region = find(tensor);
+  if (region == nullptr) return std::nullopt;
+  const auto entry = region->entries.find(window_of(tensor));
+  if (entry == region->entries.end() || entry->second.version != region->version)
+    return std::nullopt;
+  return entry->second.value;
+}
+
+ValueId Memory::read(const at::Tensor& tensor) {
+  auto* region = find(tensor);
+  return read(region != nullptr ? *region : add_unseen(tensor), window_of(tensor));
+}
+
+ValueId Memory::read(Region& region, const Window& window) {
+  const auto known = region.entries.find(window);
+  if (known != region.entries.end() && known->second.version == region.version)
+    return known->second.value;
+  ValueId value = region.value;
+  if (window != region.root) {
+    if (known != region.entries.end() && known->second.origin) {
+      value = repeat(region, *known->second.origin);
+    } else {
+      if (window.dtype != region.root.dtype)
+        throw CannotRecord("memory is read as another dtype than it was made with");
+      value = emit("tessera::window",
+                   {Argument::of(region.value), Argument::of(c10::IValue(window.sizes)),
+                    Argument::of(c10::IValue(window.strides)),
+                    Argument::of(c10::IValue(window.offset - region.root.offset))},
+                   type_of(window, graph_.type(region.value).device));
+    }
+  }
+  auto& entry = region.entries[window];
+  entry.value = value;
+  entry.version = region.version;
+  return value;
+}
+
+ValueId Memory::repeat(Region& region, const ViewOrigin& origin) {
+  const auto parent = read(region, origin.parent);
+  auto node = *origin.node;
+  node.arguments[origin.argument] = Argument::of(parent);
+  for (auto& result : node.results) {
+    for (auto& value : result.values) {
+      if (value != kNoValue) value = graph_.add_value(ValueType(graph_.type(value)));
+    }
+  }
+  const auto value = node.results[origin.result].values[origin.position];
+  graph_.nodes.push_back(std::move(node));
+  return value;
+}
+
+ValueId Memory::emit(const char* op, std::vector<Argument> arguments, ValueType type) {
+  const auto value = graph_.add_value(std::move(type));
+  graph_.nodes.push_back(
+      {.op = op, .arguments = std::move(arguments), .results = {Argument::of(value)}});
+  return value;
+}
+
+void Memory::define(const at::Tensor& tensor, ValueId value) {
+  if (auto* region = find(tensor)) {  // memory of an operator's making that was seen: a wait
+    ++region->version;
+    if (window_of(tensor) != region->root) throw CannotRecord("a part of memory is made anew");
+    region->value = value;
+    region->entries[region->root] = {value, region->version};
+    return;
+  }
+  add(tensor, value);
+}
+
+void Memory::define_view(const at::Tensor& tensor, ValueId value, ViewOrigin origin) {
+  auto* region = find(tensor);
+  region->entries[window_of(tensor)] = {value, region->version, std::move(origin)};
+}
+
+void Memory::write(const at::Tensor& tensor, ValueId value) {
+  auto* region = find(tensor);
+  const auto window = window_of(tensor);
+  if (!region->is_dense)
+    throw CannotRecord(c10::str("a tensor with gaps in its memory is written: sizes ",
+                                region->root.sizes, ", strides ", region->root.strides));
+  if (window == region->root) {
+    region->value = value;
+  } else {
+    if (window.dtype != region->root.dtype)
+      throw CannotRecord("memory is written as another dtype than it was made with");
+    region->value =
+        emit("tessera::window_scatter",
+             {Argument::of(region->value), Argument::of(value),
+              Argument::of(c10::IValue(window.sizes)), Argument::of(c10::IValue(window.strides)),
+              Argument::of(c10::IValue(window.offset - region->root.offset))},
+             ValueType(graph_.type(region->value)));
+  }
+  ++region->version;
+  if (window == region->root) region->entries[window] = {value, region->version};
+}
+
+std::optional<ValueId> Memory::written(size_t input) const {
+  const auto* region = find(inputs_[input].tensor);
+  if (region->version == 0) return std::nullopt;
+  return region->value;
+}
+
+std::vector<const c10::StorageImpl*> Memory::alive() const {
+  std::vector<const c10::StorageImpl*> alive;
+  for (const auto& [storage, block] : blocks_) {
+    const bool is_ours = std::all_of(block.regions.begin(), block.regions.end(),
+                                     [](const auto& region) { return region.input == kNoInput; });
+    if (is_ours && block.storage.use_count() > 0) alive.push_back(storage);
+  }
+  return alive;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,339 @@
+#include "compiler/trace/recorder.h"
+
+#include "compiler/ir/operators.h"
+#include "compiler/trace/key.h"
+#include "compiler/trace/overwrites.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+thread_local Recorder* current_recorder = nullptr;
+
+bool is_wrapped_number(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+void check_layout(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided)
+    throw CannotRecord(c10::str(schema.name(), " works on a tensor of layout ", tensor.layout()));
+}
+
+/// Throws if what the operator gives depends on values, which the program has not seen.
+void check_operator(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  if (op.hasTag(at::Tag::dynamic_output_shape))
+    throw CannotRecord(schema.name() + " gives a result whose shape depends on values");
+  if (op.hasTag(at::Tag::data_dependent_output))
+    throw CannotRecord(schema.name() + " reads values on the host");
+  if (schema.name() == "aten::resize_" || schema.name() == "aten::set_")
+    throw CannotRecord(schema.name() + " gives a tensor other memory");
+  if (schema.name().starts_with("c10d::"))
+    throw CannotRecord(schema.name() + " communicates in a way that is not recorded");
+  for (const auto& result : schema.returns()) {
+    const auto kind = result.type()->kind();
+    const bool is_list = kind == c10::TypeKind::ListType &&
+                         result.type()->expectRef<c10::ListType>().getElementType()->kind() ==
+                             c10::TypeKind::TensorType;
+    if (kind != c10::TypeKind::TensorType && !is_list)
+      throw CannotRecord(schema.name() + " gives a result that is no tensor");
+  }
+}
+
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  }
+}
+
+bool is_tensors(const c10::IValue& value) {
+  return value.isTensor() || value.isTensorList() || value.isOptionalTensorList() ||
+         (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensor());
+}
+
+}  // namespace
+
+/// One operator on its way: what it was called with, before it ran.
+struct Recorder::Call {
+  const c10::OperatorHandle& op;
+  const c10::FunctionSchema& schema;
+  torch::jit::Stack& stack;
+  size_t base;
+  torch::jit::Stack given;  // the arguments, held: the stack has the results once it ran
+  Node node;
+  std::vector<bool> is_fresh;    // by argument: written, and made for it
+  std::vector<bool> is_written;  // by argument
+};
+
+Recorder::Recorder() : births_(std::make_shared<Births>()), memory_(graph_, *births_) {
+  ensure_registered();
+}
+
+Recorder* Recorder::current() { return current_recorder; }
+
+void Recorder::depend_on(std::string what, std::function<uint64_t()> read) {
+  const bool is_known = std::any_of(dependencies_.begin(), dependencies_.end(),
+                                    [&](const auto& known) { return known.what == what; });
+  if (is_known) return;
+  const auto expected = read();
+  dependencies_.push_back({std::move(what), std::move(read), expected});
+}
+
+void Recorder::vary(const std::string& name, const std::string& argument, double factor,
+                    std::function<double()> read) {
+  const double value = factor * read();
+  auto known = std::find_if(scalars_.begin(), scalars_.end(),
+                            [&](const auto& scalar) { return scalar.name == name; });
+  if (known == scalars_.end()) {
+    graph_.scalars.push_back({name});
+    known = scalars_.insert(scalars_.end(), {name, std::move(read)});
+  }
+  pending_.push_back({argument, static_cast<size_t>(known - scalars_.begin()), factor, value});
+}
+
+void Recorder::give_up(const std::string& why) {
+  if (broken_.empty()) broken_ = why;
+}
+
+void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const auto& schema = op.schema();
+  Call call{op, schema, stack, stack.size() - schema.arguments().size(), {}, {}, {}, {}};
+  if (broken_.empty()) {
+    try {
+      before(call);
+    } catch (const CannotRecord& why) {
+      give_up(why.what());
+    }
+  }
+  {
+    const RunScope run;
+    op.callBoxed(stack);
+  }
+  if (!broken_.empty() || call.node.op.empty()) return;
+  try {
+    after(call);
+  } catch (const CannotRecord& why) {
+    give_up(why.what());
+  }
+}
+
+void Recorder::before(Call& call) {
+  check_operator(call.op);
+  // The tensor shows its memory otherwise; what it shows then is read as such.
+  if (call.op.hasTag(at::Tag::inplace_view)) return;
+  call.node.op = name_of(call.schema);
+  call.given.assign(call.stack.begin() + static_cast<long>(call.base), call.stack.end());
+  call.is_fresh.assign(call.given.size(), false);
+  for (size_t i = 0; i < call.given.size(); ++i) call.node.arguments.push_back(argument(call, i));
+  for (size_t i = 0; i < call.given.size(); ++i)
+    call.is_written.push_back(call.is_fresh[i] || writes(call.node, i));
+}
+
+Argument Recorder::argument(Call& call, size_t index) {
+  const auto& value = call.given[index];
+  const auto& name = call.schema.arguments()[index].name();
+  if (!is_tensors(value)) return number(name, value);
+  for_each_tensor(value, [&](const at::Tensor& tensor) {
+    if (tensor.defined()) check_layout(call.schema, tensor);
+  });
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    if (!tensor.defined()) return Argument::of(c10::IValue());
+    if (is_wrapped_number(tensor)) {
+      const RunScope run;
+      return number(name, tensor.item());
+    }
+    const bool overwritten = writes(call.schema, index) && overwrites(call.schema, index);
+    call.is_fresh[index] = overwritten && memory_.is_fresh(tensor);
+    return Argument::of(call.is_fresh[index] ? kNoValue : memory_.read(tensor));
+  }
+  std::vector<ValueId> values;
+  for (const auto& element : value.toListRef()) {
+    const bool is_there = element.isTensor() && element.toTensor().defined();
+    values.push_back(is_there ? memory_.read(element.toTensor()) : kNoValue);
+  }
+  return Argument::of(std::move(values));
+}
+
+Argument Recorder::number(const std::string& name, const c10::IValue& value) const {
+  if (value.isScalar() && !value.isComplexDouble()) {
+    const double number = value.toScalar().toDouble();
+    for (const auto& pending : pending_) {
+      if (pending.value != number || pending.argument != name) continue;
+      return {.kind = Argument::Kind::Scalar,
+              .scalar = static_cast<int>(pending.scalar),
+              .factor = pending.factor};
+    }
+  }
+  return Argument::of(value);
+}
+
+void Recorder::after(Call& call) {
+  auto node = std::move(call.node);
+  std::vector<Node> before;
+  write_results(call, node, before);
+  own_results(call, node);
+  if (node.results.empty()) return;  // all it gave is known: a view that shows the same
+  for (auto& earlier : before) graph_.nodes.push_back(std::move(earlier));
+  graph_.nodes.push_back(std::move(node));
+  store_written(call);
+}
+
+// After the node is there: memory may add what follows from it.
+void Recorder::store_written(const Call& call) {
+  const auto results = graph_.nodes.back().results;
+  size_t result = 0;
+  for (size_t i = 0; i < call.given.size(); ++i) {
+    if (!call.is_written[i]) continue;
+    const auto& values = results[result++].values;
+    size_t position = 0;
+    for_each_tensor(call.given[i], [&](const at::Tensor& tensor) {
+      const auto value = values[position++];
+      if (value == kNoValue) return;
+      if (call.is_fresh[i])
+        memory_.define(tensor, value);
+      else
+        memory_.write(tensor, value);
+    });
+  }
+}
+
+/// An elementwise operator that writes its first argument, where its functional twin gives a tensor
+/// of the same dtype and strides, is recorded as the twin: passes know more of those.
+bool Recorder::make_functional(const Call& call, Node& node) {
+  const auto& name = call.schema.name();
+  if (!name.ends_with('_') || !call.op.hasTag(at::Tag::pointwise)) return false;
+  const auto& target = call.given[0].toTensor();
+  if (call.is_fresh[0] || !target.is_contiguous() || overwrites(call.schema, 0)) return false;
+  for (const auto& value : call.given) {
+    const bool is_tensor = value.isTensor() && value.toTensor().defined();
+    if (is_tensor && value.toTensor().scalar_type() != target.scalar_type() &&
+        value.toTensor().dim() > 0)
+      return false;
+  }
+  const auto& overload = call.schema.overload_name();
+  const auto twin =
+      c10::Dispatcher::singleton().findSchema({name.substr(0, name.size() - 1), overload});
+  if (!twin || twin->schema().arguments().size() != call.given.size()) return false;
+  node.op = name_of(twin->schema());
+  node.results.push_back(Argument::of(memory_.new_value(target)));
+  return true;
+}
+
+// Note [writing operators]: the argument is a copy that nothing else uses, and is consumed. A pass
+// drops the copy where the original is not needed any more.
+void Recorder::write_results(Call& call, Node& node, std::vector<Node>& before) {
+  if (make_functional(call, node)) return;
+  for (size_t i = 0; i < call.given.size(); ++i) {
+    if (!call.is_written[i]) continue;
+    auto& argument = node.arguments[i];
+    std::vector<at::Tensor> tensors;
+    for_each_tensor(call.given[i], [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
+    auto result = argument;
+    for (size_t k = 0; k < argument.values.size(); ++k) {
+      auto& value = argument.values[k];
+      if (value == kNoValue && !call.is_fresh[i]) continue;
+      // A copy has no gaps.
+      const auto strides = at::infer_dense_strides(tensors[k].sizes(), tensors[k].strides());
+      const auto target = memory_.new_value(tensors[k]);
+      graph_.type(target).strides = strides;
+      if (call.is_fresh[i]) {
+        const auto& type = graph_.type(target);
+        before.push_back(
+            {.op = "aten::empty_strided",
+             .arguments = {Argument::of(c10::IValue(type.sizes)),
+                           Argument::of(c10::IValue(type.strides)),
+                           Argument::of(c10::IValue(type.dtype)), Argument::of(c10::IValue()),
+                           Argument::of(c10::IValue(type.device)), Argument::of(c10::IValue())},
+             .results = {Argument::of(target)}});
+      } else {
+        before.push_back({.op = "aten::clone",
+                          .arguments = {Argument::of(value), Argument::of(c10::IValue())},
+                          .results = {Argument::of(target)}});
+      }
+      value = target;
+      result.values[k] = memory_.new_value(tensors[k]);
+      graph_.type(result.values[k]).strides = strides;
+    }
+    node.results.push_back(std::move(result));
+  }
+}
+
+void Recorder::own_results(Call& call, Node& node) {
+  const size_t first = call.stack.size() - call.schema.returns().size();
+  bool is_needed = !node.results.empty() || call.schema.returns().empty();
+  const bool makes_anew = is_wait(node);
+  struct Defined {
+    at::Tensor tensor;
+    ValueId value;
+    size_t result, position;
+  };
+  std::vector<Defined> views, owners;
+  for (const size_t i : own_returns(call.schema)) {
+    const auto& given = call.stack[first + i];
+    std::vector<ValueId> values;
+    for_each_tensor(given, [&](const at::Tensor& tensor) {
+      if (!tensor.defined()) return values.push_back(kNoValue);
+      check_layout(call.schema, tensor);
+      const bool is_view = !makes_anew && memory_.knows(tensor);
+      const auto same = is_view ? memory_.find_current(tensor) : std::nullopt;
+      values.push_back(memory_.new_value(tensor));
+      if (!same) is_needed = true;
+      if (same) return;
+      (is_view ? views : owners)
+          .push_back({tensor, values.back(), node.results.size(), values.size() - 1});
+    });
+    node.results.push_back(given.isTensor() ? Argument::of(values[0])
+                                            : Argument::of(std::move(values)));
+  }
+  if (!is_needed) {
+    node.results.clear();
+    return;
+  }
+  for (const auto& owner : owners) memory_.define(owner.tensor, owner.value);
+  if (views.empty()) return;
+  const auto made = std::make_shared<const Node>(node);
+  for (const auto& view : views) {
+    const auto parent = std::find_if(call.given.begin(), call.given.end(), [&](const auto& given) {
+      return given.isTensor() && given.toTensor().defined() &&
+             given.toTensor().is_alias_of(view.tensor);
+    });
+    if (parent == call.given.end()) throw CannotRecord(node.op + " returns memory seen elsewhere");
+    memory_.define_view(view.tensor, view.value,
+                        {.node = made,
+                         .argument = static_cast<size_t>(parent - call.given.begin()),
+                         .parent = window_of(parent->toTensor()),
+                         .result = view.result,
+                         .position = view.position});
+  }
+}
+
+struct Recorder::Scope::Guards {
+  Recorder* before;
+  capture::ObserverScope observer;
+  c10::DebugInfoGuard births;
+  RecordScope record;
+};
+
+Recorder::Scope::Scope(Recorder& recorder)
+    : guards_(new Guards{current_recorder, capture::ObserverScope(&recorder),
+                         c10::DebugInfoGuard(c10::DebugInfoKind::PROFILER_STATE, recorder.births_),
+                         RecordScope()}) {
+  current_recorder = &recorder;
+}
+
+Recorder::Scope::~Scope() { current_recorder = guards_->before; }
+
+}  // namespace tessera::compiler

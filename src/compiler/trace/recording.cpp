@@ -1,0 +1,211 @@
+#include "compiler/trace/recording.h"
+
+#include "compiler/trace/key.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+
+namespace tessera::compiler {
+namespace {
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool may_have_gradient(const at::Tensor& tensor) {
+  return tensor.requires_grad() && tensor.is_leaf();
+}
+
+/// Finishes one recording: names the inputs and says what comes out.
+class Finish {
+ public:
+  Finish(Recorder& recorder, Recording& recording)
+      : recorder_(recorder), memory_(recorder.memory()), recording_(recording) {}
+
+  void add_results(const std::vector<at::Tensor>& results) {
+    for (const auto& result : results) {
+      if (result.defined()) keep(result);
+      recorder_.graph().outputs.push_back(
+          {result.defined() ? memory_.read(result) : kNoValue, OutputKind::Result, kNoValue});
+    }
+  }
+
+  void add_gradients(const std::map<const c10::TensorImpl*, bool>& had_gradient) {
+    for (size_t i = 0; i < memory_.inputs().size(); ++i) {
+      const auto [value, tensor, is_constant] = memory_.inputs()[i];
+      if (is_constant || !may_have_gradient(tensor)) continue;
+      const auto known = had_gradient.find(tensor.unsafeGetTensorImpl());
+      GradientOwner owner{tensor, value, std::nullopt};
+      if (known != had_gradient.end()) owner.had_gradient = known->second;
+      recording_.gradients.push_back(owner);
+      add_gradient(owner);
+    }
+  }
+
+  void add_writes() {
+    for (size_t i = 0; i < memory_.inputs().size(); ++i) {
+      const auto& input = memory_.inputs()[i];
+      if (input.is_constant) continue;
+      if (const auto value = memory_.written(i))
+        recorder_.graph().outputs.push_back({*value, OutputKind::Write, input.value});
+    }
+  }
+
+  void name_inputs(const TensorNames& names) {
+    auto& inputs = recorder_.graph().inputs;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto& [value, tensor, is_constant] = memory_.inputs()[i];
+      if (const auto* known = names.find(tensor)) {
+        inputs[i].kind = known->first;
+        inputs[i].name = known->second;
+      } else if (may_have_gradient(tensor)) {
+        inputs[i].kind = InputKind::Parameter;
+        inputs[i].name = c10::str("parameter ", i);
+      } else {
+        inputs[i].name = c10::str(is_constant ? "constant " : "outside ", i);
+      }
+    }
+    // A gradient is found through its parameter.
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      for (const auto& owner : recording_.gradients) {
+        const auto& gradient = owner.parameter.grad();
+        if (!gradient.defined() || !gradient.is_alias_of(memory_.inputs()[i].tensor)) continue;
+        inputs[i].kind = InputKind::Gradient;
+      }
+    }
+  }
+
+  void check_kept() {
+    for (const auto* storage : memory_.alive()) {
+      if (kept_.contains(storage)) continue;
+      recording_.keeps_tensors = true;
+      recorder_.give_up(
+          "a tensor that was made inside is still held after it returned: what keeps it (a "
+          "member, a variable outside, an optimizer's first step) would not see that of later "
+          "calls");
+    }
+  }
+
+ private:
+  void keep(const at::Tensor& tensor) { kept_.insert(storage_of(tensor)); }
+
+  void add_gradient(const GradientOwner& owner) {
+    auto& outputs = recorder_.graph().outputs;
+    const auto& gradient = owner.parameter.grad();
+    if (!gradient.defined()) {
+      if (owner.had_gradient.value_or(true))
+        outputs.push_back({kNoValue, OutputKind::Gradient, owner.input});
+      return;
+    }
+    keep(gradient);
+    const bool was_there = std::any_of(
+        memory_.inputs().begin(), memory_.inputs().end(), [&](const RecordedInput& input) {
+          return !input.is_constant && input.tensor.is_alias_of(gradient);
+        });
+    if (was_there || !memory_.knows(gradient)) return;  // unchanged, or written like any input
+    outputs.push_back({memory_.read(gradient), OutputKind::Gradient, owner.input});
+  }
+
+  Recorder& recorder_;
+  Memory& memory_;
+  Recording& recording_;
+  std::set<const c10::StorageImpl*> kept_;
+};
+
+bool same_tensor(const RecordedInput& first, const RecordedInput& second) {
+  if (first.is_constant != second.is_constant) return false;
+  if (!first.is_constant) return first.tensor.is_same(second.tensor);
+  const RunScope run;
+  return first.tensor.sizes() == second.tensor.sizes() &&
+         first.tensor.scalar_type() == second.tensor.scalar_type() &&
+         first.tensor.equal(second.tensor);
+}
+
+std::string different_inputs(const Recording& first, const Recording& second) {
+  if (first.inputs.size() != second.inputs.size())
+    return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
+                    second.inputs.size());
+  for (size_t i = 0; i < first.inputs.size(); ++i) {
+    const auto& input = first.graph.inputs[i];
+    if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
+    const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
+    if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
+      return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
+                      first.inputs[i].tensor.sizes(),
+                      ") is another one at each call; pass it as an argument");
+  }
+  return {};
+}
+
+}  // namespace
+
+void TensorNames::add(const at::Tensor& tensor, InputKind kind, const std::string& name) {
+  if (tensor.defined() && tensor.has_storage())
+    names_.try_emplace({storage_of(tensor), window_of(tensor)}, kind, name);
+}
+
+const std::pair<InputKind, std::string>* TensorNames::find(const at::Tensor& tensor) const {
+  const auto found = names_.find({storage_of(tensor), window_of(tensor)});
+  return found == names_.end() ? nullptr : &found->second;
+}
+
+Recording record(const std::function<std::vector<at::Tensor>()>& function, const TensorNames& names,
+                 const std::vector<at::Tensor>& parameters) {
+  std::map<const c10::TensorImpl*, bool> had_gradient;
+  for (const auto& parameter : parameters)
+    had_gradient[parameter.unsafeGetTensorImpl()] = parameter.grad().defined();
+  Recorder recorder;
+  Recording recording;
+  {
+    std::vector<at::Tensor> results;
+    {
+      const Recorder::Scope scope(recorder);
+      results = function();
+    }
+    Finish finish(recorder, recording);
+    if (recorder.broken().empty()) {
+      try {
+        finish.add_results(results);
+        finish.add_gradients(had_gradient);
+        finish.add_writes();
+        finish.name_inputs(names);
+        finish.check_kept();
+      } catch (const CannotRecord& why) {
+        recorder.give_up(why.what());
+      }
+    }
+  }
+  recording.inputs = recorder.memory().inputs();
+  recording.dependencies = recorder.dependencies();
+  recording.scalars = recorder.scalars();
+  recording.broken = recorder.broken();
+  recording.graph = std::move(recorder.graph());
+  return recording;
+}
+
+std::string difference(const Recording& first, const Recording& second) {
+  auto found = different_inputs(first, second);
+  if (!found.empty()) return found;
+  // Numbers are given in order of appearance: equal programs have equal texts.
+  const auto split = [](const std::string& text) {
+    std::vector<std::string> lines;
+    for (size_t begin = 0; begin < text.size();) {
+      const auto end = std::min(text.find('\n', begin), text.size());
+      lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return lines;
+  };
+  const auto before = split(first.graph.str());
+  const auto after = split(second.graph.str());
+  for (size_t i = 0; i < std::max(before.size(), after.size()); ++i) {
+    const std::string left = i < before.size() ? before[i] : "(nothing)";
+    const std::string right = i < after.size() ? after[i] : "(nothing)";
+    if (left != right) return c10::str("`", left, "` became `", right, "`");
+  }
+  return {};
+}
+
+}  // namespace tessera::compiler

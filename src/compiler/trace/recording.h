@@ -1,0 +1,47 @@
+#pragma once
+
+#include "compiler/trace/recorder.h"
+
+#include <functional>
+#include <map>
+#include <utility>
+
+namespace tessera::compiler {
+
+/// What tensors are called, by the memory they show.
+class TensorNames {
+ public:
+  void add(const at::Tensor& tensor, InputKind kind, const std::string& name);
+  const std::pair<InputKind, std::string>* find(const at::Tensor& tensor) const;
+
+ private:
+  std::map<std::pair<const c10::StorageImpl*, Window>, std::pair<InputKind, std::string>> names_;
+};
+
+/// A parameter whose gradient the recorded function made or cleared.
+struct GradientOwner {
+  at::Tensor parameter;
+  ValueId input = kNoValue;          // of the parameter
+  std::optional<bool> had_gradient;  // when the recording began; none: unknown
+};
+
+/// One run of a function, as a graph.
+struct Recording {
+  Graph graph;
+  std::vector<RecordedInput> inputs;     // in the order of graph.inputs
+  std::vector<GradientOwner> gradients;  // parameters among them
+  std::vector<Dependency> dependencies;
+  std::vector<VaryingScalar> scalars;
+  std::string broken;          // why it can't be run; empty if it can
+  bool keeps_tensors = false;  // that is why: a tensor made by the function outlives it
+};
+
+/// Runs `function`, which returns the tensors it gives back, and writes it down.
+/// `parameters`: those known beforehand, whose gradients may change.
+Recording record(const std::function<std::vector<at::Tensor>()>& function, const TensorNames& names,
+                 const std::vector<at::Tensor>& parameters);
+
+/// In what two recordings of one function differ, for a user; empty if they are the same program.
+std::string difference(const Recording& first, const Recording& second);
+
+}  // namespace tessera::compiler

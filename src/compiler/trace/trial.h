@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <vector>
+
+namespace tessera::compiler {
+
+/// What a function may change, as it is now: put back when a run was only meant to be recorded.
+class Trial {
+ public:
+  /// `written`: tensors it may write. `parameters`: those among them that have gradients.
+  Trial(std::vector<at::Tensor> written, std::vector<at::Tensor> parameters);
+
+  /// All as it was, random numbers on the CPU included.
+  void put_back();
+  /// Before another run: parameters without gradients get some, those with some get none.
+  void turn_gradients_around();
+
+ private:
+  std::vector<at::Tensor> written_, copies_;
+  std::vector<at::Tensor> parameters_, gradients_, gradient_copies_;
+  at::Tensor random_state_;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,158 @@
+#include "compiler/variant.h"
+
+#include "compiler/trace/key.h"
+#include "replicate/local_part.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+bool shows_same_memory(const at::Tensor& first, const at::Tensor& second) {
+  return first.defined() && second.defined() && first.is_alias_of(second) &&
+         window_of(first) == window_of(second);
+}
+
+void give_gradient(const at::Tensor& parameter, at::Tensor value) {
+  if (value.defined()) value = replication::gradient_of_part(parameter, std::move(value));
+  parameter.mutable_grad() = std::move(value);
+}
+
+}  // namespace
+
+Variant::Variant(CallShape shape, Recording recording, const detail::StepArguments& given)
+    : shape_(std::move(shape)), recording_(std::move(recording)) {
+  for (size_t i = 0; i < recording_.inputs.size(); ++i) {
+    const auto kind = recording_.graph.inputs[i].kind;
+    auto& tensor = recording_.inputs[i].tensor;
+    Place place;
+    for (size_t k = 0; kind == InputKind::Argument && k < given.tensors.size(); ++k) {
+      if (place.argument < 0 && shows_same_memory(tensor, given.tensors[k]))
+        place.argument = static_cast<int>(k);
+    }
+    for (size_t k = 0; kind == InputKind::Gradient && k < recording_.gradients.size(); ++k) {
+      if (shows_same_memory(tensor, recording_.gradients[k].parameter.grad()))
+        place.owner = static_cast<int>(k);
+    }
+    if (place.argument >= 0 || place.owner >= 0) tensor.reset();  // each call brings its own
+    places_.push_back(place);
+  }
+}
+
+std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
+  if (auto why = difference(shape_, shape); !why.empty()) return why;
+  for (const auto& dependency : recording_.dependencies) {
+    if (dependency.read() != dependency.expected) return dependency.what;
+  }
+  for (size_t i = 0; i < recording_.inputs.size(); ++i) {
+    const auto& tensor = recording_.inputs[i].tensor;
+    if (!tensor.defined() || recording_.inputs[i].is_constant) continue;
+    // Ours is the last handle: whoever used the tensor has another by now.
+    if (tensor.use_count() == 1 && tensor.storage().use_count() == 1)
+      return recording_.graph.inputs[i].name + " is another tensor";
+  }
+  return {};
+}
+
+std::string Variant::misfit(const CallShape& shape) const {
+  if (auto why = misfit_besides_gradients(shape); !why.empty()) return why;
+  if (ignores_gradients_) return {};
+  for (const auto& owner : recording_.gradients) {
+    if (owner.had_gradient != owner.parameter.grad().defined())
+      return "which gradients exist before it";
+  }
+  return {};
+}
+
+void Variant::accept(Graph graph) {
+  graph_ = std::move(graph);
+  program_ = std::make_unique<Program>(graph_);
+  const auto input_of = [&](ValueId value) {
+    const auto& inputs = graph_.inputs;
+    const auto found = std::find_if(inputs.begin(), inputs.end(),
+                                    [&](const auto& input) { return input.value == value; });
+    TORCH_INTERNAL_ASSERT(found != inputs.end());
+    return static_cast<int>(found - inputs.begin());
+  };
+  for (const auto& output : graph_.outputs) {
+    Target target{.kind = output.kind};
+    if (output.kind == OutputKind::Write) target.input = input_of(output.target);
+    for (size_t k = 0; output.kind == OutputKind::Gradient && k < recording_.gradients.size();
+         ++k) {
+      if (recording_.gradients[k].input == output.target) target.owner = static_cast<int>(k);
+    }
+    targets_.push_back(target);
+  }
+}
+
+std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& given) const {
+  std::vector<at::Tensor> inputs;
+  inputs.reserve(places_.size());
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const auto& [argument, owner] = places_[i];
+    if (argument >= 0)
+      inputs.push_back(given.tensors[static_cast<size_t>(argument)]);
+    else if (owner >= 0)
+      inputs.push_back(
+          replication::local_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
+    else
+      inputs.push_back(recording_.inputs[i].tensor);
+  }
+  return inputs;
+}
+
+std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
+  const auto inputs = gather_inputs(given);
+  std::vector<double> scalars;
+  for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
+  return place_outputs(program_->run(inputs, scalars), inputs);
+}
+
+// Which outputs lie in memory that another output overwrites is the same at every run.
+void Variant::find_shared_memory(const std::vector<at::Tensor>& values,
+                                 const std::vector<at::Tensor>& inputs) {
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    if (!values[i].defined()) continue;
+    targets_[i].shares_memory =
+        std::any_of(targets_.begin(), targets_.end(), [&](const Target& other) {
+          if (other.kind != OutputKind::Write || &other == &targets_[i]) return false;
+          const auto& written = inputs[static_cast<size_t>(other.input)];
+          const auto& value = values[static_cast<size_t>(&other - targets_.data())];
+          return values[i].is_alias_of(written) && !shows_same_memory(value, written);
+        });
+  }
+  knows_shared_memory_ = true;
+}
+
+std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
+                                               const std::vector<at::Tensor>& inputs) {
+  const at::NoGradGuard no_grad;
+  if (!knows_shared_memory_) find_shared_memory(values, inputs);
+  {
+    const RunScope below_autograd;
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (targets_[i].shares_memory) values[i] = values[i].clone();
+    }
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (targets_[i].kind != OutputKind::Write) continue;
+      const auto& written = inputs[static_cast<size_t>(targets_[i].input)];
+      if (!shows_same_memory(values[i], written)) written.copy_(values[i]);
+      written.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const auto& target = targets_[i];
+    if (target.kind == OutputKind::Result)
+      results.push_back(std::move(values[i]));
+    else if (target.kind == OutputKind::Gradient)
+      give_gradient(recording_.gradients[static_cast<size_t>(target.owner)].parameter,
+                    std::move(values[i]));
+  }
+  return results;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,49 @@
+// Averaging while a recorder writes the step down: one collective per parameter, of operators that
+// it sees. Buckets are made of the recording, by the compiler.
+#include "base/capture.h"
+#include "comm/functional_ops.h"
+#include "replicate/hook_futures.h"
+#include "replicate/local_part.h"
+#include "replicate/reducer.h"
+
+#include <ATen/core/grad_mode.h>
+
+namespace tessera::replication {
+
+void Reducer::note_recording(capture::Observer& observer) {
+  observer.depend_on("whether gradients of " + settings_.module_name + " are averaged",
+                     [weak = weak_from_this()]() -> uint64_t {
+                       const auto self = weak.lock();
+                       return self ? self->requires_sync_.load() : 2;
+                     });
+  if (settings_.find_unused)
+    observer.give_up("replicate of " + settings_.module_name +
+                     " looks for unused parameters, which may be others at each call "
+                     "(find_unused_parameters)");
+}
+
+void Reducer::average_recorded(size_t index, capture::Observer& observer) {
+  const auto& parameter = parameters_.tensors[index];
+  if (parameters_.is_sparse[index])
+    return observer.give_up("parameter '" + parameters_.names[index] + "' has sparse gradients");
+  if (!settings_.has_forward) note_recording(observer);
+  const at::NoGradGuard no_grad;
+  const auto gradient = local_gradient(parameter);
+  if (!hook_) {
+    average_by_operators(gradient, settings_.group);
+  } else {
+    const auto flat = gradient.reshape({-1});
+    GradBucket bucket(index, index == 0, flat, {local_part(parameter)}, settings_.group);
+    const auto future = hook_(bucket);
+    future->waitAndThrow();
+    gradient.copy_(future->value().toTensor().view_as(gradient));
+  }
+}
+
+void average_by_operators(const at::Tensor& tensor, const Group& group) {
+  const auto part = tensor.div(static_cast<double>(group->getSize()));
+  tensor.copy_(comm::functional::wait(
+      comm::functional::all_reduce(part.contiguous(), ReduceOp::SUM, group)));
+}
+
+}  // namespace tessera::replication

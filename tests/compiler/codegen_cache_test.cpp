@@ -1,0 +1,253 @@
+// Compiling, loading and keeping programs: across processes, with damaged entries, without a
+// compiler, in folders that are not safe.
+#include "compiler/codegen/cache_entry.h"
+#include "compiler/codegen/cache_folder.h"
+#include "compiler/codegen/module.h"
+#include "compiler/codegen/toolchain.h"
+#include "support/subprocess.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <thread>
+
+namespace tessera::compiler {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr const char* kSource = "extern \"C\" int answer() { return 42; }\n";
+
+/// Sets variables of the process, and puts them back.
+class Variables {
+ public:
+  explicit Variables(const std::vector<std::pair<std::string, std::string>>& wanted) {
+    for (const auto& [name, value] : wanted) {
+      const char* old = std::getenv(name.c_str());
+      old_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
+      setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  ~Variables() {
+    for (const auto& [name, value] : old_) {
+      if (value) {
+        setenv(name.c_str(), value->c_str(), 1);
+      } else {
+        unsetenv(name.c_str());
+      }
+    }
+  }
+
+ private:
+  std::map<std::string, std::optional<std::string>> old_;
+};
+
+/// A cache of its own and a compiler that counts how often it is called.
+class CodegenCache : public ::testing::Test {
+ protected:
+  CodegenCache()
+      : cache_(folder_.path() / "cache"),
+        variables_({{"TESSERA_CACHE", cache_}, {"CXX", folder_.path() / "counting"}}) {
+    std::ofstream script(folder_.path() / "counting");
+    script << "#!/bin/sh\necho >> " << count_file() << "\n/usr/bin/env c++ \"$@\"\n";
+    script.close();
+    fs::permissions(folder_.path() / "counting", fs::perms::owner_all);
+  }
+
+  std::string count_file() const { return folder_.path() / "count"; }
+
+  int compilations() const {
+    std::ifstream file(count_file());
+    int lines = 0;
+    for (std::string line; std::getline(file, line);) ++lines;
+    return lines;
+  }
+
+  fs::path only_library() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(cache_)) {
+      if (entry.path().extension() == ".so") found.push_back(entry.path());
+    }
+    EXPECT_EQ(found.size(), 1U);
+    return found.empty() ? fs::path() : found[0];
+  }
+
+  static int answer_of(const std::shared_ptr<Module>& module) {
+    if (!module) return -1;
+    const auto answer = reinterpret_cast<int (*)()>(module->symbol("answer"));
+    return answer == nullptr ? -2 : answer();
+  }
+
+  static int load_answer() {
+    std::string why;
+    const auto module = Module::load(kSource, &why);
+    EXPECT_TRUE(module) << why;
+    return answer_of(module);
+  }
+
+  const testing::TemporaryFolder folder_;
+  const std::string cache_;
+  const Variables variables_;
+};
+
+TEST_F(CodegenCache, CompilesOnceForManyLoads) {
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(compilations(), 1);
+  struct stat found{};
+  ASSERT_EQ(stat(cache_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0700U);
+  std::string why;
+  const auto first = Module::load(kSource, &why);
+  EXPECT_EQ(first, Module::load(kSource, &why));
+  EXPECT_EQ(first->symbol("question"), nullptr);
+}
+
+TEST_F(CodegenCache, KeepsProgramsApart) {
+  std::string why;
+  const auto other = Module::load("extern \"C\" int answer() { return 41; }\n", &why);
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(answer_of(other), 41);
+  EXPECT_EQ(compilations(), 2);
+}
+
+TEST_F(CodegenCache, RebuildsADamagedEntry) {
+  EXPECT_EQ(load_answer(), 42);
+  const auto library = only_library();
+  const auto size = fs::file_size(library);
+  fs::resize_file(library, size / 2);
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(compilations(), 2);
+
+  std::fstream file(library, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(size / 3));
+  file.put('\x5a').put('\xa5');
+  file.close();
+  EXPECT_FALSE(cache_entry::is_sound(library));
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(compilations(), 3);
+  EXPECT_TRUE(cache_entry::is_sound(library));
+}
+
+TEST_F(CodegenCache, DoesNotLoadAnEntryThatOthersMayWrite) {
+  EXPECT_EQ(load_answer(), 42);
+  fs::permissions(only_library(), fs::perms::others_write, fs::perm_options::add);
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_EQ(compilations(), 2);
+}
+
+/// What a child process of the next test does.
+TEST_F(CodegenCache, DISABLED_LoadsInAChild) {
+  setenv("TESSERA_CACHE", std::getenv("SHARED_CACHE"), 1);
+  setenv("CXX", std::getenv("SHARED_CXX"), 1);
+  EXPECT_EQ(load_answer(), 42);
+}
+
+TEST_F(CodegenCache, CompilesOnceForProcessesThatAskTogether) {
+  const testing::SubprocessOptions options{
+      .arguments = {fs::read_symlink("/proc/self/exe"),
+                    "--gtest_filter=CodegenCache.DISABLED_LoadsInAChild",
+                    "--gtest_also_run_disabled_tests"},
+      .environment = {{"SHARED_CACHE", cache_}, {"SHARED_CXX", std::getenv("CXX")}},
+      .output = folder_.path() / "output"};
+  std::vector<testing::Subprocess> children;
+  for (int i = 0; i < 3; ++i) children.emplace_back(options);
+  for (auto& child : children) {
+    const auto status = child.wait(std::chrono::seconds(60));
+    ASSERT_TRUE(status);
+    EXPECT_TRUE(status->ok()) << status->text() << child.output();
+  }
+  EXPECT_EQ(compilations(), 1);
+  for (const auto& entry : fs::directory_iterator(cache_)) {
+    const auto name = entry.path().filename().string();
+    EXPECT_EQ(std::count(name.begin(), name.end(), '.'), 1) << "a draft was left: " << name;
+  }
+}
+
+TEST_F(CodegenCache, NamesTheHolderOfALockThatIsNotFreed) {
+  EXPECT_EQ(load_answer(), 42);
+  const auto library = only_library();
+  fs::resize_file(library, 10);
+  auto path = library;
+  path.replace_extension(".lock");
+  std::string why;
+  const auto held = FileLock::take(path, milliseconds(0), &why);
+  ASSERT_TRUE(held) << why;
+  EXPECT_EQ(Module::load(kSource, &why, milliseconds(30)), nullptr);
+  EXPECT_NE(why.find("held by process " + std::to_string(getpid())), std::string::npos) << why;
+  EXPECT_NE(why.find("30 ms"), std::string::npos) << why;
+}
+
+TEST_F(CodegenCache, UsesAnotherFolderWhereTheWantedOneIsNotSafe) {
+  fs::create_directory(cache_);
+  fs::permissions(cache_, fs::perms::all);
+  EXPECT_EQ(why_unsafe(cache_), "other users may write to it");
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_TRUE(fs::is_empty(cache_));
+  std::string used;
+  {
+    const auto folder = CacheFolder::open();
+    used = folder.path();
+    EXPECT_NE(used, cache_);
+    EXPECT_EQ(why_unsafe(used), "");
+  }
+  EXPECT_FALSE(fs::exists(used));
+  if (geteuid() != 0) return;
+  fs::permissions(cache_, fs::perms::owner_all);
+  ASSERT_EQ(chown(cache_.c_str(), 12345, 12345), 0);
+  EXPECT_EQ(why_unsafe(cache_), "it belongs to user 12345, not to user 0");
+}
+
+TEST_F(CodegenCache, SaysWhatIsMissingWithoutACompiler) {
+  std::string why;
+  {
+    const Variables variables({{"CXX", ""}, {"PATH", folder_.path() / "empty"}});
+    EXPECT_EQ(Module::load(kSource, &why), nullptr);
+    EXPECT_EQ(why, "no C++ compiler: none of c++, g++ and clang++ is on PATH, and CXX is unset");
+  }
+  const Variables variables({std::pair("CXX", "no-such-compiler -m64")});
+  EXPECT_EQ(Module::load(kSource, &why), nullptr);
+  EXPECT_EQ(why, "no C++ compiler: CXX='no-such-compiler -m64' is not an executable program");
+}
+
+TEST_F(CodegenCache, SaysWhatTheCompilerSaid) {
+  std::string why;
+  EXPECT_EQ(Module::load("extern int; oops", &why), nullptr);
+  EXPECT_NE(why.find("failed with exit code 1"), std::string::npos) << why;
+  EXPECT_NE(why.find("oops"), std::string::npos) << why;
+}
+
+TEST_F(CodegenCache, PassesNamesToNoShell) {
+  const fs::path odd = folder_.path() / "a b; touch oops $(touch oops)";
+  const Variables variables({std::pair("TESSERA_CACHE", odd)});
+  EXPECT_EQ(load_answer(), 42);
+  EXPECT_TRUE(fs::exists(odd));
+  EXPECT_FALSE(fs::exists("oops"));
+}
+
+TEST_F(CodegenCache, CompilesOnceForThreadsThatAskTogether) {
+  std::vector<std::thread> ranks;
+  std::vector<int> answers(3, 0);
+  for (size_t i = 0; i < answers.size(); ++i)
+    ranks.emplace_back([&answers, i] { answers[i] = load_answer(); });
+  for (auto& rank : ranks) rank.join();
+  EXPECT_EQ(answers, std::vector<int>(3, 42));
+  EXPECT_EQ(compilations(), 1);
+}
+
+TEST(CodegenHash, DiffersForDifferentContents) {
+  // The reference values of FNV-1a with 128 bits.
+  EXPECT_EQ(content_hash(""), "6c62272e07bb014262b821756295c58d");
+  EXPECT_EQ(content_hash("a"), "d228cb696f1a8caf78912b704e4a8964");
+}
+
+}  // namespace
+}  // namespace tessera::compiler

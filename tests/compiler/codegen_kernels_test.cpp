@@ -1,0 +1,406 @@
+// Kernels against ATen: every operator of the table, every dtype, numbers of all kinds; shapes,
+// strides and broadcasts.
+#include "compiler/codegen/emit.h"
+#include "compiler/ir/verify.h"
+#include "compiler/passes/fuse_pointwise.h"
+#include "plain_run.h"
+#include "recorded_steps.h"
+#include "support/temporary_folder.h"
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+namespace tessera::compiler {
+namespace {
+
+class CodegenKernels : public ::testing::Test {
+ protected:
+  CodegenKernels() { setenv("TESSERA_CACHE", folder_.path().c_str(), 1); }
+  ~CodegenKernels() override { unsetenv("TESSERA_CACHE"); }
+
+  testing::TemporaryFolder folder_;
+};
+
+Argument number(c10::IValue value) { return Argument::of(std::move(value)); }
+
+std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
+  fuse_pointwise(steps.graph);
+  verify(steps.graph, "fuse_pointwise");
+  size_t fused = 0;
+  for (const Node& node : steps.graph.nodes) fused += node.op == kFused ? 1 : 0;
+  EXPECT_EQ(fused, kernels) << steps.graph;
+  std::string why;
+  const auto module = Module::load(emit(steps.graph), &why);
+  EXPECT_TRUE(module) << why << emit(steps.graph);
+  if (!module) return {};
+  PlainRun run(steps.graph, steps.scalars);
+  for (size_t i = 0; i < steps.inputs.size(); ++i)
+    run.value(steps.graph.inputs[i].value) = steps.inputs[i];
+  return run.run(*module);
+}
+
+int64_t steps_between(double a, double b, at::ScalarType dtype) {
+  const auto ordered = [&](double value) -> int64_t {
+    int64_t bits = 0;
+    switch (dtype) {
+      case at::kDouble:
+        bits = std::bit_cast<int64_t>(value);
+        return bits < 0 ? std::numeric_limits<int64_t>::min() - bits : bits;
+      case at::kFloat:
+        bits = std::bit_cast<int32_t>(static_cast<float>(value));
+        return bits < 0 ? std::numeric_limits<int32_t>::min() - bits : bits;
+      case at::kHalf:
+        bits = static_cast<int16_t>(c10::Half(static_cast<float>(value)).x);
+        return bits < 0 ? std::numeric_limits<int16_t>::min() - bits : bits;
+      default:
+        bits = static_cast<int16_t>(c10::BFloat16(static_cast<float>(value)).x);
+        return bits < 0 ? std::numeric_limits<int16_t>::min() - bits : bits;
+    }
+  };
+  return std::abs(ordered(a) - ordered(b));
+}
+
+/// The same numbers (all NaNs are one), signs of zeros included, or at most `ulp` apart, or, where
+/// there is one, by what `slack` has at their place.
+void expect_same(const at::Tensor& expected, const at::Tensor& got, int64_t ulp,
+                 const std::string& what, const at::Tensor& slack = {}) {
+  ASSERT_EQ(expected.sizes(), got.sizes()) << what;
+  ASSERT_EQ(expected.scalar_type(), got.scalar_type()) << what;
+  const auto dtype = expected.scalar_type();
+  if (!c10::isFloatingType(dtype)) {
+    EXPECT_TRUE(at::equal(expected, got)) << what;
+    return;
+  }
+  const auto left = expected.to(at::kDouble).contiguous();
+  const auto right = got.to(at::kDouble).contiguous();
+  for (int64_t i = 0; i < left.numel(); ++i) {
+    const double a = left.data_ptr<double>()[i];
+    const double b = right.data_ptr<double>()[i];
+    if (std::isnan(a) && std::isnan(b)) continue;
+    if (ulp == 0 ? std::bit_cast<int64_t>(a) == std::bit_cast<int64_t>(b)
+                 : steps_between(a, b, dtype) <= ulp)
+      continue;
+    const double allowed = slack.defined() ? slack.data_ptr<double>()[i] : 0;
+    if (std::abs(a - b) <= allowed || std::isinf(allowed)) continue;
+    FAIL() << what << ": element " << i << " is " << b << ", ATen's " << a;
+  }
+}
+
+at::Tensor numbers(at::ScalarType dtype, int64_t count, uint64_t seed) {
+  at::manual_seed(seed);
+  if (dtype == at::kBool) return at::randint(0, 2, {count}).to(at::kBool);
+  if (!c10::isFloatingType(dtype)) return at::randint(-100, 100, {count}, dtype);
+  auto values = at::randn({count}) * 3;
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> special = {0.F,   -0.F,   inf,      -inf,    NAN,   1.F,   -1.F,
+                                      1e-7F, -1e-7F, 1e-41F,   -1e-41F, 90.F,  -90.F, 6e4F,
+                                      7e4F,  1e30F,  -3.4e38F, 0.5F,    -0.5F, 2.5F,  1e-3F};
+  for (size_t i = 0; i < special.size() && static_cast<int64_t>(i) < count; ++i) {
+    // At different places for different seeds, so that they meet each other.
+    values[static_cast<int64_t>((i * (seed + 1) + seed) % static_cast<uint64_t>(count))] =
+        special[i];
+  }
+  return values.to(dtype);
+}
+
+struct Case {
+  const char* op;
+  std::vector<Argument> rest;  // behind the tensors
+  int tensors = 1;
+  int64_t ulp = 0;       // 0: the same bits
+  int64_t half_ulp = 0;  // for 16-bit floats
+  double slack = 0;      // in ulp of the first argument
+};
+
+std::vector<Case> arithmetic() {
+  return {
+      {"aten::add.Tensor", {}, 2},
+      {"aten::add.Tensor", {number(3)}, 2, 1, 1, 2},
+      {"aten::add.Scalar", {number(0.1)}},
+      {"aten::sub.Tensor", {}, 2},
+      {"aten::sub.Scalar", {number(2)}},
+      {"aten::rsub.Scalar", {number(1.5)}},
+      {"aten::mul.Tensor", {}, 2},
+      {"aten::mul.Scalar", {number(0.1)}},
+      {"aten::neg", {}},
+      {"aten::abs", {}},
+      {"aten::sign", {}},
+      {"aten::relu", {}},
+      {"aten::pow.Tensor_Scalar", {number(2)}},
+      {"aten::addcmul", {number(2)}, 3, 1, 1, 2},
+      {"aten::maximum", {}, 2, 1, 1},  // which zero is larger is not said
+      {"aten::minimum", {}, 2, 1, 1},
+      {"aten::clamp", {number(-1), number(2)}},
+      {"aten::clamp", {number(c10::IValue()), number(2)}},
+      {"aten::clamp_min", {number(1)}},
+      {"aten::clamp_max", {number(-1)}},
+      {"aten::threshold", {number(1), number(5)}},
+      {"aten::threshold_backward", {number(0)}, 2},
+      {"aten::hardtanh", {number(-2), number(2)}},
+      {"aten::eq.Tensor", {}, 2},
+      {"aten::ne.Scalar", {number(1)}},
+      {"aten::lt.Tensor", {}, 2},
+      {"aten::le.Scalar", {number(0.1)}},
+      {"aten::gt.Scalar", {number(2)}},
+      {"aten::ge.Tensor", {}, 2},
+      {"aten::logical_not", {}},
+      {"aten::logical_and", {}, 2},
+      {"aten::logical_xor", {}, 2},
+      {"aten::zeros_like", {}},
+      {"aten::full_like", {number(3)}},
+      {"aten::fill.Scalar", {number(7)}},
+  };
+}
+
+std::vector<Case> of_floats() {
+  return {
+      {"aten::add.Tensor", {number(0.3)}, 2, 1, 1, 2},
+      {"aten::addcmul", {number(0.7)}, 3, 1, 1, 2},
+      {"aten::div.Tensor", {}, 2},
+      {"aten::div.Scalar", {number(3.3)}},
+      {"aten::reciprocal", {}},
+      {"aten::sqrt", {}, 1, 1, 1},
+      {"aten::rsqrt", {}, 1, 1, 1},
+      {"aten::floor", {}},
+      {"aten::ceil", {}},
+      {"aten::trunc", {}},
+      {"aten::round", {}},
+      {"aten::addcdiv", {number(0.7)}, 3, 0, 1},
+      {"aten::lerp.Scalar", {number(0.1)}, 2, 1, 1},
+      {"aten::lerp.Scalar", {number(0.9)}, 2, 1, 1},
+      {"aten::leaky_relu", {number(0.01)}},
+      {"aten::leaky_relu_backward", {number(0.01), number(false)}, 2},
+      {"aten::hardtanh_backward", {number(-2), number(2)}, 2},
+      {"aten::sigmoid_backward", {}, 2, 0, 2},
+      {"aten::tanh_backward", {}, 2, 1, 1},
+      {"aten::exp", {}, 1, 2, 1},
+      {"aten::log", {}, 1, 2, 1},
+      {"aten::tanh", {}, 1, 3, 1},
+      {"aten::erf", {}, 1, 3, 1, 2},
+      {"aten::sigmoid", {}, 1, 3, 1},
+      {"aten::silu", {}, 1, 4, 1},
+      {"aten::silu_backward", {}, 2, 6, 2, 8},
+      {"aten::gelu", {}, 1, 4, 1, 4},
+      {"aten::gelu", {number("tanh")}, 1, 4, 1, 4},
+      {"aten::gelu_backward", {}, 2, 6, 2, 16},
+      {"aten::gelu_backward", {number("tanh")}, 2, 6, 2, 32},
+  };
+}
+
+class CodegenDtypes : public CodegenKernels,
+                      public ::testing::WithParamInterface<at::ScalarType> {};
+
+TEST_P(CodegenDtypes, ComputeAsATenDoes) {
+  const auto dtype = GetParam();
+  const bool floats = c10::isFloatingType(dtype);
+  auto cases = arithmetic();
+  if (floats) {
+    for (const auto& each : of_floats()) cases.push_back(each);
+  }
+  Steps steps;
+  std::vector<ValueId> tensors;
+  for (uint64_t seed = 0; seed < 3; ++seed)
+    tensors.push_back(steps.input(numbers(dtype, 1003, seed)));
+  std::vector<ValueId> results;
+  for (const Case& each : cases) {
+    // A copy in front makes a group of two, which becomes a kernel.
+    std::vector<Argument> arguments = {
+        Argument::of(steps.call("aten::clone", {Argument::of(tensors[0])}))};
+    for (int i = 1; i < each.tensors; ++i)
+      arguments.push_back(Argument::of(tensors[static_cast<size_t>(i)]));
+    arguments.insert(arguments.end(), each.rest.begin(), each.rest.end());
+    results.push_back(steps.call(each.op, arguments));
+    steps.result(results.back());
+  }
+  const auto got = run_fused(steps, cases.size());
+  ASSERT_EQ(got.size(), cases.size());
+  const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const double unit = dtype == at::kBFloat16 ? 8e-3 : half ? 1e-3 : 1.2e-7;
+    at::Tensor slack;  // infinite for what is infinite: see Note [a few ulp]
+    if (cases[i].slack > 0)
+      slack = steps.expected(tensors[0]).to(at::kDouble).abs() * (cases[i].slack * unit) +
+              1e-6 * (half ? 1 : 0);
+    expect_same(steps.expected(results[i]), got[i], half ? cases[i].half_ulp : cases[i].ulp,
+                cases[i].op + std::string(" ") + c10::toString(dtype), slack);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, CodegenDtypes,
+                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
+                                           at::kLong),
+                         [](const auto& tested) {
+                           return std::string(c10::toString(tested.param));
+                         });
+
+TEST_F(CodegenKernels, PromoteTypesAsATenDoes) {
+  const std::vector<at::ScalarType> dtypes = {at::kFloat,    at::kDouble, at::kHalf,
+                                              at::kBFloat16, at::kLong,   at::kBool};
+  Steps steps;
+  std::vector<ValueId> results;
+  std::vector<std::string> what;
+  for (const auto left : dtypes) {
+    for (const auto right : dtypes) {
+      const auto a = steps.input(numbers(left, 67, 1));
+      for (const bool scalar : {false, true}) {
+        auto other = numbers(right, 67, 2);
+        const auto b = steps.input(scalar ? other[40].clone() : other);
+        for (const char* op : {"aten::mul.Tensor", "aten::lt.Tensor", "aten::where.self"}) {
+          const auto first = steps.call("aten::clone", {Argument::of(a)});
+          std::vector<Argument> arguments = {Argument::of(first), Argument::of(b)};
+          if (std::string(op) == "aten::where.self")
+            arguments.insert(arguments.begin(),
+                             Argument::of(steps.input(numbers(at::kBool, 67, 3))));
+          // There is no arithmetic of bool in kernels: its sum is "or".
+          if (std::string(op) == "aten::mul.Tensor" && left == at::kBool && right == at::kBool)
+            continue;
+          results.push_back(steps.call(op, arguments));
+          steps.result(results.back());
+          what.push_back(std::string(op) + " of " + c10::toString(left) + " and " +
+                         c10::toString(right) + (scalar ? " (0-dim)" : ""));
+        }
+        const auto converted = steps.call(
+            "aten::_to_copy", {Argument::of(steps.call("aten::clone", {Argument::of(a)})),
+                               number(static_cast<int64_t>(right))});
+        results.push_back(converted);
+        steps.result(converted);
+        what.push_back(std::string("copy of ") + c10::toString(left) + " to " +
+                       c10::toString(right));
+      }
+    }
+  }
+  size_t kernels = results.size();
+  const auto got = run_fused(steps, kernels);
+  ASSERT_EQ(got.size(), results.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    // What an integer becomes of a number that it can't hold is not said.
+    if (what[i].starts_with("copy") && !c10::isFloatingType(got[i].scalar_type()) &&
+        got[i].scalar_type() != at::kBool) {
+      const auto source = steps.expected(results[i]);
+      expect_same(source.slice(0, 30), got[i].slice(0, 30), 0, what[i]);
+      continue;
+    }
+    expect_same(steps.expected(results[i]), got[i], 0, what[i]);
+  }
+}
+
+TEST_F(CodegenKernels, BroadcastAndFollowStrides) {
+  struct Shapes {
+    at::Tensor a, b;
+  };
+  at::manual_seed(3);
+  const auto image = at::randn({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const std::vector<Shapes> pairs = {
+      {at::randn({}), at::randn({})},
+      {at::randn({7}), at::randn({})},
+      {at::randn({0}), at::randn({})},
+      {at::randn({4, 0, 3}), at::randn({3})},
+      {at::randn({5, 7}), at::randn({7})},
+      {at::randn({5, 7}), at::randn({5, 1})},
+      {at::randn({5, 1}), at::randn({1, 7})},
+      {at::randn({2, 1, 7}), at::randn({3, 1})},
+      {at::randn({7, 5}).t(), at::randn({5, 7})},
+      {at::randn({7, 5}).t(), at::randn({7, 5}).t()},
+      {at::randn({10, 7}).slice(0, 0, 10, 2), at::randn({5, 14}).slice(1, 1, 14, 2)},
+      {at::randn({6, 5}).narrow(0, 1, 4), at::randn({5}).expand({4, 5})},
+      {at::randn({1}).expand({4, 5}), at::randn({4, 5})},
+      {image, at::randn({2, 3, 4, 5})},
+      {image, at::randn({3, 1, 1})},
+      {at::randn({300, 700}), at::randn({700})},
+      {at::randn({300, 700}), at::randn({300, 1})},
+      {at::randn({700, 300}).t(), at::randn({300, 700})},
+      {at::randn({200000}), at::randn({200000})},
+  };
+  Steps steps;
+  std::vector<ValueId> results;
+  for (const auto& [a, b] : pairs) {
+    const auto sum = steps.call("aten::add.Tensor",
+                                {Argument::of(steps.input(a)), Argument::of(steps.input(b))});
+    const auto relu = steps.call("aten::relu", {Argument::of(sum)});
+    results.push_back(steps.call("aten::mul.Tensor", {Argument::of(relu), Argument::of(sum)}));
+    steps.result(results.back());
+  }
+  const auto got = run_fused(steps, pairs.size());
+  ASSERT_EQ(got.size(), results.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].strides(), steps.expected(results[i]).strides());
+    expect_same(steps.expected(results[i]), got[i], 0, "pair " + std::to_string(i));
+  }
+}
+
+TEST_F(CodegenKernels, DivideListsInOneKernel) {
+  Steps steps;
+  std::vector<ValueId> list;
+  for (const int64_t rows : {3, 1, 0, 400}) list.push_back(steps.input(at::randn({rows, 100})));
+  steps.scalars = {0.25};
+  steps.graph.scalars = {{"lr"}};
+  Argument rate{.kind = Argument::Kind::Scalar, .constant = {}, .scalar = 0, .factor = -2};
+  const auto divided = steps.lists("aten::_foreach_div.Scalar", {Argument::of(list), number(2)});
+  const auto moved = steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), rate});
+  const auto sum =
+      steps.lists("aten::_foreach_add.List", {Argument::of(moved), Argument::of(list)});
+  const auto scaled =
+      steps.lists("aten::_foreach_mul.ScalarList",
+                  {Argument::of(sum), number(c10::List<at::Scalar>({1.0, 2.0, 3.0, 4.0}))});
+  for (const auto each : divided) steps.result(each);
+  for (const auto each : scaled) steps.result(each);
+  const auto got = run_fused(steps, 1);
+  ASSERT_EQ(got.size(), 8U);
+  for (size_t i = 0; i < 4; ++i) {
+    expect_same(steps.expected(divided[i]), got[i], 0, "quotient");
+    expect_same(steps.expected(scaled[i]), got[4 + i], 0, "scaled");
+  }
+}
+
+TEST_F(CodegenKernels, ConcatenateAndDivideInOneKernel) {
+  Steps steps;
+  std::vector<ValueId> flat;
+  for (const int64_t size : {3, 1, 40000, 0, 17}) flat.push_back(steps.input(at::randn({size})));
+  const auto bucket = steps.call("aten::cat", {Argument::of(flat)});
+  const auto divisor = steps.input(at::scalar_tensor(3));
+  const auto divided =
+      steps.call("aten::div.Tensor", {Argument::of(bucket), Argument::of(divisor)});
+  steps.result(divided);
+  const auto got = run_fused(steps, 1);
+  ASSERT_EQ(got.size(), 1U);
+  expect_same(steps.expected(divided), got[0], 0, "bucket");
+}
+
+TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
+  Steps steps;
+  const auto parameter = steps.input(at::randn({33, 5}));
+  const auto gradient = steps.input(at::randn({33, 5}));
+  const auto other = steps.input(at::randn({33, 5}));
+  const auto decayed = steps.call("aten::mul.Scalar", {Argument::of(parameter), number(0.9)});
+  const auto moved =
+      steps.call("aten::sub.Tensor", {Argument::of(decayed), Argument::of(gradient)});
+  // What is read later must not be overwritten.
+  const auto twice = steps.call("aten::add.Tensor", {Argument::of(other), Argument::of(gradient)});
+  const auto clipped = steps.call("aten::relu", {Argument::of(twice)});
+  const auto total = steps.call("aten::sum", {Argument::of(other)});
+  steps.graph.outputs = {{moved, OutputKind::Write, parameter},
+                         {clipped, OutputKind::Write, other},
+                         {total, OutputKind::Result}};
+  fuse_pointwise(steps.graph);
+  verify(steps.graph, "fuse_pointwise");
+  const auto source = emit(steps.graph);
+  EXPECT_NE(source.find("tessera.make_in_place(sub, x0);"), std::string::npos) << source;
+  std::string why;
+  const auto module = Module::load(source, &why);
+  ASSERT_TRUE(module) << why;
+  PlainRun run(steps.graph, {});
+  std::vector<at::Tensor> copies;
+  for (const auto& input : steps.inputs) copies.push_back(input.clone());
+  for (size_t i = 0; i < copies.size(); ++i) run.value(static_cast<ValueId>(i)) = copies[i];
+  const auto outputs = run.run(*module);
+  EXPECT_EQ(run.in_place, 1);
+  EXPECT_TRUE(at::equal(copies[0], steps.expected(moved)));
+  EXPECT_TRUE(at::equal(copies[1], steps.inputs[1]));
+  EXPECT_TRUE(at::equal(copies[2], steps.expected(clipped)));
+  EXPECT_TRUE(at::equal(outputs.at(2), steps.expected(total)));
+}
+
+}  // namespace
+}  // namespace tessera::compiler

@@ -1,0 +1,267 @@
+// The program text: what users read, and what R-003.7 and R-003.8 look for in it.
+#include <tessera/compile/graph.h>
+
+#include "compiler/codegen/emit.h"
+#include "compiler/codegen/module.h"
+#include "compiler/codegen/names.h"
+#include "compiler/codegen/program_interface.h"
+#include "compiler/ir/verify.h"
+#include "compiler/passes/fuse_pointwise.h"
+#include "plain_run.h"
+#include "support/temporary_folder.h"
+
+#include <torch/csrc/jit/testing/file_check.h>
+
+#include <cstdlib>
+
+namespace tessera::compiler {
+namespace {
+
+std::string emitted(const std::string& text) {
+  Graph graph = Graph::parse(text);
+  verify(graph, "parse");
+  fuse_pointwise(graph);
+  verify(graph, "fuse_pointwise");
+  return emit(graph);
+}
+
+std::string program_of(const std::string& source) {
+  return source.substr(source.find("extern \"C\" UNOPTIMISED void tessera_program("));
+}
+
+TEST(CodegenNames, AreThoseOfPython) {
+  EXPECT_EQ(python_name("aten::add.Tensor"), "aten.add.Tensor");
+  EXPECT_EQ(python_name("aten::mm"), "aten.mm.default");
+  EXPECT_EQ(python_name("_c10d_functional::wait_tensor"),
+            "torch.ops._c10d_functional.wait_tensor.default");
+  EXPECT_EQ(short_name("aten::_foreach_div.Scalar"), "div");
+  EXPECT_EQ(short_name("aten::_to_copy"), "to_copy");
+  EXPECT_EQ(identifier("fc1.weight"), "fc1_weight");
+  EXPECT_EQ(identifier("exp_avg of 0.weight"), "exp_avg_of_0_weight");
+  EXPECT_EQ(identifier("0.weight"), "v0_weight");
+  EXPECT_EQ(identifier("größe*/\n"), "gr_e");
+  EXPECT_EQ(identifier(""), "v");
+}
+
+TEST(CodegenNames, AreDifferentAndNotWordsOfTheLanguage) {
+  const Graph graph = Graph::parse(R"(input %0: float32[4] = parameter "a.b"
+input %1: float32[4] = parameter "a_b"
+input %2: float32[4] = parameter "new"
+%3: float32[4] = aten::relu(%0)
+%4: float32[4] = aten::relu(%1)
+return %3
+)");
+  const std::vector<std::string> expected = {"a_b", "a_b_1", "new_", "relu", "relu_1"};
+  EXPECT_EQ(name_values(graph), expected);
+}
+
+// Three buckets, as they come out of bucket_all_reduces and schedule_waits.
+std::string coalesced_buckets() {
+  std::string text;
+  for (int i = 0; i < 6; ++i)
+    text += "input %" + std::to_string(i) + ": float32[" + std::to_string(10 + i) +
+            "] = outside \"g" + std::to_string(i) + "\"\n";
+  for (int bucket = 0; bucket < 3; ++bucket) {
+    const auto value = [&](int offset) { return 6 + 4 * bucket + offset; };
+    const auto typed = [&](int offset) {
+      return "%" + std::to_string(value(offset)) + ": float32[" +
+             std::to_string(10 + 2 * bucket + offset % 2) + "]";
+    };
+    const auto list = [](int a, const std::string& mark) {
+      return "[%" + std::to_string(a) + mark + ", %" + std::to_string(a + 1) + mark + "]";
+    };
+    text += "[" + typed(0) + ", " + typed(1) + "] = aten::_foreach_div.Scalar(" +
+            list(2 * bucket, "") + ", 2)\n";
+    text += "[" + typed(2) + ", " + typed(3) + "] = _c10d_functional::all_reduce_coalesced_(" +
+            list(value(0), "!") + ", \"sum\", \"0\")\n";
+  }
+  for (int i = 0; i < 6; ++i) {
+    const int launched = 6 + 4 * (i / 2) + 2 + i % 2;
+    text += "%" + std::to_string(18 + i) + ": float32[" + std::to_string(10 + i) +
+            "] = _c10d_functional::wait_tensor(%" + std::to_string(launched) + ")\n";
+  }
+  for (int i = 0; i < 6; ++i)
+    text += "gradient %" + std::to_string(18 + i) + " of %" + std::to_string(i) + "\n";
+  return text;
+}
+
+TEST(CodegenText, HasKernelsBeforeCoalescedReductions) {
+  const std::string source = emitted(coalesced_buckets());
+  for (const std::string& text : {source, program_of(source)}) {
+    torch::jit::testing::FileCheck()
+        .check("cpp_fused_")
+        ->check("torch.ops._c10d_functional.all_reduce_coalesced_.default(")
+        ->check("cpp_fused_")
+        ->check("torch.ops._c10d_functional.all_reduce_coalesced_.default(")
+        ->check("cpp_fused_")
+        ->check("torch.ops._c10d_functional.all_reduce_coalesced_.default(")
+        ->check("torch.ops._c10d_functional.wait_tensor.default")
+        ->check("torch.ops._c10d_functional.wait_tensor.default")
+        ->check("torch.ops._c10d_functional.wait_tensor.default")
+        ->run(text);
+  }
+  // Values go when they have been used for the last time.
+  EXPECT_NE(source.find("tessera.drop(div); tessera.drop(div_1);"), std::string::npos) << source;
+}
+
+std::string concatenated_buckets() {
+  std::string inputs;
+  for (int i = 0; i < 6; ++i)
+    inputs += "input %" + std::to_string(i) + ": float32[5, 2] = outside \"g" + std::to_string(i) +
+              "\"\n";
+  std::string launches;
+  std::string waits;
+  std::string outputs;
+  for (int bucket = 0; bucket < 3; ++bucket) {
+    const auto value = [&](int number) { return "%" + std::to_string(6 + 5 * bucket + number); };
+    for (int i = 0; i < 2; ++i)
+      launches += value(i) + ": float32[10] = aten::flatten.using_ints(%" +
+                  std::to_string(2 * bucket + i) + ")\n";
+    launches += value(2) + ": float32[20] = aten::cat([" + value(0) + ", " + value(1) + "])\n";
+    launches += value(3) + ": float32[20] = aten::div.Scalar(" + value(2) + ", 2)\n";
+    launches += value(4) + ": float32[20] = _c10d_functional::all_reduce_(" + value(3) +
+                "!, \"sum\", \"0\")\n";
+    const std::string waited = "%" + std::to_string(21 + bucket);
+    waits += waited + ": float32[20] = _c10d_functional::wait_tensor(" + value(4) + ")\n";
+    outputs += "return " + waited + "\n";
+  }
+  return inputs + launches + waits + outputs;
+}
+
+TEST(CodegenText, HasConcatenationAndDivisionInOneKernel) {
+  const std::string program = program_of(emitted(concatenated_buckets()));
+  torch::jit::testing::FileCheck()
+      .check("aten.flatten.using_ints(")
+      ->check("cpp_fused_cat_div_")
+      ->check_not("coalesced")
+      ->check("torch.ops._c10d_functional.all_reduce_.default(")
+      ->check("aten.flatten.using_ints(")
+      ->check("cpp_fused_cat_div_")
+      ->check("torch.ops._c10d_functional.all_reduce_.default(")
+      ->check("aten.flatten.using_ints(")
+      ->check("cpp_fused_cat_div_")
+      ->check("torch.ops._c10d_functional.all_reduce_.default(")
+      ->check("torch.ops._c10d_functional.wait_tensor.default")
+      ->check("torch.ops._c10d_functional.wait_tensor.default")
+      ->check("torch.ops._c10d_functional.wait_tensor.default")
+      ->run(program);
+}
+
+TEST(CodegenText, HasEqualKernelsOnce) {
+  const std::string source = emitted(concatenated_buckets());
+  EXPECT_NE(source.find("cpp_fused_cat_div_0"), std::string::npos);
+  EXPECT_EQ(source.find("cpp_fused_cat_div_1"), std::string::npos) << source;
+}
+
+TEST(CodegenText, AgreesWithTheRuntimeOnTheInterface) {
+  const testing::TemporaryFolder folder;
+  setenv("TESSERA_CACHE", folder.path().c_str(), 1);
+  std::string why;
+  const auto module =
+      Module::load(emitted("input %0: float32[4] = argument \"exp\"\nreturn %0\n"), &why);
+  unsetenv("TESSERA_CACHE");
+  ASSERT_TRUE(module) << why;
+  const auto* version = static_cast<const int*>(module->symbol(kInterfaceSymbol));
+  ASSERT_NE(version, nullptr);
+  EXPECT_EQ(*version, kProgramInterface);
+  ASSERT_NE(module->symbol(kProgramSymbol), nullptr);
+}
+
+constexpr const char* kSmallStep = R"(input %0: float32[3, 2] = parameter "fc.weight"
+input %1: float32[4, 2] = argument "argument 0"
+input %2: float32[3] = parameter "fc.bias"
+scalar $0 = "lr"
+%3: float32[2, 3] strides=[1, 2] = aten::t(%0)
+%4: float32[4, 3] = aten::addmm(%2, %1, %3)
+%5: float32[4, 3] = aten::relu(%4)
+%6: float32[4, 3] = aten::mul.Scalar(%5, 0.1)
+%7: float32[3, 4] strides=[1, 3] = aten::t(%6)
+%8: float32[3, 2] = aten::mm(%7, %1)
+%9: float32[3, 2] = aten::mul.Scalar(%8, $0*-1)
+%10: float32[3, 2] = aten::add.Tensor(%0, %9)
+return %5
+write %10 to %0
+)";
+
+// A change of this text is a change of every user's program: look at the difference.
+TEST(CodegenText, OfASmallStep) {
+  const std::string source = emitted(kSmallStep);
+  EXPECT_EQ(source.substr(source.find("extern \"C\" {\n")),
+            R"source(extern "C" {
+extern const int tessera_program_interface;
+const int tessera_program_interface = 1;
+}
+
+extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, float* out0, float* out1) {
+  INDEPENDENT
+  for (int64_t i = 0; i < 12; ++i) {
+    const float x0 = in0[i];
+    const float relu = x0 < 0 ? 0 : x0;  // aten.relu.default
+    const float mul = relu * 0.1f;  // aten.mul.Scalar
+    out0[i] = relu;
+    out1[i] = mul;
+  }
+}
+
+extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, const float* in1, double s0, float* out0) {
+  INDEPENDENT
+  for (int64_t i = 0; i < 6; ++i) {
+    const float x0 = in0[i];
+    const float x1 = in1[i];
+    const float mul = x0 * static_cast<float>(s0);  // aten.mul.Scalar
+    const float add = x1 + mul;  // aten.add.Tensor
+    out0[i] = add;
+  }
+}
+
+namespace program {
+
+enum Value : int {
+  fc_weight = 0,  // float32[3, 2], parameter "fc.weight"
+  argument_0 = 1,  // float32[4, 2], argument "argument 0"
+  fc_bias = 2,  // float32[3], parameter "fc.bias"
+  t = 3,  // float32[2, 3] strides=[1, 2]
+  addmm = 4,  // float32[4, 3]
+  relu = 5,  // float32[4, 3]
+  mul = 6,  // float32[4, 3]
+  t_1 = 7,  // float32[3, 4] strides=[1, 3]
+  mm = 8,  // float32[3, 2]
+  add = 10,  // float32[3, 2]
+};
+
+extern "C" UNOPTIMISED void tessera_program(const ProgramInterface* api, Frame* frame) {
+  const Tessera tessera{api, frame};
+  // t = aten.t.default(fc_weight)
+  tessera.call(0);
+  // addmm = aten.addmm.default(fc_bias, argument_0, t)
+  tessera.call(1);
+  tessera.drop(t);
+  // relu = aten.relu.default(addmm)
+  // mul = aten.mul.Scalar(relu, 0.1)
+  tessera.make(relu);
+  tessera.make(mul);
+  cpp_fused_relu_mul_0(tessera, tessera.at<const float>(addmm), tessera.at<float>(relu), tessera.at<float>(mul));
+  tessera.drop(addmm);
+  // t_1 = aten.t.default(mul)
+  tessera.call(3);
+  tessera.drop(mul);
+  // mm = aten.mm.default(t_1, argument_0)
+  tessera.call(4);
+  tessera.drop(t_1);
+  // mul = aten.mul.Scalar(mm, scalar(0) * -1.0)
+  // add = aten.add.Tensor(fc_weight, mul)
+  tessera.make_in_place(add, fc_weight);
+  cpp_fused_mul_add_1(tessera, tessera.at<const float>(mm), tessera.at<const float>(fc_weight), tessera.scalar(0) * -1.0, tessera.at<float>(add));
+  tessera.drop(mm);
+  // return relu
+  tessera.deliver(0);
+  // aten.copy_.default(fc_weight, add)
+  tessera.deliver(1);
+}
+
+}  // namespace program
+)source");
+}
+
+}  // namespace
+}  // namespace tessera::compiler

@@ -1,0 +1,186 @@
+// REQUIREMENTS.md 1.2, test by test: a step that was written for one rank, as a step of all.
+#include <tessera/compile.h>
+#include <tessera/dtensor.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+#include <tessera/replicate.h>
+
+#include "support/ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+namespace tnn = tessera::nn;
+using ::testing::HasSubstr;
+using Batch = std::tuple<torch::Tensor, torch::Tensor>;
+
+struct SimpleMlpImpl : torch::nn::Module {
+  tnn::Linear net1{50, 32}, net2{32, 8};
+  SimpleMlpImpl() {
+    register_module("net1", net1);
+    register_module("net2", net2);
+  }
+  torch::Tensor forward(torch::Tensor x) { return torch::sigmoid(net2(torch::relu(net1(x)))); }
+};
+TESSERA_MODULE(SimpleMlp);
+
+struct BatchShapesImpl : torch::nn::Module {
+  SimpleMlp mlp;
+  BatchShapesImpl() { register_module("mlp", mlp); }
+  torch::Tensor forward(torch::Tensor x) {
+    const auto rows = x.size(0);
+    auto out = mlp(x);
+    const auto flat = out.clone().view({-1}).squeeze().unsqueeze(0);
+    out = out + 0.1 * flat.view({rows, -1});
+    const auto sums = torch::arange(8).unsqueeze(0) + torch::ones(out.sizes());
+    return out + sums + torch::zeros({8}).unsqueeze(0).repeat({rows, 1});
+  }
+};
+TESSERA_MODULE(BatchShapes);
+
+struct TransposedImpl : torch::nn::Module {
+  SimpleMlp mlp;
+  TransposedImpl() { register_module("mlp", mlp); }
+  torch::Tensor forward(torch::Tensor x) { return mlp(x.t().contiguous()).t(); }
+};
+TESSERA_MODULE(Transposed);
+
+enum class Data { Same /* on all ranks, as in the reference tests */, OfEachRank };
+
+Batch draw(std::vector<int64_t> x, std::vector<int64_t> y, Data data) {
+  torch::manual_seed(data == Data::Same ? 11 : 11 + rank());
+  const auto inputs = torch::randn(x);
+  return {inputs, torch::randn(y)};
+}
+
+const auto train_step = [](auto& net, auto& optimizer, const Batch& batch) {
+  optimizer.zero_grad();
+  const auto& [inputs, labels] = batch;
+  auto loss = (net(inputs) - labels).sum();
+  loss.backward();
+  optimizer.step();
+  return loss;
+};
+
+torch::Tensor whole(const torch::Tensor& parameter) {
+  EXPECT_TRUE(is_dtensor(parameter));
+  return DTensor::of(parameter).redistribute({Replicate()}).to_local();
+}
+
+struct Shapes {
+  std::vector<int64_t> x = {128, 50}, y = {128, 8};
+  int64_t batch_dim = 0;
+};
+
+/// Warm-up, then `steps` of the step by hand on a replicated copy, and compiled.
+template <class Net, class MakeOptimizer>
+void expect_parity(const std::string& style, MakeOptimizer make_optimizer, Shapes shapes = {},
+                   int steps = 3) {
+  torch::manual_seed(1234);
+  Net net;
+  torch::manual_seed(1234);
+  Net copy;
+  replicate(copy);
+  auto optimizer = make_optimizer(net->parameters());
+  auto copy_optimizer = make_optimizer(copy->parameters());
+  const auto warm_up = draw(shapes.x, shapes.y, Data::Same);
+  train_step(net, optimizer, warm_up);
+  optimizer.zero_grad();
+  train_step(copy, copy_optimizer, warm_up);
+  copy_optimizer.zero_grad();
+
+  auto compiled =
+      compile([](Net& module, decltype(optimizer)& opt,
+                 const Batch& batch) { return train_step(module, opt, batch); },
+              {.parallel_mode = DataParallel(style, {.input_batch_dim = shapes.batch_dim}),
+               .backend = "interpret"});
+  for (int i = 0; i < steps; ++i) {
+    const auto batch = draw(shapes.x, shapes.y, i == 0 ? Data::Same : Data::OfEachRank);
+    const auto wanted = train_step(copy, copy_optimizer, batch);
+    const auto loss = compiled(net, optimizer, batch);
+    EXPECT_TRUE(torch::allclose(loss, wanted, 1e-5, 1e-3)) << loss << wanted;
+    const auto parameters = net->parameters(), reference = copy->parameters();
+    for (size_t k = 0; k < parameters.size(); ++k) {
+      EXPECT_TRUE(torch::allclose(whole(parameters[k]), reference[k], 1.3e-6, 1e-5))
+          << style << ", step " << i << ", parameter " << k << ": "
+          << (whole(parameters[k]) - reference[k]).abs().max().template item<double>();
+      EXPECT_TRUE(torch::allclose(whole(parameters[k].grad()), reference[k].grad(), 1e-5, 1e-4))
+          << style << ", step " << i << ", gradient " << k;
+    }
+  }
+}
+
+const auto sgd = [](double momentum, bool foreach) {
+  return [=](auto parameters) {
+    return optim::SGD(parameters, {.lr = 0.1, .momentum = momentum, .foreach = foreach});
+  };
+};
+const auto fused_adam = [](auto parameters) {
+  return optim::Adam(parameters, {.lr = 0.1, .fused = true});
+};
+
+class DataParallelRanks : public ::testing::TestWithParam<std::string> {
+ protected:
+  void run(int ranks, const RankBody& body) { run_processes(ranks, body, {.backend = GetParam()}); }
+};
+INSTANTIATE_TEST_SUITE_P(Every, DataParallelRanks, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(DataParallelRanks, R_002_1_ReplicateWithSgd) {
+  run(2, [] {
+    expect_parity<SimpleMlp>("replicate", sgd(0, false));
+    expect_parity<SimpleMlp>("replicate", sgd(0.9, false));
+    expect_parity<SimpleMlp>("replicate", sgd(0.9, true));
+  });
+}
+
+TEST_P(DataParallelRanks, R_002_2_ReplicateWithFusedAdam) {
+  run(2, [] { expect_parity<SimpleMlp>("replicate", fused_adam); });
+}
+
+TEST_P(DataParallelRanks, R_002_3_FullyShardWithSgd) {
+  run(2, [] {
+    expect_parity<SimpleMlp>("fully_shard", sgd(0, false));
+    expect_parity<SimpleMlp>("fully_shard", sgd(0.9, false));
+    expect_parity<SimpleMlp>("fully_shard", sgd(0.9, true));
+  });
+}
+
+TEST_P(DataParallelRanks, R_002_4_FullyShardWithFusedAdam) {
+  run(2, [] { expect_parity<SimpleMlp>("fully_shard", fused_adam); });
+}
+
+TEST_P(DataParallelRanks, R_002_5_ShapesThatSpeakOfTheBatch) {
+  run(2, [] {
+    for (const auto* style : {"replicate", "fully_shard"})
+      expect_parity<BatchShapes>(style, sgd(0, false));
+  });
+}
+
+TEST_P(DataParallelRanks, R_002_6_FullyShardWithAnotherBatchDimension) {
+  run(2, [] {
+    expect_parity<Transposed>("fully_shard", fused_adam,
+                              {.x = {50, 128}, .y = {8, 128}, .batch_dim = 1});
+  });
+}
+
+TEST_P(DataParallelRanks, ShardsUnevenRows) {
+  run(3, [] {
+    expect_parity<SimpleMlp>("fully_shard", fused_adam);
+    expect_parity<SimpleMlp>("fully_shard", sgd(0.9, true));
+  });
+}
+
+TEST(DataParallelErrors, NameTheStyles) {
+  EXPECT_THAT([] { DataParallel("replicated"); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  HasSubstr("expected parallel_style \"replicate\", \"fully_shard\" or "
+                            "\"default\", got \"replicated\"")));
+}
+
+}  // namespace
+}  // namespace tessera::testing

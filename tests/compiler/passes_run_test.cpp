@@ -1,0 +1,85 @@
+#include "compiler/passes/run.h"
+#include "support/message_of.h"
+#include "support/temporary_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+using testing::message_of;
+
+Graph sample() {
+  return Graph::parse(
+      "input %0: float32[4] = argument \"x\"\n%1: float32[4] = aten::neg(%0)\n"
+      "%2: float32[4] = aten::relu(%0)\nreturn %2\n");
+}
+
+std::string contents(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+TEST(RunPasses, DumpsOneFilePerPass) {
+  const testing::TemporaryFolder folder;
+  const auto dump = folder.path() / "dump";
+  Graph graph = sample();
+  const std::string before = graph.str();
+  run_passes(graph, {find_pass("remove_dead_code"), find_pass("schedule_comm_wait")},
+             {.dump_folder = dump.string()});
+  EXPECT_EQ(contents(dump / "00-captured.txt"), before);
+  EXPECT_EQ(contents(dump / "01-remove_dead_code.txt"), graph.str());
+  EXPECT_EQ(contents(dump / "02-schedule_waits.txt"), graph.str());
+  EXPECT_NE(before, graph.str());
+  EXPECT_EQ(counters()["passes"], 2);
+}
+
+TEST(RunPasses, SkipsWhatIsDisabled) {
+  Graph graph = sample();
+  bool ran = false;
+  const Pass own{"mine", [&](Graph&) { ran = true; }};
+  run_passes(graph, {find_pass("remove_dead_code"), find_pass("schedule_waits"), own},
+             {.disabled = {"remove_dead_code", "schedule_comm_wait"}});
+  EXPECT_EQ(graph.str(), sample().str());
+  EXPECT_TRUE(ran);
+  EXPECT_EQ(counters()["passes"], 1);
+}
+
+TEST(RunPasses, NamesThePassThatBrokeTheGraph) {
+  Graph graph = sample();
+  const Pass broken{"drop_everything", [](Graph& each) { each.nodes.clear(); }};
+  const auto message = message_of<c10::Error>([&] { run_passes(graph, {broken}); });
+  EXPECT_NE(message.find("the graph after drop_everything is not well-formed"), std::string::npos);
+}
+
+TEST(RunPasses, FindsPassesByOursAndUpstreamsNames) {
+  for (const std::string& name : pass_names()) EXPECT_NO_THROW(find_pass(name)) << name;
+  EXPECT_EQ(find_pass("fuse_ddp_with_coalesced_op").name, "bucket_all_reduces");
+  EXPECT_EQ(find_pass("fuse_ddp_with_concat_op").name, "bucket_all_reduces_by_concat");
+  EXPECT_EQ(find_pass("schedule_comm_wait").name, "schedule_waits");
+}
+
+TEST(RunPasses, ErrorsNameTheNearestPasses) {
+  const auto unknown = message_of([] { find_pass("schedule_wait"); });
+  EXPECT_TRUE(
+      unknown.starts_with("compile: expected the name of a pass, got 'schedule_wait'; "
+                          "nearest names: 'schedule_waits', 'schedule_comm_wait' and "))
+      << unknown;
+  Graph graph = sample();
+  const auto message =
+      message_of([&] { run_passes(graph, {}, {.disabled = {"remove_dead_cod"}}); });
+  EXPECT_NE(message.find("compile: expected names of passes to disable, got 'remove_dead_cod'; "
+                         "nearest names: 'remove_dead_code'"),
+            std::string::npos)
+      << message;
+  EXPECT_NE(message_of([] { find_pass("bucket_all_reduces", 0); }).find("at least 1 byte, got 0"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::compiler

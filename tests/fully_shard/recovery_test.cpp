@@ -1,0 +1,166 @@
+// What is left of a forward or backward that failed, and of parameters that somebody looked at.
+#include <tessera/fully_shard.h>
+#include <tessera/optim.h>
+#include <tessera/state_dict.h>
+
+#include "fully_shard/sharded_models.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::testing {
+namespace {
+
+constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
+
+class FullyShardRecovery : public OnWorld {};
+INSTANTIATE_TEST_SUITE_P(Every, FullyShardRecovery, kWorlds, name_of);
+
+at::Tensor batch(int number) {
+  return seeded(100 + number, [] { return torch::randn({12, 5}); });
+}
+at::Tensor own_batch(int number) { return batch(number).chunk(world_size())[rank()]; }
+
+void expect_equal_gradients(Stack& sharded, Stack& reference) {
+  const auto expected = reference->named_parameters();
+  for (const auto& item : sharded->named_parameters()) {
+    ASSERT_TRUE(item.value().grad().defined()) << item.key();
+    expect_equal(whole(item.value().grad()), expected[item.key()].grad(), item.key(), kClose);
+  }
+}
+
+/// A hook that throws while it is told to.
+struct Thrower {
+  bool throws = false;
+  void operator()() const {
+    if (throws) throw std::runtime_error("by the user");
+  }
+};
+
+TEST_P(FullyShardRecovery, AFailedForwardLeavesNoOldWeights) {
+  run([] {
+    auto [reference, sharded] = twins<Stack>(9);
+    shard(sharded);
+    const auto thrower = std::make_shared<Thrower>();
+    register_forward_pre_hook(sharded->block(0)->down, [=](auto&, auto&) { (*thrower)(); });
+    sharded(own_batch(0)).sum().backward();  // the order of units is known from here on
+    thrower->throws = true;
+    EXPECT_THROW(sharded(own_batch(1)), std::runtime_error);
+    thrower->throws = false;
+    const auto other = make_stack(10);
+    load_state_dict(sharded, state_dict(other));
+    load_state_dict(reference, state_dict(other));
+    for (int i = 2; i < 4; ++i)
+      expect_equal(sharded(own_batch(i)), reference(own_batch(i)), "with the new weights", kClose);
+  });
+}
+
+TEST_P(FullyShardRecovery, AFailedBackwardLeavesNoOldWeights) {
+  run([] {
+    auto [reference, sharded] = twins<Stack>(9);
+    shard(sharded);
+    const auto thrower = std::make_shared<Thrower>();
+    register_full_backward_hook(sharded->block(2),
+                                [=](auto&, auto&, const auto&) { (*thrower)(); });
+    sharded(own_batch(0)).sum().backward();
+    thrower->throws = true;
+    EXPECT_THROW(sharded(own_batch(1)).sum().backward(), std::runtime_error);
+    thrower->throws = false;
+    const auto other = make_stack(10);
+    load_state_dict(sharded, state_dict(other));
+    load_state_dict(reference, state_dict(other));
+    for (auto* net : {&sharded, &reference}) (*net)->zero_grad();
+    sharded(own_batch(2)).square().mean().backward();
+    reference(batch(2)).square().mean().backward();
+    expect_equal_gradients(sharded, reference);
+  });
+}
+
+TEST_P(FullyShardRecovery, GradientsClearedAfterAFailedBackwardStayCleared) {
+  run([] {
+    auto [reference, sharded] = twins<Stack>(9);
+    shard(sharded);
+    const auto thrower = std::make_shared<Thrower>();
+    register_full_backward_hook(sharded->block(1),
+                                [=](auto&, auto&, const auto&) { (*thrower)(); });
+    sharded(own_batch(0)).sum().backward();
+    const auto before = whole(sharded->first->weight.grad()).clone();
+    thrower->throws = true;
+    EXPECT_THROW(sharded(own_batch(1)).sum().backward(), std::runtime_error);
+    thrower->throws = false;
+    for (const auto& parameter : sharded->parameters()) EXPECT_TRUE(is_dtensor(parameter));
+    expect_equal(whole(sharded->first->weight.grad()), before, "not in the part that ran", kClose);
+    EXPECT_EQ(state_dict(sharded).size(), sharded->parameters().size());
+    sharded->zero_grad();
+    sharded(own_batch(2)).square().mean().backward();
+    reference(batch(2)).square().mean().backward();
+    expect_equal_gradients(sharded, reference);
+  });
+}
+
+TEST_P(FullyShardRecovery, ABatchWithoutSynchronisationIsNotCountedTwiceAfterAFailure) {
+  run([] {
+    auto [reference, sharded] = twins<Stack>(9);
+    shard(sharded);
+    const auto thrower = std::make_shared<Thrower>();
+    register_full_backward_hook(sharded->block(1),
+                                [=](auto&, auto&, const auto&) { (*thrower)(); });
+    for (const bool fails : {true, false}) {
+      sharded->zero_grad();
+      thrower->throws = false;
+      {
+        const NoSync no_sync(sharded);
+        sharded(own_batch(0)).square().mean().backward();
+      }
+      thrower->throws = fails;
+      const auto loss = sharded(own_batch(1)).square().mean();
+      if (fails)
+        EXPECT_THROW(loss.backward(), std::runtime_error);
+      else
+        loss.backward();
+    }
+    for (int i = 0; i < 2; ++i) reference(batch(i)).square().mean().backward();
+    expect_equal_gradients(sharded, reference);
+  });
+}
+
+TEST_P(FullyShardRecovery, OneRankMayLookAtItsShard) {
+  run_processes(GetParam().ranks,
+                [] {
+                  auto [reference, sharded] = twins<Stack>(9);
+                  shard(sharded);
+                  set_reshard_after_backward(sharded, false);
+                  double seen = 0;
+                  const auto look = [&] {
+                    if (rank() == 0)
+                      seen += DTensor::of(sharded->first->weight).to_local().sum().item<double>();
+                  };
+                  for (int i = 0; i < 3; ++i) {
+                    const auto loss = sharded(own_batch(i)).square().mean();
+                    look();
+                    loss.backward();
+                    look();
+                    reference(batch(i)).square().mean().backward();
+                  }
+                  expect_equal_gradients(sharded, reference);
+                  EXPECT_EQ(seen != 0, rank() == 0);
+                },
+                {.backend = GetParam().backend, .timeout = std::chrono::seconds(20)});
+}
+
+TEST_P(FullyShardRecovery, WhatIsWrittenIntoALocalTensorIsSeenByTheNextForward) {
+  run([] {
+    auto [reference, sharded] = twins<Stack>(9);
+    shard(sharded);
+    set_reshard_after_backward(sharded, false);
+    sharded(own_batch(0)).sum().backward();
+    const torch::NoGradGuard no_grad;
+    auto local = DTensor::of(sharded->first->weight).to_local();
+    sharded(own_batch(1));
+    local.mul_(2);
+    reference->first->weight.mul_(2);
+    expect_equal(sharded(own_batch(2)), reference(own_batch(2)), "after the write", kClose);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

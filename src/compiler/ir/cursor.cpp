@@ -11,8 +11,8 @@ namespace tessera::compiler {
 namespace {
 
 bool is_word(char character) {
-  return std::isalnum(static_cast<unsigned char>(character)) != 0 ||
-         std::string_view("_.:").find(character) != std::string_view::npos;
+  return std::isalnum(static_cast<unsigned char>(character)) != 0 || character == '_' ||
+         character == '.' || character == ':';
 }
 
 std::optional<int> hex_digit(char digit) {

@@ -134,8 +134,8 @@ class Printer {
 
   static std::string module_path(const std::string& path) {
     const bool plain = std::all_of(path.begin(), path.end(), [](unsigned char character) {
-      return std::isalnum(character) != 0 ||
-             std::string_view("._-/").find(character) != std::string_view::npos;
+      return std::isalnum(character) != 0 || character == '.' || character == '_' ||
+             character == '-' || character == '/';
     });
     return plain ? path : quote(path);
   }

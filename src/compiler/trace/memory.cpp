@@ -98,7 +98,9 @@ Memory::Region& Memory::add_unseen(const at::Tensor& tensor) {
 }
 
 bool Memory::is_fresh(const at::Tensor& tensor) const {
-  return find(tensor) == nullptr && births_.contains(storage_of(tensor)->data_ptr().get());
+  // An empty one may be resized by what writes it.
+  return find(tensor) == nullptr &&
+         (tensor.numel() == 0 || births_.contains(storage_of(tensor)->data_ptr().get()));
 }
 
 bool Memory::knows(const at::Tensor& tensor) const { return find(tensor) != nullptr; }
@@ -181,6 +183,7 @@ void Memory::define_view(const at::Tensor& tensor, ValueId value, ViewOrigin ori
 void Memory::write(const at::Tensor& tensor, ValueId value) {
   auto* region = find(tensor);
   const auto window = window_of(tensor);
+  if (region == nullptr) throw CannotRecord("a tensor got other memory while it was written");
   if (!region->is_dense)
     throw CannotRecord(c10::str("a tensor with gaps in its memory is written: sizes ",
                                 region->root.sizes, ", strides ", region->root.strides));

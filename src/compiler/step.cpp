@@ -1,5 +1,6 @@
 #include <tessera/optim.h>
 
+#include "compiler/ir/operators.h"
 #include "compiler/pipeline.h"
 #include "compiler/step_impl.h"
 #include "replicate/local_part.h"
@@ -140,6 +141,10 @@ void Step::Impl::note_capture(const CallShape& shape) {
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
   learn(recording);
   if (!recording.broken.empty()) return refuse(recording);
+  if (std::any_of(recording.graph.nodes.begin(), recording.graph.nodes.end(),
+                  compiler::is_collective))
+    return fall_back(
+        "it communicates, and ranks do not yet agree on when to run a program together");
   kept_tensors = 0;
   std::string changed;
   for (auto& variant : variants) {

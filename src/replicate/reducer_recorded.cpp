@@ -16,10 +16,11 @@ void Reducer::note_recording(capture::Observer& observer) {
                        const auto self = weak.lock();
                        return self ? self->requires_sync_.load() : 2;
                      });
-  if (settings_.find_unused)
-    observer.give_up("replicate of " + settings_.module_name +
-                     " looks for unused parameters, which may be others at each call "
-                     "(find_unused_parameters)");
+  // On every rank, before it can give up for reasons of its own: ranks that record and ranks that
+  // don't would issue different collectives.
+  observer.give_up("module " + settings_.module_name +
+                   " in it is replicated, and ranks do not yet agree on when to run a program "
+                   "together (DataParallel does)");
 }
 
 void Reducer::average_recorded(size_t index, capture::Observer& observer) {

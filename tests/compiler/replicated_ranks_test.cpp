@@ -1,0 +1,80 @@
+// A compiled step of a replicated module averages as the step itself does.
+#include <tessera/compile.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+#include <tessera/replicate.h>
+
+#include "support/ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+namespace tnn = tessera::nn;
+
+struct MlpImpl : torch::nn::Module {
+  tnn::Linear first{10, 16}, second{16, 4};
+  MlpImpl() {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  torch::Tensor forward(torch::Tensor x) { return second(torch::relu(first(x))); }
+};
+TESSERA_MODULE(Mlp);
+
+class ReplicatedStepRanks : public ::testing::TestWithParam<std::string> {
+ protected:
+  void run(const RankBody& body) { run_processes(2, body, {.backend = GetParam()}); }
+};
+INSTANTIATE_TEST_SUITE_P(Every, ReplicatedStepRanks, ::testing::Values("shm", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+/// Trains an eager and a compiled replica with data of each rank; `sync(i)`: whether step i
+/// averages.
+void expect_parity(const CommHook& hook, const std::function<bool(int)>& sync, int steps) {
+  Mlp nets[2];
+  for (auto& net : nets) {
+    torch::manual_seed(3);
+    net = Mlp();
+    replicate(net);
+    if (hook) register_comm_hook(net, hook);
+  }
+  const optim::AdamWOptions options{.lr = 0.01, .fused = true};
+  optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
+                                optim::AdamW(nets[1]->parameters(), options)};
+  const auto step = [&](int which, const torch::Tensor& x, const torch::Tensor& y) {
+    auto loss = torch::mse_loss(nets[which](x), y);
+    loss.backward();
+    optimizers[which].step();
+    optimizers[which].zero_grad();
+    return loss;
+  };
+  auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
+                          {.module = nets[1], .optimizer = optimizers[1]});
+  for (int i = 0; i < steps; ++i) {
+    torch::manual_seed(100 + 10 * i + rank());
+    const auto x = torch::randn({6, 10}), y = torch::randn({6, 4});
+    for (auto& net : nets) set_requires_gradient_sync(net, sync(i));
+    const auto wanted = step(0, x, y);
+    EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
+    const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
+    for (size_t k = 0; k < got.size(); ++k)
+      EXPECT_TRUE(torch::allclose(got[k], reference[k], 1e-5, 1e-5))
+          << "step " << i << ", parameter " << k;
+  }
+  EXPECT_THAT(explain(compiled), ::testing::HasSubstr("is replicated"));
+}
+
+TEST_P(ReplicatedStepRanks, TrainsLikeTheStep) {
+  run([] { expect_parity(nullptr, [](int) { return true; }, 8); });
+}
+
+TEST_P(ReplicatedStepRanks, TrainsLikeTheStepWithACommHook) {
+  run([] { expect_parity(bf16_compress_hook, [](int) { return true; }, 6); });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -7,7 +7,9 @@ namespace tessera::compiler {
 
 CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::nn::Module*>& modules) {
-  CallShape shape{.numbers = given.numbers, .grad_mode = at::GradMode::is_enabled()};
+  CallShape shape;
+  shape.numbers = given.numbers;
+  shape.grad_mode = at::GradMode::is_enabled();
   for (const auto& tensor : given.tensors) {
     CallShape::TensorShape known{{}, false, tensor.defined()};
     if (tensor.defined()) {

@@ -89,9 +89,7 @@ void check_recording(const Recording& recording) {
 /// use for it.
 Placement placement_of(const Recording& recording, const Graph& graph, const at::Tensor& tensor) {
   for (size_t i = 0; i < recording.inputs.size(); ++i) {
-    const auto& input = recording.inputs[i].tensor;
-    if (!input.is_alias_of(tensor) || compiler::window_of(input) != compiler::window_of(tensor))
-      continue;
+    if (!compiler::shows_same_memory(recording.inputs[i].tensor, tensor)) continue;
     return graph.type(graph.inputs[i].value).placement.value_or(Replicate());
   }
   return Replicate();

@@ -11,11 +11,6 @@
 namespace tessera::compiler {
 namespace {
 
-bool shows_same_memory(const at::Tensor& first, const at::Tensor& second) {
-  return first.defined() && second.defined() && first.is_alias_of(second) &&
-         window_of(first) == window_of(second);
-}
-
 void give_gradient(const at::Tensor& parameter, at::Tensor value) {
   if (value.defined()) value = replication::gradient_of_part(parameter, std::move(value));
   parameter.mutable_grad() = std::move(value);

@@ -18,7 +18,7 @@ struct CallShape {
   std::vector<TensorShape> tensors;
   std::vector<double> numbers;
   std::vector<const void*> objects;  // modules and optimizers
-  bool grad_mode;
+  bool grad_mode = true;
   std::vector<bool> training;  // of every module below those given
 
   bool operator==(const CallShape&) const = default;

@@ -1,5 +1,6 @@
 #include "dtensor/registration.h"
 
+#include "base/operator_kernels.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/part.h"
 #include "dtensor/plain_loss.h"
@@ -17,12 +18,6 @@ namespace tessera::dtensor {
 namespace {
 
 using c10::DispatchKey;
-
-/// Operators with a kernel for all backends would never come to the fallback.
-bool bypasses_fallback(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-}
 
 /// Composite operators, of backward formulas most, that would write into plain tensors of their
 /// making.

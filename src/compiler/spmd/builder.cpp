@@ -1,5 +1,7 @@
 #include "compiler/spmd/builder.h"
 
+#include <ATen/core/jit_type.h>
+
 #include <algorithm>
 
 namespace tessera::compiler {
@@ -7,16 +9,9 @@ namespace {
 
 Argument constant(c10::IValue value) { return Argument::of(std::move(value)); }
 
-std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t i = sizes.size(); i-- > 1;)
-    strides[i - 1] = strides[i] * std::max<int64_t>(sizes[i], 1);
-  return strides;
-}
-
 ValueType with_rows(ValueType type, int64_t rows) {
   type.sizes[0] = rows;
-  type.strides = dense_strides(type.sizes);
+  type.strides = c10::TensorType::contiguousStridesOf(type.sizes);
   return type;
 }
 

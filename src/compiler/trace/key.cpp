@@ -1,5 +1,6 @@
 #include "compiler/trace/key.h"
 
+#include "base/operator_kernels.h"
 #include "compiler/trace/recorder.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -24,12 +25,6 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 auto kernel() { return torch::CppFunction::makeFromBoxedFunction<&dispatch>(); }
-
-/// Operators with a kernel for all backends would never come to the fallback.
-bool bypasses_fallback(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
-         op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional);
-}
 
 /// What stays registered until the process ends.
 struct Libraries {

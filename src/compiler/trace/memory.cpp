@@ -8,10 +8,6 @@
 namespace tessera::compiler {
 namespace {
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor) {
   const auto size = static_cast<int64_t>(tensor.itemsize());
   const int64_t begin = tensor.storage_offset() * size;
@@ -30,6 +26,24 @@ ValueType type_of(const Window& window, c10::Device device) {
 }
 
 }  // namespace
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+bool shows_same_memory(const at::Tensor& first, const at::Tensor& second) {
+  return first.defined() && second.defined() && first.is_alias_of(second) &&
+         window_of(first) == window_of(second);
+}
+
+Node make_empty(ValueId value, const ValueType& type) {
+  return {
+      .op = "aten::empty_strided",
+      .arguments = {Argument::of(c10::IValue(type.sizes)), Argument::of(c10::IValue(type.strides)),
+                    Argument::of(c10::IValue(type.dtype)), Argument::of(c10::IValue()),
+                    Argument::of(c10::IValue(type.device)), Argument::of(c10::IValue())},
+      .results = {Argument::of(value)}};
+}
 
 Window window_of(const at::Tensor& tensor) {
   return {tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(),
@@ -80,14 +94,7 @@ Memory::Region& Memory::add_unseen(const at::Tensor& tensor) {
   const auto value = new_value(tensor);
   auto& region = add(tensor, value);
   if (tensor.numel() == 0) {
-    const auto& type = graph_.type(value);
-    graph_.nodes.push_back(
-        {.op = "aten::empty_strided",
-         .arguments = {Argument::of(c10::IValue(type.sizes)),
-                       Argument::of(c10::IValue(type.strides)),
-                       Argument::of(c10::IValue(type.dtype)), Argument::of(c10::IValue()),
-                       Argument::of(c10::IValue(type.device)), Argument::of(c10::IValue())},
-         .results = {Argument::of(value)}});
+    graph_.nodes.push_back(make_empty(value, graph_.type(value)));
     return region;
   }
   region.input = static_cast<int>(inputs_.size());

@@ -28,6 +28,11 @@ struct Window {
   auto operator<=>(const Window&) const = default;
 };
 Window window_of(const at::Tensor& tensor);
+c10::StorageImpl* storage_of(const at::Tensor& tensor);
+/// Whether both show the same memory in the same way.
+bool shows_same_memory(const at::Tensor& first, const at::Tensor& second);
+/// A node that makes a tensor of this type, whose content is not defined.
+Node make_empty(ValueId value, const ValueType& type);
 
 /// How a tensor was made of another one that shares its memory.
 struct ViewOrigin {

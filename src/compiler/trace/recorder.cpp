@@ -250,14 +250,7 @@ void Recorder::write_results(Call& call, Node& node, std::vector<Node>& before) 
       const auto target = memory_.new_value(tensors[k]);
       graph_.type(target).strides = strides;
       if (call.is_fresh[i]) {
-        const auto& type = graph_.type(target);
-        before.push_back(
-            {.op = "aten::empty_strided",
-             .arguments = {Argument::of(c10::IValue(type.sizes)),
-                           Argument::of(c10::IValue(type.strides)),
-                           Argument::of(c10::IValue(type.dtype)), Argument::of(c10::IValue()),
-                           Argument::of(c10::IValue(type.device)), Argument::of(c10::IValue())},
-             .results = {Argument::of(target)}});
+        before.push_back(make_empty(target, graph_.type(target)));
       } else {
         before.push_back({.op = "aten::clone",
                           .arguments = {Argument::of(value), Argument::of(c10::IValue())},

@@ -10,10 +10,6 @@
 namespace tessera::compiler {
 namespace {
 
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
-
 bool may_have_gradient(const at::Tensor& tensor) {
   return tensor.requires_grad() && tensor.is_leaf();
 }

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <tessera/compile/backward.h>
+#include <tessera/compile/compiler.h>
+#include <tessera/compile/config.h>
 #include <tessera/compile/graph.h>
+#include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
 #include <tessera/compile/step.h>
@@ -80,8 +84,28 @@ class Compiled {
 /// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and
 /// optimizer state are written as the function would have written them.
 template <class F>
+  requires(!nn::ModuleLike<F>)
 Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {
   return {std::forward<F>(function), std::move(options)};
+}
+
+/// The module, with a forward that runs as a program. Autograd's graph is built at each call as
+/// without it, hooks run, and any change is seen: of sizes, of training mode, of what forward does;
+/// only the operators are run together, at the end. The backward is autograd's; CompiledBackward
+/// makes a program of it too. The module must outlive what is returned if it is given by reference.
+template <nn::ModuleLike M>
+CompiledModule<std::remove_cvref_t<M>> compile(M&& module, CompileOptions options = {}) {
+  return {module, std::move(options)};
+}
+
+template <class M>
+std::string explain(const CompiledModule<M>& compiled) {
+  return compiled.explain();
+}
+
+template <class M>
+std::string generated_code(const CompiledModule<M>& compiled) {
+  return compiled.generated_code();
 }
 
 /// What was captured, what was not and why, and why it was captured again.

@@ -21,6 +21,11 @@ class Observer {
   virtual void vary(const std::string& name, const std::string& argument, double factor,
                     std::function<double()> read) = 0;
   virtual void end_vary() = 0;
+  /// Until it is called with -1: random numbers that are drawn are drawn again later, from the same
+  /// state of the generator, which a program does not know of.
+  virtual void watch_random(int change) = 0;
+  /// Whether averages of gradients are to be operators; otherwise their engine does as ever.
+  virtual bool takes_averages() const = 0;
   /// Something happened that operators do not show, so that the recording can't be run.
   virtual void give_up(const std::string& why) = 0;
 };

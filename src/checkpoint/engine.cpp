@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace tessera::recompute {
@@ -13,12 +14,30 @@ namespace {
 using torch::autograd::Engine;
 
 thread_local std::vector<HookSource*> sources;
+thread_local BackwardRunner* current_runner = nullptr;
 
 /// libtorch's engine; Python's has hooks by the same virtual function.
 class HookEngine final : public Engine {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return sources.empty() ? nullptr : sources.back()->make_hooks();
+  }
+
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    torch::autograd::variable_list results;
+    const auto backward = [&] {
+      results = Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    };
+    if (auto* runner = current_runner) {
+      const RunnerScope inside(nullptr);
+      runner->run(backward);
+    } else {
+      backward();
+    }
+    return results;
   }
 };
 
@@ -36,6 +55,10 @@ HookScope::~HookScope() {
   const auto last = std::find(sources.rbegin(), sources.rend(), &source_);
   if (last != sources.rend()) sources.erase(std::next(last).base());
 }
+
+RunnerScope::RunnerScope(BackwardRunner* runner) : before_(std::exchange(current_runner, runner)) {}
+
+RunnerScope::~RunnerScope() { current_runner = before_; }
 
 void require_engine(const char* function) {
   const auto* present = &Engine::get_default_engine();

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <functional>
 #include <memory>
 
-/// The way into autograd's saving of tensors.
+/// The ways into autograd: how it saves tensors, and how a backward is run.
 namespace tessera::recompute {
 
 /// Decides what becomes of the tensors that autograd saves.
@@ -28,8 +29,28 @@ class HookScope {
   HookSource& source_;
 };
 
-/// Installs the autograd engine that asks the sources, once per process. Throws in the name of
-/// `function` where another engine is in charge.
+/// Runs the backwards of a thread in its own way.
+class BackwardRunner {
+ public:
+  virtual ~BackwardRunner() = default;
+  /// Calls `backward` once.
+  virtual void run(c10::function_ref<void()> backward) = 0;
+};
+
+/// While it exists, `runner` runs the backwards that begin on this thread; not those inside them.
+class RunnerScope {
+ public:
+  explicit RunnerScope(BackwardRunner* runner);
+  ~RunnerScope();
+  RunnerScope(const RunnerScope&) = delete;
+  RunnerScope& operator=(const RunnerScope&) = delete;
+
+ private:
+  BackwardRunner* before_;
+};
+
+/// Installs the autograd engine that asks the sources and the runner, once per process. Throws in
+/// the name of `function` where another engine is in charge.
 void require_engine(const char* function);
 
 /// Runs `callback` when the backward this thread works for has ended.

@@ -1,5 +1,7 @@
 #include "checkpoint/run_state.h"
 
+#include "base/capture.h"
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 
@@ -75,11 +77,15 @@ void AutocastState::restore() const {
 
 RunState::RunState(bool with_random, const std::vector<at::Device>& devices)
     : autocast_(AutocastState::present()) {
-  if (with_random) random_ = RandomState::of(devices);
+  if (!with_random) return;
+  random_ = RandomState::of(devices);
+  if (auto* observer = capture::observer()) observer->watch_random(1);
 }
 
 void RunState::forward_ended() {
-  if (random_ && random_->present() == *random_) random_.reset();
+  if (!random_) return;
+  if (auto* observer = capture::observer()) observer->watch_random(-1);
+  if (random_->present() == *random_) random_.reset();
 }
 
 RunState::Scope::Scope(const RunState& state) : outer_replays_random_(random_is_replayed) {
@@ -92,12 +98,16 @@ RunState::Scope::Scope(const RunState& state) : outer_replays_random_(random_is_
     random_before_ = state.random_->present();
     state.random_->restore();
     random_is_replayed = true;
+    if (auto* observer = capture::observer()) observer->watch_random(1);
   }
 }
 
 RunState::Scope::~Scope() {
   random_is_replayed = outer_replays_random_;
-  if (random_before_) random_before_->restore();
+  if (random_before_) {
+    random_before_->restore();
+    if (auto* observer = capture::observer()) observer->watch_random(-1);
+  }
   if (autocast_before_) {
     // Casts made here belong to this run's graph.
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();

@@ -1,28 +1,102 @@
 #include "compiler/pipeline.h"
 
+#include <tessera/compile/compiler.h>
+#include <tessera/compile/config.h>
+
+#include "compiler/agreement.h"
+#include "compiler/codegen/emit.h"
+#include "compiler/ir/operators.h"
+#include "compiler/passes/fuse_pointwise.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/run.h"
+#include "compiler/runtime/program.h"
 
-namespace tessera::compiler {
+#include <c10/util/Exception.h>
 
-void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+namespace compiler {
+namespace {
+
+/// Where sources go while somebody collects them.
+thread_local std::vector<std::string>* collected = nullptr;
+
+std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
+  const auto& config = compile_config();
   // In this order: what is not there need not be bucketed; a wait belongs to a bucket; memory is
   // reused last, since no pass may move a node past one that overwrites its arguments.
-  std::vector<Pass> passes = {
-      {"remove_dead_code", remove_dead_code},
-      {"fold_constants", fold_constants},
-      {"merge_equal", merge_equal},
-      {"launch_early", launch_early},
-      find_pass("bucket_all_reduces_by_concat"),
-      find_pass("bucket_reduce_scatters"),
-      find_pass("bucket_all_gathers"),
-      {"schedule_waits", schedule_waits},
-  };
+  std::vector<Pass> passes = {{"skip_overwritten", skip_overwritten},
+                              {"remove_dead_code", remove_dead_code},
+                              {"fold_constants", fold_constants},
+                              {"merge_equal", merge_equal}};
+  if (config.reorder_for_locality) passes.push_back({"launch_early", launch_early});
+  passes.push_back(find_pass("bucket_reduce_scatters", config.bucket_bytes));
+  passes.push_back(find_pass("bucket_all_gathers", config.bucket_bytes));
+  for (const auto& name : config.fuse_ddp_passes)
+    passes.push_back(find_pass(name, config.bucket_bytes));
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
+  if (options.backend == "codegen") passes.push_back(find_pass("fuse_pointwise"));
   passes.push_back({"reuse_memory", reuse_memory});
-  run_passes(graph, passes,
+  return passes;
+}
+
+Executable make_executable(Graph graph, const char* backend) {
+  auto prepared = prepare(std::move(graph), {.backend = backend});
+  const auto messages = signature_of(prepared.graph);
+  auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.compiled));
+  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
+          messages};
+}
+
+}  // namespace
+
+void check_backend(const CompileOptions& options) {
+  TORCH_CHECK_VALUE(options.backend == "codegen" || options.backend == "interpret",
+                    "compile: expected backend \"codegen\" or \"interpret\", got \"",
+                    options.backend, "\"");
+}
+
+void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
+  run_passes(graph, passes_for(options, further),
              {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});
 }
 
-}  // namespace tessera::compiler
+Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
+  Prepared prepared{std::move(graph), nullptr, {}};
+  optimise(prepared.graph, options, further);
+  if (options.backend == "codegen") {
+    const auto source = emit(prepared.graph);
+    prepared.compiled = Module::load(source, &prepared.why_interpreted);
+    if (!prepared.compiled) unfuse(prepared.graph);
+    if (collected != nullptr) collected->push_back(source);
+  }
+  ++counters()["graphs"];
+  counters()["fused_kernels"] =
+      std::count_if(prepared.graph.nodes.begin(), prepared.graph.nodes.end(),
+                    [](const Node& node) { return node.op == kFused; });
+  return prepared;
+}
+
+}  // namespace compiler
+
+Executable codegen(Graph graph) { return compiler::make_executable(std::move(graph), "codegen"); }
+Executable interpret(Graph graph) {
+  return compiler::make_executable(std::move(graph), "interpret");
+}
+
+std::vector<std::string> detail::code_generated_by(const std::function<void()>& function) {
+  std::vector<std::string> sources;
+  struct Collect {
+    std::vector<std::string>* before;
+    explicit Collect(std::vector<std::string>* into)
+        : before(std::exchange(compiler::collected, into)) {}
+    ~Collect() { compiler::collected = before; }
+  } const collect(&sources);
+  function();
+  return sources;
+}
+
+}  // namespace tessera

@@ -2,9 +2,25 @@
 
 #include <tessera/compile/options.h>
 
+#include "compiler/codegen/module.h"
+
+#include <memory>
+
 namespace tessera::compiler {
 
-/// Makes a captured graph better: our passes, then `further`, then the user's.
+/// Runs the passes: ours, `further`, the user's, and those that need to come last.
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further = {});
+
+/// Throws a ValueError unless there is such a backend.
+void check_backend(const CompileOptions& options);
+
+/// A graph as it is run.
+struct Prepared {
+  Graph graph;
+  std::shared_ptr<Module> compiled;  // kernels of ours; null: all nodes are operators
+  std::string why_interpreted;       // if kernels were asked for and there are none
+};
+/// Optimises it, compiles its kernels and counts both.
+Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further = {});
 
 }  // namespace tessera::compiler

@@ -1,6 +1,6 @@
 #include <tessera/optim.h>
 
-#include "compiler/ir/operators.h"
+#include "compiler/codegen/emit.h"
 #include "compiler/pipeline.h"
 #include "compiler/step_impl.h"
 #include "replicate/local_part.h"
@@ -111,21 +111,13 @@ void Step::Impl::fall_back(const std::string& why) {
   TORCH_WARN("compile: the function runs as it is, since ", why);
 }
 
-void Step::Impl::refuse(const Recording& recording) {
-  // An optimizer's first step makes its state: that recording is no use, the next may be.
-  if (recording.keeps_tensors && kept_tensors++ == 0) {
-    log.push_back("not used: " + recording.broken);
-    return;
-  }
-  fall_back(recording.broken);
-}
-
 void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further) {
-  compiler::optimise(graph, options, further);
-  ++counters()["graphs"];
-  log.push_back(c10::str("compiled: ", graph.nodes.size(), " operators, ", graph.inputs.size(),
-                         " tensors in, ", graph.outputs.size(), " out"));
-  variant.accept(std::move(graph));
+  auto prepared = compiler::prepare(std::move(graph), options, further);
+  if (!prepared.why_interpreted.empty()) log.push_back("interpreted: " + prepared.why_interpreted);
+  log.push_back(c10::str("compiled: ", prepared.graph.nodes.size(), " operators, ",
+                         prepared.graph.inputs.size(), " tensors in, ",
+                         prepared.graph.outputs.size(), " out"));
+  variant.accept(std::move(prepared.graph), std::move(prepared.compiled));
 }
 
 void Step::Impl::make_ready(Variant& variant) {
@@ -138,43 +130,70 @@ void Step::Impl::note_capture(const CallShape& shape) {
   log.push_back("captured again, because of a change in " + variants.back().misfit(shape));
 }
 
-void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
-  learn(recording);
-  if (!recording.broken.empty()) return refuse(recording);
-  if (std::any_of(recording.graph.nodes.begin(), recording.graph.nodes.end(),
-                  compiler::is_collective))
-    return fall_back(
-        "it communicates, and ranks do not yet agree on when to run a program together");
-  kept_tensors = 0;
-  std::string changed;
-  for (auto& variant : variants) {
+/// Why this recording ends all attempts; empty if it doesn't.
+std::string Step::Impl::objection(const CallShape& shape, const Recording& recording) const {
+  if (!recording.broken.empty()) {
+    // An optimizer's first step makes its state: that recording is no use, the next may be.
+    return recording.keeps_tensors && kept_tensors == 0 ? "" : recording.broken;
+  }
+  for (const auto& variant : variants) {
     if (!variant.misfit_besides_gradients(shape).empty()) continue;
     const auto differs = compiler::difference(variant.recording(), recording);
-    const auto before = gradients_before(variant.recording());
-    const bool same_gradients = before == gradients_before(recording);
-    if (differs.empty()) {
-      if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
-        variant = Variant(std::move(shape), std::move(recording), given);
-      else if (!same_gradients)
-        variant.ignore_gradients();
-      if (!variant.is_ready()) make_ready(variant);
-      return;
-    }
-    if (same_gradients) return fall_back("it is not the same at each call: " + differs);
+    if (differs.empty()) return {};
+    if (gradients_before(variant.recording()) == gradients_before(recording))
+      return "it is not the same at each call: " + differs;
   }
-  if (variants.size() >= kMostVariants)
-    return fall_back(c10::str("it was captured ", kMostVariants,
-                              " times, for as many kinds of calls; the last change was in ",
-                              variants.back().misfit(shape)));
+  if (variants.size() < kMostVariants) return {};
+  return c10::str("it was captured ", kMostVariants,
+                  " times, for as many kinds of calls; the last change was in ",
+                  variants.back().misfit(shape));
+}
+
+void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
+  learn(recording);
+  agreement.meet(recording.groups);
+  const auto why_not = objection(shape, recording);
+  // Note [ranks agree]: what one can't run, none does.
+  const auto worst = agreement.exchange(!why_not.empty() ? 2 : !recording.broken.empty() ? 1 : 0);
+  if (!why_not.empty()) return fall_back(why_not);
+  if (worst.most == 2) return fall_back("another rank can't run it as a program: see its warning");
+  if (worst.most == 1) {
+    ++kept_tensors;
+    log.push_back("not used: " +
+                  (recording.broken.empty() ? "that of another rank can't be" : recording.broken));
+    return;
+  }
+  kept_tensors = 0;
+  for (auto& variant : variants) {
+    if (!variant.misfit_besides_gradients(shape).empty()) continue;
+    if (!compiler::difference(variant.recording(), recording).empty()) continue;
+    const auto before = gradients_before(variant.recording());
+    if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
+      variant = Variant(std::move(shape), std::move(recording), given);
+    else if (before != gradients_before(recording))
+      variant.ignore_gradients();
+    if (!variant.is_ready()) make_ready(variant);
+    return;
+  }
   note_capture(shape);
   variants.emplace_back(std::move(shape), std::move(recording), given);
 }
 
+/// The program for this call; null if there is none, here or on a rank that this one talks to.
+compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
+  const auto found = std::find_if(variants.begin(), variants.end(), [&](const auto& variant) {
+    return variant.is_ready() && variant.misfit(shape).empty();
+  });
+  auto* mine = found == variants.end() ? nullptr : &*found;
+  if (options.parallel_mode) return mine;  // which is the same on all ranks
+  const auto all = agreement.exchange(mine == nullptr ? 0 : mine->messages());
+  if (all.least > 0 && !all.is_one())
+    fall_back("ranks made programs of it that send different messages");
+  return all.is_one() ? mine : nullptr;
+}
+
 Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
-  const auto& backend = impl_->options.backend;
-  TORCH_CHECK_VALUE(backend == "codegen" || backend == "interpret",
-                    "compile: expected backend \"codegen\" or \"interpret\", got \"", backend,
-                    "\"");
+  compiler::check_backend(impl_->options);
 }
 
 Step::~Step() = default;
@@ -202,11 +221,11 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   // Inside another function that is being recorded, this one is a part of it.
   if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
   auto shape = compiler::shape_of(given, self.modules_of(given));
-  for (auto& variant : self.variants) {
-    if (!variant.is_ready() || !variant.misfit(shape).empty()) continue;
-    self.last = &variant;
-    return variant.run(given);
+  if (auto* variant = self.find_ready(shape)) {
+    self.last = variant;
+    return variant->run(given);
   }
+  if (!self.why_eager.empty()) return run();
   if (self.options.parallel_mode) return self.record_parallel(given, std::move(shape), run);
   return self.record(given, std::move(shape), run);
 }
@@ -217,7 +236,10 @@ std::string Step::explain() const {
   return text;
 }
 
-std::string Step::generated_code() const { return ""; }
+std::string Step::generated_code() const {
+  const auto* last = graph();
+  return last == nullptr ? "" : compiler::emit(*last);
+}
 
 const Graph* Step::graph() const {
   const auto& variants = impl_->variants;

@@ -2,6 +2,7 @@
 
 #include <tessera/compile/step.h>
 
+#include "compiler/agreement.h"
 #include "compiler/variant.h"
 
 namespace tessera::detail {
@@ -17,6 +18,7 @@ struct Step::Impl {
   std::string why_eager;  // why the function runs as it is; empty if it needn't
   int kept_tensors = 0;   // recordings in a row that left tensors behind
   compiler::Variant* last = nullptr;
+  compiler::Agreement agreement;
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
 
@@ -31,7 +33,9 @@ struct Step::Impl {
   compiler::TensorNames names_for(const StepArguments& given) const;
   void learn(const compiler::Recording& recording);
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
-  void refuse(const compiler::Recording& recording);
+  std::string objection(const compiler::CallShape& shape,
+                        const compiler::Recording& recording) const;
+  compiler::Variant* find_ready(const compiler::CallShape& shape);
   void fall_back(const std::string& why);
   void make_ready(compiler::Variant& variant);
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);

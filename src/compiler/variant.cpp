@@ -1,5 +1,6 @@
 #include "compiler/variant.h"
 
+#include "compiler/agreement.h"
 #include "compiler/trace/key.h"
 #include "replicate/local_part.h"
 
@@ -62,9 +63,10 @@ std::string Variant::misfit(const CallShape& shape) const {
   return {};
 }
 
-void Variant::accept(Graph graph) {
+void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
   graph_ = std::move(graph);
-  program_ = std::make_unique<Program>(graph_);
+  messages_ = signature_of(graph_);
+  program_ = std::make_unique<Program>(graph_, std::move(compiled));
   const auto input_of = [&](ValueId value) {
     const auto& inputs = graph_.inputs;
     const auto found = std::find_if(inputs.begin(), inputs.end(),

@@ -41,11 +41,14 @@ class Variant {
   const CallShape& shape() const { return shape_; }
   const Recording& recording() const { return recording_; }
   bool is_ready() const { return program_ != nullptr; }
-  /// Makes it ready: two recordings gave the same graph, of which this is the program.
-  void accept(Graph graph);
+  /// Makes it ready: two recordings gave the same graph, of which this is the program; `compiled`
+  /// as for Program.
+  void accept(Graph graph, std::shared_ptr<Module> compiled);
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   const Graph& graph() const { return graph_; }
+  /// Names what the program sends to other ranks; see Agreement.
+  int64_t messages() const { return messages_; }
 
   std::vector<at::Tensor> run(const detail::StepArguments& given);
 
@@ -73,7 +76,8 @@ class Variant {
   bool ignores_gradients_ = false;
   std::vector<Place> places_;  // by input
   std::unique_ptr<Program> program_;
-  Graph graph_;                  // as the program runs it
+  Graph graph_;  // as the program runs it
+  int64_t messages_ = 0;
   std::vector<Target> targets_;  // by output
   bool knows_shared_memory_ = false;
 };

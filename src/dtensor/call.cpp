@@ -1,5 +1,7 @@
 #include "dtensor/call.h"
 
+#include "base/capture.h"
+
 #include <ATen/WrapDimUtils.h>
 #include <c10/util/Exception.h>
 
@@ -38,6 +40,10 @@ bool is_list(const c10::Type& type) {
 Number number_in(const at::Tensor& tensor) {
   if (has_part(tensor) || tensor.numel() != 1 || !tensor.device().is_cpu()) return Number::Unknown;
   if (!tensor.has_storage() || !tensor.unsafeGetTensorImpl()->storage_initialized())
+    return Number::Unknown;
+  // A program that is recorded serves for other values too; a number in the source stays what it
+  // is.
+  if (capture::observer() != nullptr && !tensor.unsafeGetTensorImpl()->is_wrapped_number())
     return Number::Unknown;
   const void* const value = tensor.const_data_ptr();
   if (value == nullptr) return Number::Unknown;

@@ -1,6 +1,7 @@
 #include "dtensor/differentiable.h"
 
 #include "base/autograd_node.h"
+#include "base/same_storage.h"
 #include "dtensor/lost_view.h"
 #include "dtensor/redistribute.h"
 
@@ -156,7 +157,7 @@ at::Tensor redistribute(const at::Tensor& tensor, const SpecPtr& to, bool async_
     } else {
       auto local = run_path(path, part.local(), *part.spec, tensor.sizes());
       // Whoever writes to the result must not write to the source.
-      if (local.is_alias_of(part.local())) local = local.clone();
+      if (same_storage(local, part.local())) local = local.clone();
       result = wrap(std::move(local), to, tensor.sizes(), tensor.strides());
     }
   }

@@ -1,5 +1,6 @@
 #include "dtensor/dispatch.h"
 
+#include "base/same_storage.h"
 #include "dtensor/call_key.h"
 #include "dtensor/dispatch_log.h"
 #include "dtensor/foreach.h"
@@ -295,7 +296,7 @@ class Run {
     // A view of a lost one is lost, too; but gradients, often views, are kept detached and written.
     if (part_of(base).is_lost_view)
       return op_.schema().name() != "aten::detach" || !torch::autograd::get_current_node();
-    return plan_.rule != nullptr && plan_.rule->run && !local.is_alias_of(part_of(base).local());
+    return plan_.rule != nullptr && plan_.rule->run && !same_storage(local, part_of(base).local());
   }
 
   void wrap_output(const Plan::Output& output, c10::IValue& value) const {

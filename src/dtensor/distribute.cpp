@@ -1,6 +1,7 @@
 // Whole tensors and modules become distributed.
 #include <tessera/dtensor.h>
 
+#include "base/same_storage.h"
 #include "dtensor/agreement.h"
 #include "dtensor/collectives.h"
 #include "dtensor/redistribute.h"
@@ -75,7 +76,7 @@ at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const 
   if (source) dtensor::check_same(caller, tensor, *spec);
   const auto whole = dtensor::without_bits(tensor.detach());
   const auto local = source ? receive(caller, whole, *spec, *source) : cut(caller, whole, *spec);
-  return local.is_alias_of(tensor) ? local.clone() : local.contiguous();
+  return same_storage(local, tensor) ? local.clone() : local.contiguous();
 }
 
 struct DistributedState final : nn::ComposableState {};

@@ -1,5 +1,6 @@
 #include "dtensor/redistribute.h"
 
+#include "base/same_storage.h"
 #include "dtensor/collectives.h"
 
 #include <ATen/ops/constant_pad_nd.h>
@@ -113,7 +114,7 @@ std::function<at::Tensor()> start_path(const Path& path, const at::Tensor& local
   }
   if (!last.pending.defined()) {
     // Whoever writes to the result must not write to the source.
-    auto result = walk.local().is_alias_of(local) ? walk.local().clone() : walk.local();
+    auto result = same_storage(walk.local(), local) ? walk.local().clone() : walk.local();
     return [result] { return result; };
   }
   return [last] { return last.wait(); };

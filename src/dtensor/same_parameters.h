@@ -16,10 +16,10 @@ std::string describe_parameter(const std::string& name, const at::Tensor& parame
 std::string describe_part(const at::Tensor& parameter);
 
 struct Compared {
-  const char* caller;                   // whose error it is
-  std::string kind;                     // what `whole` describes: "options"
-  std::string whole;                    // one line
-  std::vector<std::string> parameters;  // one line each
+  const char* caller;                        // whose error it is
+  std::string kind;                          // what `whole` describes: "options"
+  std::string whole;                         // one line
+  std::vector<std::string> parameters = {};  // one line each
 };
 /// Throws on every rank, naming the first parameter that differs, unless all ranks of the group
 /// have the same. Every rank of the group calls it.

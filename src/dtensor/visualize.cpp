@@ -53,7 +53,7 @@ std::string visualize_sharding(const at::Tensor& tensor) {
     const auto found = blocks.find({row, column});
     if (found == blocks.end()) return "-";
     std::string text;
-    for (const int owner : found->second) text += (text.empty() ? "" : ",") + std::to_string(owner);
+    for (const int owner : found->second) text += c10::str(text.empty() ? "" : ",", owner);
     return text;
   };
   size_t width = 6;

@@ -53,7 +53,7 @@ struct MadeTensor {
 struct Made {
   torch::nn::Module* module;
   std::string where;  // "Block 'blocks.0'"
-  std::vector<MadeTensor> tensors;
+  std::vector<MadeTensor> tensors = {};
 };
 
 at::Tensor unwritten_like(const at::Tensor& tensor, c10::Device device) {

@@ -2,6 +2,7 @@
 
 #include <tessera/dtensor.h>
 
+#include "base/same_storage.h"
 #include "dtensor/part.h"
 
 #include <ATen/ATen.h>
@@ -15,8 +16,8 @@ at::Tensor whole_copy(const at::Tensor& tensor, bool to_cpu) {
   const auto whole =
       has_part(tensor) ? DTensor::of(tensor.detach()).full_tensor() : tensor.detach();
   const auto copy = to_cpu ? whole.to(at::kCPU) : whole;
-  return copy.is_alias_of(has_part(tensor) ? part_of(tensor).local() : tensor) ? copy.clone()
-                                                                               : copy;
+  return same_storage(copy, has_part(tensor) ? part_of(tensor).local() : tensor) ? copy.clone()
+                                                                                 : copy;
 }
 
 at::Tensor placed_like(const at::Tensor& target, const at::Tensor& whole) {

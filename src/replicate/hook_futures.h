@@ -10,9 +10,6 @@ namespace tessera::replication {
 /// Starts to average the tensor in place; null if that is done already.
 c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& group);
 
-/// Averages the tensor in place, by operators that a recorder sees.
-void average_by_operators(const at::Tensor& tensor, const Group& group);
-
 /// A future of one tensor that completes with the work; `result` runs on the thread that completes
 /// it.
 BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,

@@ -211,7 +211,8 @@ void Reducer::on_gradient(size_t index) {
     start_iteration({});
   }
   check_gradient(index);
-  if (auto* observer = capture::observer()) return average_recorded(index, *observer);
+  if (auto* observer = capture::observer(); observer != nullptr && observer->takes_averages())
+    return average_recorded(index, *observer);
   queue_end_of_backward();
   take_unused();
   last_gradient_ = Clock::now();

@@ -9,6 +9,15 @@
 #include <ATen/core/grad_mode.h>
 
 namespace tessera::replication {
+namespace {
+
+void average_by_operators(const at::Tensor& tensor, const Group& group) {
+  const auto part = tensor.div(static_cast<double>(group->getSize()));
+  tensor.copy_(comm::functional::wait(
+      comm::functional::all_reduce(part.contiguous(), ReduceOp::SUM, group)));
+}
+
+}  // namespace
 
 void Reducer::note_recording(capture::Observer& observer) {
   observer.depend_on("whether gradients of " + settings_.module_name + " are averaged",
@@ -16,11 +25,9 @@ void Reducer::note_recording(capture::Observer& observer) {
                        const auto self = weak.lock();
                        return self ? self->requires_sync_.load() : 2;
                      });
-  // On every rank, before it can give up for reasons of its own: ranks that record and ranks that
-  // don't would issue different collectives.
-  observer.give_up("module " + settings_.module_name +
-                   " in it is replicated, and ranks do not yet agree on when to run a program "
-                   "together (DataParallel does)");
+  if (!observer.takes_averages())
+    observer.give_up("replicate's own engine averages the gradients of " + settings_.module_name +
+                     " (optimize_ddp is no_optimization)");
 }
 
 void Reducer::average_recorded(size_t index, capture::Observer& observer) {
@@ -39,12 +46,6 @@ void Reducer::average_recorded(size_t index, capture::Observer& observer) {
     future->waitAndThrow();
     gradient.copy_(future->value().toTensor().view_as(gradient));
   }
-}
-
-void average_by_operators(const at::Tensor& tensor, const Group& group) {
-  const auto part = tensor.div(static_cast<double>(group->getSize()));
-  tensor.copy_(comm::functional::wait(
-      comm::functional::all_reduce(part.contiguous(), ReduceOp::SUM, group)));
 }
 
 }  // namespace tessera::replication

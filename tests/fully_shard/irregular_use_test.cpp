@@ -56,7 +56,9 @@ TEST_P(IrregularUse, ModulesOfOneUnitMayBeSkippedOrCalledAgain) {
         SCOPED_TRACE(order);
         for (auto* net : {&sharded, &reference}) (*net)->zero_grad();
         const auto output = sharded(own_batch(number), order);
-        if (has_outer) EXPECT_TRUE(is_dtensor(sharded->a->weight)) << "after forward";
+        if (has_outer) {
+          EXPECT_TRUE(is_dtensor(sharded->a->weight)) << "after forward";
+        }
         output.square().mean().backward();
         reference(batch(number), order).square().mean().backward();
         EXPECT_TRUE(is_dtensor(sharded->a->weight)) << "after backward";

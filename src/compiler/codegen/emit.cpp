@@ -9,6 +9,8 @@
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <unordered_map>
 
 namespace tessera::compiler {
@@ -147,7 +149,7 @@ class Emitter {
   void drop(const std::vector<ValueId>& values) {
     std::string text;
     for (const ValueId value : values)
-      text += (text.empty() ? "" : " ") + ("tessera.drop(" + name(value) + ");");
+      text += c10::str(text.empty() ? "" : " ", "tessera.drop(", name(value), ");");
     if (!text.empty()) line(text);
   }
 

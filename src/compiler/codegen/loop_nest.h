@@ -8,8 +8,8 @@ namespace tessera::compiler {
 
 /// Nested loops over all elements, and where each of several tensors has the element at hand.
 struct LoopNest {
-  std::vector<int64_t> sizes;                 // outermost first; empty: one element
-  std::vector<std::vector<int64_t>> strides;  // by tensor, one per loop; 0: it is broadcast
+  std::vector<int64_t> sizes = {};                 // outermost first; empty: one element
+  std::vector<std::vector<int64_t>> strides = {};  // by tensor, one per loop; 0: it is broadcast
 
   int64_t count() const;
 };

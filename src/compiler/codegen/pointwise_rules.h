@@ -15,7 +15,7 @@ namespace tessera::compiler {
 /// 16-bit floats are computed in float and each result is rounded, as ATen does, so that fusing
 /// changes no bit. Arguments in `exact` are numbers that ATen does not round to 16 bits first.
 struct PointwiseRule {
-  std::string expression;
+  std::string expression = {};
   std::string exact = "";
   at::ScalarType compute = at::kFloat;  // one for all operands
 };

@@ -26,6 +26,7 @@ struct Entry {
 };
 
 constexpr std::array kPasses = {
+    Entry{"skip_overwritten", skip_overwritten},
     Entry{"remove_dead_code", remove_dead_code},
     Entry{"merge_equal", merge_equal},
     Entry{"fold_constants", fold_constants},

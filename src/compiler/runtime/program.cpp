@@ -1,10 +1,13 @@
 #include "compiler/runtime/program.h"
 
+#include "compiler/codegen/program_interface.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -44,14 +47,45 @@ bool same_strides(const at::Tensor& tensor, const ValueType& type) {
 
 }  // namespace
 
-Program::Program(const Graph& graph) {
+/// Program, as its compiled form sees it.
+struct Frame {
+  static Program& of(Frame* frame) { return *reinterpret_cast<Program*>(frame); }
+
+  static void call(Frame* frame, int node) {
+    auto& program = of(frame);
+    program.execute(*program.instructions_[static_cast<size_t>(node)]);
+  }
+  static void make(Frame* frame, int value) { of(frame).make_value(value); }
+  static void make_in_place(Frame* frame, int value, int input) {
+    of(frame).at(value) = of(frame).at(input);
+  }
+  static void* address(Frame* frame, int value) {
+    return of(frame).at(value).unsafeGetTensorImpl()->mutable_data();
+  }
+  static double scalar(Frame* frame, int scalar) {
+    return (*of(frame).scalars_)[static_cast<size_t>(scalar)];
+  }
+  static void drop(Frame* frame, int value) { of(frame).at(value).reset(); }
+  static void deliver(Frame* /*frame*/, int /*output*/) {}  // run() returns all of them
+  static void parallel(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
+                       const void* closure) {
+    at::parallel_for(0, count, grain,
+                     [&](int64_t begin, int64_t end) { part(closure, begin, end); });
+  }
+  static constexpr ProgramInterface kInterface = {call,   make, make_in_place, address,
+                                                  scalar, drop, deliver,       parallel};
+};
+
+Program::Program(const Graph& graph, std::shared_ptr<Module> compiled)
+    : compiled_(std::move(compiled)) {
   for (size_t i = 0; i < graph.value_count(); ++i)
     types_.push_back(graph.type(static_cast<ValueId>(i)));
   for (const auto& input : graph.inputs) inputs_.push_back(input.value);
   for (const auto& output : graph.outputs) outputs_.push_back(output.value);
-  for (const auto& node : graph.nodes) instructions_.push_back(make(node));
+  for (const auto& node : graph.nodes)
+    instructions_.push_back(node.op == kFused ? std::nullopt : std::optional(make(node)));
   values_.resize(types_.size());
-  find_last_uses();
+  if (!compiled_) find_last_uses();
 }
 
 Program::Instruction Program::make(const Node& node) {
@@ -90,11 +124,12 @@ void Program::find_last_uses() {
     instruction.last_used.push_back(value);
   };
   for (auto& instruction : instructions_ | std::views::reverse) {
-    for (const auto& result : instruction.results) {
-      for (const auto value : result) note(instruction, value);
+    TORCH_INTERNAL_ASSERT(instruction, "compile: a kernel without compiled code");
+    for (const auto& result : instruction->results) {
+      for (const auto value : result) note(*instruction, value);
     }
-    for (const auto& argument : instruction.arguments) {
-      for (const auto value : argument.values) note(instruction, value);
+    for (const auto& argument : instruction->arguments) {
+      for (const auto value : argument.values) note(*instruction, value);
     }
   }
 }
@@ -104,8 +139,14 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   const at::NoGradGuard no_grad;
   const RunScope below_autograd;
   for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
+  scalars_ = &scalars;
   try {
-    for (const auto& instruction : instructions_) execute(instruction, scalars);
+    if (compiled_) {
+      const auto program = reinterpret_cast<ProgramFunction>(compiled_->symbol(kProgramSymbol));
+      program(&Frame::kInterface, reinterpret_cast<Frame*>(this));
+    } else {
+      for (const auto& instruction : instructions_) execute(*instruction);
+    }
   } catch (...) {
     std::fill(values_.begin(), values_.end(), at::Tensor());
     throw;
@@ -121,13 +162,13 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   return outputs;
 }
 
-void Program::push(const Slot& slot, const std::vector<double>& scalars) {
+void Program::push(const Slot& slot) {
   switch (slot.kind) {
     case Argument::Kind::Constant:
       stack_.push_back(slot.constant);
       return;
     case Argument::Kind::Scalar:
-      stack_.emplace_back(slot.factor * scalars[static_cast<size_t>(slot.scalar)]);
+      stack_.emplace_back(slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)]);
       return;
     case Argument::Kind::Value:
       if (slot.values[0] == kNoValue)
@@ -151,9 +192,9 @@ void Program::push(const Slot& slot, const std::vector<double>& scalars) {
   }
 }
 
-void Program::execute(const Instruction& instruction, const std::vector<double>& scalars) {
+void Program::execute(const Instruction& instruction) {
   stack_.clear();
-  for (const auto& argument : instruction.arguments) push(argument, scalars);
+  for (const auto& argument : instruction.arguments) push(argument);
   // What consumed arguments become lies where they lay.
   size_t result = 0;
   for (const size_t index : instruction.written) {
@@ -183,6 +224,12 @@ void Program::execute(const Instruction& instruction, const std::vector<double>&
     }
   }
   for (const auto value : instruction.last_used) values_[static_cast<size_t>(value)].reset();
+}
+
+void Program::make_value(ValueId value) {
+  const auto& type = types_[static_cast<size_t>(value)];
+  at(value) =
+      at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.device).dtype(type.dtype));
 }
 
 void Program::check_result(const Instruction& instruction, ValueId value) const {

@@ -2,10 +2,14 @@
 
 #include <tessera/compile/graph.h>
 
+#include "compiler/codegen/module.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 namespace tessera::compiler {
@@ -14,7 +18,9 @@ namespace tessera::compiler {
 /// after which nothing needs it.
 class Program {
  public:
-  explicit Program(const Graph& graph);
+  /// `compiled`: what emit() wrote of the graph, compiled and loaded; it runs kernels itself and
+  /// has operators run here. Null: all nodes are operators and run here, one after the other.
+  explicit Program(const Graph& graph, std::shared_ptr<Module> compiled = nullptr);
 
   /// Runs every node, below autograd. Inputs in the order of the graph's; arguments that operators
   /// write are consumed. Returns the values of the graph's outputs, in their order.
@@ -39,17 +45,23 @@ class Program {
     std::vector<ValueId> last_used;
   };
 
+  friend struct Frame;
+
   static Instruction make(const Node& node);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
   void find_last_uses();
-  void execute(const Instruction& instruction, const std::vector<double>& scalars);
-  void push(const Slot& slot, const std::vector<double>& scalars);
+  void execute(const Instruction& instruction);
+  void push(const Slot& slot);
+  void make_value(ValueId value);
+  at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
   void check_result(const Instruction& instruction, ValueId value) const;
 
   std::vector<ValueType> types_;
   std::vector<ValueId> inputs_, outputs_;
-  std::vector<Instruction> instructions_;
+  std::vector<std::optional<Instruction>> instructions_;  // by node; none for a kernel
+  std::shared_ptr<Module> compiled_;
   std::vector<at::Tensor> values_;
+  const std::vector<double>* scalars_ = nullptr;  // of the run under way
   torch::jit::Stack stack_;
   bool is_checked_ = false;  // whether a run has given what was recorded, by sizes and strides
 };

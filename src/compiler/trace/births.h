@@ -1,29 +1,30 @@
 #pragma once
 
-#include <c10/core/Allocator.h>
-
-#include <memory>
 #include <unordered_set>
 
 namespace tessera::compiler {
 
-/// Memory that this thread allocated since a moment: tells a tensor that the recorded function made
-/// by means no recorder sees from one that was there before.
-class Births final : public c10::MemoryReportingInfoBase {
+/// Memory of the CPU that a thread allocated since a moment: tells a tensor that the recorded
+/// function made by means no recorder sees from one that was there before.
+class Births {
  public:
-  bool contains(const void* memory) const { return alive_.contains(memory); }
+  bool contains(const void* memory) const { return born_.contains(memory); }
+  void add(const void* memory) { born_.insert(memory); }
 
-  void reportMemoryUsage(void* memory, int64_t bytes, size_t /*allocated*/, size_t /*reserved*/,
-                         c10::Device /*device*/) override {
-    if (bytes >= 0)
-      alive_.insert(memory);
-    else
-      alive_.erase(memory);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
+  /// Allocations of this thread go to `births`, while it lives; null: nowhere.
+  class Scope {
+   public:
+    explicit Scope(Births* births);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Births* before_;
+  };
 
  private:
-  std::unordered_set<const void*> alive_;
+  std::unordered_set<const void*> born_;
 };
 
 }  // namespace tessera::compiler

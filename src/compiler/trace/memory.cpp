@@ -1,5 +1,8 @@
 #include "compiler/trace/memory.h"
 
+#include "base/same_storage.h"
+
+#include <c10/core/TensorImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -17,8 +20,13 @@ std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor) {
   return {begin, begin + (last + 1) * size};
 }
 
-ValueType type_of(const at::Tensor& tensor) {
-  return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec(), tensor.strides().vec()};
+/// All of the memory of which it shows a part.
+at::Tensor whole_storage(const at::Tensor& part) {
+  auto whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(part.storage()),
+                                                        part.key_set(), part.dtype());
+  const int64_t count = static_cast<int64_t>(part.storage().nbytes() / part.itemsize());
+  whole.unsafeGetTensorImpl()->set_sizes_contiguous(at::IntArrayRef(count));
+  return whole;
 }
 
 ValueType type_of(const Window& window, c10::Device device) {
@@ -27,12 +35,16 @@ ValueType type_of(const Window& window, c10::Device device) {
 
 }  // namespace
 
+ValueType type_of(const at::Tensor& tensor) {
+  return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 bool shows_same_memory(const at::Tensor& first, const at::Tensor& second) {
-  return first.defined() && second.defined() && first.is_alias_of(second) &&
+  return first.defined() && second.defined() && same_storage(first, second) &&
          window_of(first) == window_of(second);
 }
 
@@ -90,7 +102,11 @@ Memory::Region& Memory::add(const at::Tensor& tensor, ValueId value) {
   return regions.back();
 }
 
-Memory::Region& Memory::add_unseen(const at::Tensor& tensor) {
+Memory::Region& Memory::add_unseen(const at::Tensor& seen) {
+  const bool is_part = !seen.is_non_overlapping_and_dense() &&
+                       !(seen.is_leaf() && seen.requires_grad()) &&
+                       !blocks_.contains(storage_of(seen));
+  const auto tensor = by_ == Inputs::ByStorage && is_part ? whole_storage(seen) : seen;
   const auto value = new_value(tensor);
   auto& region = add(tensor, value);
   if (tensor.numel() == 0) {
@@ -216,13 +232,17 @@ std::optional<ValueId> Memory::written(size_t input) const {
   return region->value;
 }
 
-std::vector<const c10::StorageImpl*> Memory::alive() const {
-  std::vector<const c10::StorageImpl*> alive;
-  for (const auto& [storage, block] : blocks_) {
+std::vector<LiveMemory> Memory::alive() const {
+  std::vector<LiveMemory> alive;
+  for (const auto& [address, block] : blocks_) {
     const bool is_ours = std::all_of(block.regions.begin(), block.regions.end(),
                                      [](const auto& region) { return region.input == kNoInput; });
-    if (is_ours && block.storage.use_count() > 0) alive.push_back(storage);
+    const auto storage = is_ours ? block.storage.lock() : c10::intrusive_ptr<c10::StorageImpl>();
+    if (!storage) continue;
+    for (const auto& region : block.regions) alive.push_back({storage, region.root, region.value});
   }
+  std::sort(alive.begin(), alive.end(),
+            [](const auto& first, const auto& second) { return first.value < second.value; });
   return alive;
 }
 

@@ -29,6 +29,7 @@ struct Window {
 };
 Window window_of(const at::Tensor& tensor);
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
+ValueType type_of(const at::Tensor& tensor);
 /// Whether both show the same memory in the same way.
 bool shows_same_memory(const at::Tensor& first, const at::Tensor& second);
 /// A node that makes a tensor of this type, whose content is not defined.
@@ -49,6 +50,19 @@ struct RecordedInput {
   bool is_constant;
 };
 
+/// Memory that the recorded function made, and that somebody holds.
+struct LiveMemory {
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  Window root;
+  ValueId value;
+};
+
+/// What becomes an input when a tensor with gaps is seen first, such as every other row of another.
+enum class Inputs {
+  ByTensor,   // the tensor
+  ByStorage,  // all of its storage, of which other tensors may show the rest
+};
+
 /// Turns tensors, whose memory is shared and written, into values, which never change.
 ///
 /// Note [values of memory]: a region is memory of which one tensor, the root, was seen first. Its
@@ -57,7 +71,7 @@ struct RecordedInput {
 /// sizes and strides, not by TensorImpl: autograd hands out what it saved as new impls.
 class Memory {
  public:
-  Memory(Graph& graph, const Births& births) : graph_(graph), births_(births) {}
+  Memory(Graph& graph, const Births& births, Inputs by) : graph_(graph), births_(births), by_(by) {}
 
   /// The value that the tensor holds; one whose memory nobody has seen becomes an input.
   ValueId read(const at::Tensor& tensor);
@@ -77,8 +91,8 @@ class Memory {
   const std::vector<RecordedInput>& inputs() const { return inputs_; }
   /// Of an input: what it holds at the end, if it was written.
   std::optional<ValueId> written(size_t input) const;
-  /// Memory of the recorded function that somebody still holds.
-  std::vector<const c10::StorageImpl*> alive() const;
+  /// Memory of the recorded function that somebody still holds, in the order of its values.
+  std::vector<LiveMemory> alive() const;
 
   ValueId new_value(const at::Tensor& like);
 
@@ -113,6 +127,7 @@ class Memory {
 
   Graph& graph_;
   const Births& births_;
+  const Inputs by_;
   std::unordered_map<const c10::StorageImpl*, Block> blocks_;
   std::vector<RecordedInput> inputs_;
 };

@@ -1,5 +1,8 @@
 #include "compiler/trace/recorder.h"
 
+#include <tessera/compile/config.h>
+
+#include "base/same_storage.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
 #include "compiler/trace/overwrites.h"
@@ -8,9 +11,11 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -77,7 +82,8 @@ struct Recorder::Call {
   std::vector<bool> is_written;  // by argument
 };
 
-Recorder::Recorder() : births_(std::make_shared<Births>()), memory_(graph_, *births_) {
+Recorder::Recorder(Inputs inputs, StandIn* stand_in)
+    : stand_in_(stand_in), memory_(graph_, births_, inputs) {
   ensure_registered();
 }
 
@@ -103,13 +109,66 @@ void Recorder::vary(const std::string& name, const std::string& argument, double
   pending_.push_back({argument, static_cast<size_t>(known - scalars_.begin()), factor, value});
 }
 
+bool Recorder::takes_averages() const { return compile_config().optimize_ddp != "no_optimization"; }
+
 void Recorder::give_up(const std::string& why) {
   if (broken_.empty()) broken_ = why;
+  // Whoever says so goes on without operators, with tensors that must be there.
+  stop_standing_in();
+}
+
+void Recorder::stop_standing_in() {
+  if (auto* stopped = std::exchange(stand_in_, nullptr)) stopped->stop();
+}
+
+void Recorder::note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  if (!schema.name().starts_with("_c10d_functional")) return;
+  const auto& declared = schema.arguments();
+  for (size_t i = 0; i < declared.size(); ++i) {
+    if (declared[i].name() != "group_name") continue;
+    const auto& name = stack[stack.size() - declared.size() + i].toStringRef();
+    if (std::find(groups_.begin(), groups_.end(), name) == groups_.end()) groups_.push_back(name);
+  }
+}
+
+void Recorder::note_sent(const Call& call) {
+  if (!is_launch(call.node)) return;
+  const auto note = [&](const at::Tensor& tensor) {
+    if (tensor.defined())
+      sent_.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(tensor)));
+  };
+  for (const auto& value : call.given) for_each_tensor(value, note);
+  for (const auto& value : call.stack) for_each_tensor(value, note);
+}
+
+void Recorder::settle() const {
+  constexpr auto kPatience = std::chrono::milliseconds(50);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto is_held = [](const auto& storage) { return storage.use_count() > 0; };
+  while (std::any_of(sent_.begin(), sent_.end(), is_held) &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+void Recorder::run(Call& call) {
+  const bool is_known = broken_.empty() && !call.node.op.empty();
+  if (is_known) calls_.push_back({call.node.op, call.node.arguments});
+  if (stand_in_ != nullptr) {
+    // One that changes how a tensor shows its memory touches none.
+    const bool is_served =
+        is_known ? stand_in_->serve(call.op, calls_.back(), call.stack) : broken_.empty();
+    if (is_served && is_known) return;
+    if (!is_served) stop_standing_in();
+  }
+  const RunScope run;
+  call.op.callBoxed(call.stack);
+  if (is_known) note_sent(call);
 }
 
 void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   Call call{op, schema, stack, stack.size() - schema.arguments().size(), {}, {}, {}, {}};
+  note_group(schema, stack);
   if (broken_.empty()) {
     try {
       before(call);
@@ -117,10 +176,7 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       give_up(why.what());
     }
   }
-  {
-    const RunScope run;
-    op.callBoxed(stack);
-  }
+  run(call);
   if (!broken_.empty() || call.node.op.empty()) return;
   try {
     after(call);
@@ -131,6 +187,9 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void Recorder::before(Call& call) {
   check_operator(call.op);
+  if (watched_random_ > 0 && call.op.hasTag(at::Tag::nondeterministic_seeded))
+    throw CannotRecord(call.schema.name() +
+                       " draws random numbers in a checkpointed part, which draws them again");
   // The tensor shows its memory otherwise; what it shows then is read as such.
   if (call.op.hasTag(at::Tag::inplace_view)) return;
   call.node.op = name_of(call.schema);
@@ -274,13 +333,20 @@ void Recorder::own_results(Call& call, Node& node) {
     size_t result, position;
   };
   std::vector<Defined> views, owners;
+  auto& came = calls_.back();
+  came.results.resize(call.schema.returns().size());
   for (const size_t i : own_returns(call.schema)) {
     const auto& given = call.stack[first + i];
     std::vector<ValueId> values;
     for_each_tensor(given, [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return values.push_back(kNoValue);
+      if (!tensor.defined()) {
+        came.results[i].push_back(std::nullopt);
+        return values.push_back(kNoValue);
+      }
       check_layout(call.schema, tensor);
       const bool is_view = !makes_anew && memory_.knows(tensor);
+      came.results[i].push_back(type_of(tensor));
+      came.gave_view = came.gave_view || is_view;
       const auto same = is_view ? memory_.find_current(tensor) : std::nullopt;
       values.push_back(memory_.new_value(tensor));
       if (!same) is_needed = true;
@@ -301,7 +367,7 @@ void Recorder::own_results(Call& call, Node& node) {
   for (const auto& view : views) {
     const auto parent = std::find_if(call.given.begin(), call.given.end(), [&](const auto& given) {
       return given.isTensor() && given.toTensor().defined() &&
-             given.toTensor().is_alias_of(view.tensor);
+             same_storage(given.toTensor(), view.tensor);
     });
     if (parent == call.given.end()) throw CannotRecord(node.op + " returns memory seen elsewhere");
     memory_.define_view(view.tensor, view.value,
@@ -316,14 +382,13 @@ void Recorder::own_results(Call& call, Node& node) {
 struct Recorder::Scope::Guards {
   Recorder* before;
   capture::ObserverScope observer;
-  c10::DebugInfoGuard births;
+  Births::Scope births;
   RecordScope record;
 };
 
 Recorder::Scope::Scope(Recorder& recorder)
     : guards_(new Guards{current_recorder, capture::ObserverScope(&recorder),
-                         c10::DebugInfoGuard(c10::DebugInfoKind::PROFILER_STATE, recorder.births_),
-                         RecordScope()}) {
+                         Births::Scope(&recorder.births_), RecordScope()}) {
   current_recorder = &recorder;
 }
 

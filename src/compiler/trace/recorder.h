@@ -24,11 +24,32 @@ struct VaryingScalar {
   std::function<double()> read;
 };
 
+/// An operator as it came, before it was made functional.
+struct RecordedCall {
+  std::string op;
+  std::vector<Argument> arguments;
+  /// By return of the schema, what it gave: tensors of these types, none where it is absent.
+  std::vector<std::vector<std::optional<ValueType>>> results = {};
+  bool gave_view = false;  // memory of an argument
+};
+
+/// Gives the results of operators that are not run.
+class StandIn {
+ public:
+  virtual ~StandIn() = default;
+  /// Replaces the arguments of `call` on the stack by results, or returns false: it must be run.
+  virtual bool serve(const c10::OperatorHandle& op, const RecordedCall& call,
+                     torch::jit::Stack& stack) = 0;
+  /// Operators run from now on: what was not run must be, at once.
+  virtual void stop() = 0;
+};
+
 /// Writes down the operators that come to it, and runs them. What it has written computes the same
 /// from the same inputs, without the code that issued the operators.
 class Recorder final : public capture::Observer {
  public:
-  Recorder();
+  /// With a stand-in, operators are not run as long as it serves them.
+  explicit Recorder(Inputs inputs = Inputs::ByTensor, StandIn* stand_in = nullptr);
 
   /// The one whose scope is open in this thread.
   static Recorder* current();
@@ -42,9 +63,19 @@ class Recorder final : public capture::Observer {
   void vary(const std::string& name, const std::string& argument, double factor,
             std::function<double()> read) override;
   void end_vary() override { pending_.pop_back(); }
+  void watch_random(int change) override { watched_random_ += change; }
+  bool takes_averages() const override;
   void give_up(const std::string& why) override;
 
+  /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
+  /// a moment.
+  void settle() const;
+
   Graph& graph() { return graph_; }
+  /// All that came, in order.
+  const std::vector<RecordedCall>& calls() const { return calls_; }
+  /// Names of the groups in which it communicates, also if it can't be run.
+  const std::vector<std::string>& groups() const { return groups_; }
   Memory& memory() { return memory_; }
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
   const std::vector<VaryingScalar>& scalars() const { return scalars_; }
@@ -60,6 +91,10 @@ class Recorder final : public capture::Observer {
     double value;
   };
 
+  void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
+  void note_sent(const Call& call);
+  void run(Call& call);
+  void stop_standing_in();
   void before(Call& call);
   void after(Call& call);
   Argument argument(Call& call, size_t index);
@@ -69,13 +104,18 @@ class Recorder final : public capture::Observer {
   void store_written(const Call& call);
   void own_results(Call& call, Node& node);
 
+  StandIn* stand_in_;
+  std::vector<RecordedCall> calls_;
+  std::vector<std::string> groups_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> sent_;
   Graph graph_;
-  std::shared_ptr<Births> births_;
+  Births births_;
   Memory memory_;
   std::vector<Dependency> dependencies_;
   std::vector<VaryingScalar> scalars_;
   std::vector<Pending> pending_;
   std::string broken_;
+  int watched_random_ = 0;
 };
 
 class Recorder::Scope {

@@ -74,8 +74,8 @@ class Finish {
   }
 
   void check_kept() {
-    for (const auto* storage : memory_.alive()) {
-      if (kept_.contains(storage)) continue;
+    for (const auto& memory : memory_.alive()) {
+      if (kept_.contains(memory.storage.get())) continue;
       recording_.keeps_tensors = true;
       recorder_.give_up(
           "a tensor that was made inside is still held after it returned: what keeps it (a "
@@ -167,6 +167,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function, const
         finish.add_gradients(had_gradient);
         finish.add_writes();
         finish.name_inputs(names);
+        recorder.settle();
         finish.check_kept();
       } catch (const CannotRecord& why) {
         recorder.give_up(why.what());
@@ -176,6 +177,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function, const
   recording.inputs = recorder.memory().inputs();
   recording.dependencies = recorder.dependencies();
   recording.scalars = recorder.scalars();
+  recording.groups = recorder.groups();
   recording.broken = recorder.broken();
   recording.graph = std::move(recorder.graph());
   return recording;

@@ -32,8 +32,9 @@ struct Recording {
   std::vector<GradientOwner> gradients;  // parameters among them
   std::vector<Dependency> dependencies;
   std::vector<VaryingScalar> scalars;
-  std::string broken;          // why it can't be run; empty if it can
-  bool keeps_tensors = false;  // that is why: a tensor made by the function outlives it
+  std::vector<std::string> groups;  // in which it communicates
+  std::string broken;               // why it can't be run; empty if it can
+  bool keeps_tensors = false;       // that is why: a tensor made by the function outlives it
 };
 
 /// Runs `function`, which returns the tensors it gives back, and writes it down.

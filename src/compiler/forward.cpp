@@ -1,0 +1,56 @@
+#include <tessera/compile/compiler.h>
+#include <tessera/compile/config.h>
+#include <tessera/compile/module.h>
+
+#include "compiler/agreement.h"
+#include "compiler/codegen/emit.h"
+#include "compiler/lazy/region.h"
+#include "compiler/pipeline.h"
+#include "compiler/runtime/program.h"
+
+#include <c10/util/Exception.h>
+
+namespace tessera::detail {
+
+struct CompiledForward::Impl {
+  explicit Impl(CompileOptions given) : options(std::move(given)) {}
+
+  const CompileOptions options;
+  std::string code;  // of the last program
+  std::unique_ptr<compiler::Region> region;
+
+  Executable make(Graph graph) {
+    auto prepared = compiler::prepare(std::move(graph), options);
+    code = compiler::emit(prepared.graph);
+    auto program =
+        std::make_shared<compiler::Program>(prepared.graph, std::move(prepared.compiled));
+    return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
+            compiler::signature_of(prepared.graph)};
+  }
+};
+
+CompiledForward::CompiledForward(torch::nn::Module& module, CompileOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))) {
+  const auto& own = impl_->options;
+  TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer,
+                    "compile(module): expected no parallel_mode, module or optimizer, which belong "
+                    "to compile(function) over a whole step");
+  compiler::check_backend(own);
+  impl_->region = std::make_unique<compiler::Region>(compiler::Region::Options{
+      .name = "compile(" + module.name() + ")",
+      .compiler = [impl = impl_.get()](Graph graph) { return impl->make(std::move(graph)); },
+      .fullgraph = own.fullgraph});
+}
+
+CompiledForward::~CompiledForward() = default;
+
+void CompiledForward::run(c10::function_ref<void()> forward) {
+  const auto& mode = compile_config().optimize_ddp;
+  if (mode == "python_reducer_without_compiled_forward") return forward();
+  impl_->region->run(forward);
+}
+
+std::string CompiledForward::explain() const { return impl_->region->explain(); }
+std::string CompiledForward::generated_code() const { return impl_->code; }
+
+}  // namespace tessera::detail

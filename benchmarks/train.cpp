@@ -42,7 +42,7 @@ void compare(const std::string& job_name, const std::string& mode, const TrainOp
   const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name);
   auto job = make_job(job_name, batch_rank(mode));
   parallelise(job, mode);
-  const auto ours = make_local_side(std::move(job));
+  const auto ours = make_local_side(std::move(job), is_compiled(mode));
   const auto limit = make_local_side(make_job(job_name, batch_rank(mode)));
   const auto expected = ours->train(kCheckedSteps);
   for (const auto& name : options.peers) {

@@ -13,6 +13,8 @@
 namespace tessera::benchmarks {
 namespace {
 
+constexpr const char* kAlone = "alone";
+
 struct Mode {
   const char* name;
   void (*apply)(Job&);
@@ -47,7 +49,10 @@ const Mode kModes[] = {
        parallelize_module(job.model, init_device_mesh(torch::kCPU, {world_size()}),
                           tensor_plan(*job.model));
      }},
+    {kAlone, [](Job&) {}},
 };
+const char* const kCompiled[] = {"compile", "replicate+compile", "tp+compile"};
+constexpr const char* kSuffix = "+compile";
 
 Group group_of_all(const std::string& backend) {
   std::vector<int> everybody(static_cast<size_t>(world_size()));
@@ -59,15 +64,27 @@ Group group_of_all(const std::string& backend) {
 
 std::vector<std::string> mode_names() {
   std::vector<std::string> names;
-  for (const auto& mode : kModes) names.emplace_back(mode.name);
+  for (const auto& mode : kModes) {
+    if (mode.name != kAlone) names.emplace_back(mode.name);
+  }
+  names.insert(names.end(), std::begin(kCompiled), std::end(kCompiled));
   return names;
 }
 
-int batch_rank(const std::string& mode) { return mode == "tp" ? 0 : rank(); }
+bool is_compiled(const std::string& mode) {
+  return std::find(std::begin(kCompiled), std::end(kCompiled), mode) != std::end(kCompiled);
+}
+
+std::string eager_mode(const std::string& mode) {
+  if (!is_compiled(mode)) return mode;
+  return mode == "compile" ? kAlone : mode.substr(0, mode.size() - std::string(kSuffix).size());
+}
+
+int batch_rank(const std::string& mode) { return eager_mode(mode) == "tp" ? 0 : rank(); }
 
 void parallelise(Job& job, const std::string& name) {
   for (const auto& mode : kModes) {
-    if (name == mode.name) return mode.apply(job);
+    if (eager_mode(name) == mode.name) return mode.apply(job);
   }
   TORCH_CHECK_VALUE(false, "bench train: expected a mode of --list, got '", name, "'");
 }

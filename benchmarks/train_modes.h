@@ -7,8 +7,11 @@
 
 namespace tessera::benchmarks {
 
-/// replicate, …
+/// replicate, …, replicate+compile; "compile": ranks that train apart.
 std::vector<std::string> mode_names();
+/// Whether the step is compiled, and the mode in which it is not.
+bool is_compiled(const std::string& mode);
+std::string eager_mode(const std::string& mode);
 
 /// Whose batch this rank trains on: its own, or, where all ranks work on one, that of rank 0.
 int batch_rank(const std::string& mode);

@@ -13,7 +13,9 @@ std::string line_of(const std::string& title, const std::vector<std::string>& na
 
 }  // namespace
 
-TrainOptions::TrainOptions() : jobs(job_names()), modes(mode_names()) {}
+TrainOptions::TrainOptions() : jobs(job_names()), modes(mode_names()) {
+  std::erase_if(modes, is_compiled);  // which have peers of their own
+}
 
 void add_train_options(CLI::App& app, TrainOptions& options) {
   app.add_option("--jobs", options.jobs, "what is trained")

@@ -16,7 +16,7 @@ struct TrainOptions {
   std::string csv;
   bool list = false;
 
-  TrainOptions();  // all jobs, all modes
+  TrainOptions();  // all jobs, all modes that are not compiled
 };
 
 /// Defines `tessera bench train`'s command line; parsing fills `options`.

@@ -18,9 +18,11 @@ Environment keeping_memory() {
 
 std::unique_ptr<Side> python_peer(const std::string& peer, const std::string& job,
                                   const std::string& mode, Environment environment) {
+  TORCH_CHECK_VALUE(mode != "compile", "bench train: peer ", peer, " expects ranks that train ",
+                    "together, got the mode compile; choose eager with --peer");
   return make_python_side({.name = peer,
                            .job = job,
-                           .mode = mode,
+                           .mode = eager_mode(mode),
                            .world_size = world_size(),
                            .environment = std::move(environment)});
 }
@@ -35,6 +37,15 @@ std::unique_ptr<Side> reducer_peer(const std::string& peer, const std::string& j
   return make_local_side(std::move(job));
 }
 
+/// Ourselves, not compiled.
+std::unique_ptr<Side> eager_peer(const std::string& job_name, const std::string& mode) {
+  TORCH_CHECK_VALUE(is_compiled(mode), "bench train: peer eager expects a compiled mode such as ",
+                    "replicate+compile, got ", mode);
+  auto job = make_job(job_name, batch_rank(mode));
+  parallelise(job, mode);
+  return make_local_side(std::move(job));
+}
+
 struct Row {
   const char* name;
   std::unique_ptr<Side> (*make)(const std::string& peer, const std::string& job,
@@ -44,6 +55,7 @@ const Row kPeers[] = {
     {"pytorch", [](auto& peer, auto& job, auto& mode) { return python_peer(peer, job, mode, {}); }},
     {"pytorch_malloc", [](auto& peer, auto& job,
                           auto& mode) { return python_peer(peer, job, mode, keeping_memory()); }},
+    {"eager", [](auto&, auto& job, auto& mode) { return eager_peer(job, mode); }},
     {"reducer_gloo",
      [](auto& peer, auto& job, auto& mode) { return reducer_peer(peer, job, mode, "gloo"); }},
     {"reducer_shm",

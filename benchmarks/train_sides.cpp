@@ -1,6 +1,7 @@
 #include "train_sides.h"
 
 #include <tessera/comm.h>
+#include <tessera/compile.h>
 #include <tessera/dtensor.h>
 #include <tessera/optim.h>
 
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 
 namespace tessera::benchmarks {
 namespace {
@@ -50,12 +52,17 @@ double slowest(const std::vector<std::string>& answers) {
 
 class LocalSide final : public Side {
  public:
-  explicit LocalSide(Job job)
-      : job_(std::move(job)), optimizer_(job_.model->parameters(), {.lr = 1e-3, .fused = true}) {}
+  LocalSide(Job job, bool compiles)
+      : job_(std::move(job)),
+        optimizer_(job_.model->parameters(), {.lr = 1e-3, .fused = true}),
+        step_([this] { return eager_step(); }) {
+    if (compiles)
+      step_ = compile(step_, {.module = *job_.model, .optimizer = optimizer_, .fullgraph = true});
+  }
 
   Report train(int steps) override {
     RankReport mine;
-    for (int i = 0; i < steps; ++i) mine.losses.push_back(step().item<double>());
+    for (int i = 0; i < steps; ++i) mine.losses.push_back(step_().item<double>());
     for (const auto& parameter : job_.model->parameters())
       mine.parameters.push_back(fingerprint(parameter));
     const json text = {{"losses", mine.losses}, {"parameters", mine.parameters}};
@@ -65,16 +72,16 @@ class LocalSide final : public Side {
   }
 
   double time_block(int steps) override {
-    for (int i = 0; i <= steps / 10; ++i) step();
+    for (int i = 0; i <= steps / 10; ++i) step_();
     barrier();
     const auto start = Clock::now();
-    for (int i = 0; i < steps; ++i) step();
+    for (int i = 0; i < steps; ++i) step_();
     const std::chrono::duration<double> elapsed = Clock::now() - start;
     return slowest(gather_bytes(json{{"seconds", elapsed.count()}}.dump())) / steps;
   }
 
  private:
-  at::Tensor step() {
+  at::Tensor eager_step() {
     optimizer_.zero_grad();
     auto loss = job_.loss(job_.forward());
     loss.backward();
@@ -84,6 +91,7 @@ class LocalSide final : public Side {
 
   Job job_;
   optim::AdamW optimizer_;
+  std::function<at::Tensor()> step_;
 };
 
 class PythonSide final : public Side {
@@ -138,8 +146,8 @@ void compare_parameter(const std::vector<double>& expected, const std::vector<do
 
 }  // namespace
 
-std::unique_ptr<Side> make_local_side(Job job) {
-  return std::make_unique<LocalSide>(std::move(job));
+std::unique_ptr<Side> make_local_side(Job job, bool compiles) {
+  return std::make_unique<LocalSide>(std::move(job), compiles);
 }
 
 std::unique_ptr<Side> make_python_side(PeerJob::Options options) {

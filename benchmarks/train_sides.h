@@ -27,8 +27,8 @@ class Side {
   virtual double time_block(int steps) = 0;
 };
 
-/// Trains the job in the calling processes, with AdamW.
-std::unique_ptr<Side> make_local_side(Job job);
+/// Trains the job in the calling processes, with AdamW; `compiles`: the whole step is a program.
+std::unique_ptr<Side> make_local_side(Job job, bool compiles = false);
 /// Trains in processes of peers/train.py, which rank 0 starts.
 std::unique_ptr<Side> make_python_side(PeerJob::Options options);
 

@@ -53,8 +53,9 @@ struct Subject {
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<at::Tensor> parameters, written;
 
+  /// `changed`: in what this call differs from one before it.
   void check(const std::vector<torch::nn::Module*>& modules,
-             const std::vector<torch::optim::Optimizer*>& optimizers) {
+             const std::vector<torch::optim::Optimizer*>& optimizers, const std::string& changed) {
     TORCH_CHECK(modules.size() == 1, "compile: expected exactly one module among the arguments of ",
                 "a step in a parallel mode, or as CompileOptions::module, got ", modules.size());
     TORCH_CHECK(optimizers.size() <= 1, "compile: expected at most one optimizer among the ",
@@ -65,10 +66,10 @@ struct Subject {
     for (const auto& parameter : parameters)
       TORCH_CHECK_NOT_IMPLEMENTED(
           !is_dtensor(parameter), "compile: expected plain parameters in the first call of a step ",
-          "in a parallel mode, got distributed ones; a call with other sizes than before would "
-          "have "
-          "to be captured anew, which is not there yet: keep to one batch size, or give the step "
-          "another copy of the model");
+          "in a parallel mode, got distributed ones",
+          changed.empty() ? "" : "; there was a change in " + changed,
+          ". A call that must be captured anew is not there yet: keep to one batch size, or give "
+          "the step another copy of the model");
     written = parameters;
     for (const auto& buffer : module->buffers()) written.push_back(buffer);
     if (optimizer == nullptr) return;
@@ -102,7 +103,8 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   auto modules = given.modules;
   if (options.module) modules.push_back(&**options.module);
   Subject subject;
-  subject.check(modules, optimizers_of(given));
+  subject.check(modules, optimizers_of(given),
+                variants.empty() ? "" : variants.back().misfit(shape));
 
   compiler::Trial trial(subject.written, subject.parameters);
   const auto record_once = [&] {

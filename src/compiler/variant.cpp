@@ -30,12 +30,15 @@ Variant::Variant(CallShape shape, Recording recording, const detail::StepArgumen
         place.argument = static_cast<int>(k);
     }
     for (size_t k = 0; kind == InputKind::Gradient && k < recording_.gradients.size(); ++k) {
-      if (shows_same_memory(tensor, recording_.gradients[k].parameter.grad()))
+      const auto& owner = recording_.gradients[k];
+      if (shows_same_memory(tensor, owner.before) ||
+          shows_same_memory(tensor, owner.parameter.grad()))
         place.owner = static_cast<int>(k);
     }
     if (place.argument >= 0 || place.owner >= 0) tensor.reset();  // each call brings its own
     places_.push_back(place);
   }
+  for (auto& owner : recording_.gradients) owner.before.reset();
 }
 
 std::string Variant::misfit_besides_gradients(const CallShape& shape) const {

@@ -1,5 +1,6 @@
 #include "dtensor/dispatch.h"
 
+#include "base/call_boxed.h"
 #include "base/same_storage.h"
 #include "dtensor/call_key.h"
 #include "dtensor/dispatch_log.h"
@@ -241,14 +242,10 @@ class Run {
     if (plan_.generator && local[*plan_.generator].isNone())
       local[*plan_.generator] = agreed.emplace(*plan_.mesh, device).get();
     if (plan_.draws_by_itself) require_one_state(op_.schema().name(), *plan_.mesh, device);
-    // libtorch returns several out= arguments as references to what it has dropped from the stack
-    // by then: somebody else must hold them.
-    torch::jit::Stack held;
-    if (!plan_.destinations.empty()) held = local;
     if (plan_.rule != nullptr && plan_.rule->run)
       plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
     else
-      op_.callBoxed(local);
+      call_boxed(op_, local);
   }
 
   /// A rank outside of the mesh holds nothing, but knows the shapes.

@@ -14,6 +14,71 @@ void expect_unchanged(const std::string& pass, const std::string& text) {
   expect_pass(pass, text, text);
 }
 
+//   clone ── copy_ ── return      wait ── return
+//   wait ────┘               =>
+TEST(SkipOverwritten, HandsOnWhatWouldBeCopied) {
+  expect_pass("skip_overwritten", R"(
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%3)
+    %5: float32[4] = aten::clone(%2)
+    %6: float32[4] = aten::copy_(%5!, %4)
+    return %6)",
+              R"(
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%3)
+    %5: float32[4] = aten::clone(%2)
+    return %4)");
+}
+
+TEST(SkipOverwritten, KeepsCopiesOfWhatSomebodyElseNeeds) {
+  expect_unchanged("skip_overwritten", R"(
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[4] = aten::clone(%0)
+    %4: float32[4] = aten::copy_(%3!, %2)
+    %5: float32[4] = aten::exp(%2)
+    return %4
+    return %5)");
+  expect_unchanged("skip_overwritten", R"(
+    %2: float32[4] = aten::clone(%0)
+    %3: float32[4] = aten::copy_(%2!, %1)
+    return %3)");
+}
+
+TEST(SkipOverwritten, HandsMemoryOnOnce) {
+  expect_pass("skip_overwritten", R"(
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[4] = aten::clone(%0)
+    %4: float32[4] = aten::copy_(%3!, %2)
+    %5: float32[4] = aten::clone(%0)
+    %6: float32[4] = aten::copy_(%5!, %4)
+    return %4
+    return %6)",
+              R"(
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[4] = aten::clone(%0)
+    %5: float32[4] = aten::clone(%0)
+    %6: float32[4] = aten::copy_(%5!, %2)
+    return %2
+    return %6)");
+}
+
+TEST(SkipOverwritten, APartThatIsTheWholeIsAView) {
+  expect_pass("skip_overwritten", R"(
+    %2: float32[2, 2] = aten::view(%0, [2, 2])
+    %3: float32[2, 2] = aten::neg(%2)
+    %4: float32[4] = aten::exp(%0)
+    %5: float32[4] = tessera::window_scatter(%4, %3, [2, 2], [2, 1], 0)
+    return %5)",
+              R"(
+    %2: float32[2, 2] = aten::view(%0, [2, 2])
+    %3: float32[2, 2] = aten::neg(%2)
+    %4: float32[4] = aten::exp(%0)
+    %5: float32[4] = aten::view(%3, [4])
+    return %5)");
+}
+
 //   x ── relu ── return      relu ── return
 //     └─ neg ── exp      =>
 TEST(RemoveDeadCode, DropsWhatNoOutputNeeds) {

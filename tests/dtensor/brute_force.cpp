@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -182,7 +183,9 @@ Report try_family(const std::string& family, const std::vector<int64_t>& mesh_sh
   std::vector<Tensors> inputs;
   std::vector<Truth> truths;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const char* only = std::getenv("TESSERA_DTENSOR_CASE");  // to look at one
   for (const auto& test : cases) {
+    if (only != nullptr && test.name != std::string(only)) continue;
     inputs.emplace_back();
     for (const auto& input : test.inputs) inputs.back().push_back(draw(input, generator));
     try {

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <charconv>
+#include <deque>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -41,13 +42,16 @@ constexpr std::array kMemoryFormats = {
 };
 
 std::vector<Name> dtype_names() {
+  // Some versions of libtorch give the names as strings of the caller's.
+  static std::deque<std::string> kept;
   std::vector<Name> names;
   for (int64_t i = 0; i < static_cast<int64_t>(c10::ScalarType::NumOptions); ++i) {
     const auto dtype = static_cast<c10::ScalarType>(i);
     if (dtype == c10::ScalarType::Undefined) continue;
     // Quantized types have no element type of their own and no name in Python's sense.
     if (c10::isQIntType(dtype)) continue;
-    names.push_back({c10::getDtypeNames(dtype).first, i});
+    kept.emplace_back(c10::getDtypeNames(dtype).first);
+    names.push_back({kept.back(), i});
   }
   return names;
 }

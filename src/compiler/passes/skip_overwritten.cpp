@@ -3,6 +3,7 @@
 #include "compiler/passes/uses.h"
 
 #include <algorithm>
+#include <set>
 
 namespace tessera::compiler {
 namespace {
@@ -24,6 +25,7 @@ class Skipper {
           !ends_here(source, static_cast<int>(i)))
         continue;
       replacements_[result] = source;
+      handed_on_.insert(aliases_.memory(source));
       removed[i] = true;
     }
     replace_uses(graph_, replacements_);
@@ -33,7 +35,8 @@ class Skipper {
  private:
   /// Whether nothing but this node needs the memory of the value, so that it can be handed on.
   bool ends_here(ValueId value, int node) const {
-    if (!aliases_.inputs(value).empty()) return false;
+    if (!aliases_.inputs(value).empty() || handed_on_.contains(aliases_.memory(value)))
+      return false;
     const auto sharing = aliases_.overlapping(value);
     return std::all_of(sharing.begin(), sharing.end(),
                        [&](ValueId other) { return uses_.last(other) <= node; });
@@ -56,6 +59,7 @@ class Skipper {
   const Uses uses_;
   const Aliases aliases_;
   Replacements replacements_;
+  std::set<size_t> handed_on_;  // memory that has become a result's already
 };
 
 }  // namespace

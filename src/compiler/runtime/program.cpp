@@ -1,5 +1,6 @@
 #include "compiler/runtime/program.h"
 
+#include "base/call_boxed.h"
 #include "compiler/codegen/program_interface.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
@@ -205,7 +206,7 @@ void Program::execute(const Instruction& instruction) {
         values_[static_cast<size_t>(to[i])] = values_[static_cast<size_t>(from[i])];
     }
   }
-  instruction.op.callBoxed(stack_);
+  call_boxed(instruction.op, stack_);
   for (const size_t own : instruction.own) {
     const auto& to = instruction.results[result++];
     auto& given = stack_[own];

@@ -29,6 +29,15 @@ auto kernel() { return torch::CppFunction::makeFromBoxedFunction<&dispatch>(); }
 /// What stays registered until the process ends.
 struct Libraries {
   torch::Library fallback{torch::Library::IMPL, "_", kRecordKey, __FILE__, __LINE__};
+  // Tensors of other layouts come with the key too; they end the recording, not the function.
+  torch::Library sparse{torch::Library::IMPL, "_", DispatchKey::SparsePrivateUse2, __FILE__,
+                        __LINE__};
+  torch::Library sparse_csr{torch::Library::IMPL, "_", DispatchKey::SparseCsrPrivateUse2, __FILE__,
+                            __LINE__};
+  torch::Library nested{torch::Library::IMPL, "_", DispatchKey::NestedTensorPrivateUse2, __FILE__,
+                        __LINE__};
+  torch::Library quantized{torch::Library::IMPL, "_", DispatchKey::QuantizedPrivateUse2, __FILE__,
+                           __LINE__};
   // Operators without a derivative would not get past this key.
   torch::Library autograd{torch::Library::IMPL, "_", DispatchKey::AutogradPrivateUse2, __FILE__,
                           __LINE__};
@@ -47,7 +56,9 @@ void take_key() {
               "tessera: the dispatch key PrivateUse2, which the compiler needs, is taken by ",
               "something else in this process");
   auto* libraries = new Libraries;
-  libraries->fallback.fallback(kernel());
+  for (auto* library : {&libraries->fallback, &libraries->sparse, &libraries->sparse_csr,
+                        &libraries->nested, &libraries->quantized})
+    library->fallback(kernel());
   libraries->autograd.fallback(torch::CppFunction::makeFallthrough());
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);

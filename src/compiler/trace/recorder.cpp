@@ -2,6 +2,7 @@
 
 #include <tessera/compile/config.h>
 
+#include "base/call_boxed.h"
 #include "base/same_storage.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
@@ -161,7 +162,7 @@ void Recorder::run(Call& call) {
     if (!is_served) stop_standing_in();
   }
   const RunScope run;
-  call.op.callBoxed(call.stack);
+  call_boxed(call.op, call.stack);
   if (is_known) note_sent(call);
 }
 

@@ -1,6 +1,8 @@
 #include "compiler/trace/recording.h"
 
+#include "base/same_storage.h"
 #include "compiler/trace/key.h"
+#include "replicate/local_part.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -28,13 +30,16 @@ class Finish {
     }
   }
 
-  void add_gradients(const std::map<const c10::TensorImpl*, bool>& had_gradient) {
+  void add_gradients(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
     for (size_t i = 0; i < memory_.inputs().size(); ++i) {
       const auto [value, tensor, is_constant] = memory_.inputs()[i];
       if (is_constant || !may_have_gradient(tensor)) continue;
-      const auto known = had_gradient.find(tensor.unsafeGetTensorImpl());
+      const auto known = before.find(tensor.unsafeGetTensorImpl());
       GradientOwner owner{tensor, value, std::nullopt};
-      if (known != had_gradient.end()) owner.had_gradient = known->second;
+      if (known != before.end()) {
+        owner.had_gradient = known->second.defined();
+        owner.before = known->second;
+      }
       recording_.gradients.push_back(owner);
       add_gradient(owner);
     }
@@ -66,9 +71,11 @@ class Finish {
     // A gradient is found through its parameter.
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const auto& owner : recording_.gradients) {
-        const auto& gradient = owner.parameter.grad();
-        if (!gradient.defined() || !gradient.is_alias_of(memory_.inputs()[i].tensor)) continue;
-        inputs[i].kind = InputKind::Gradient;
+        // The function may have cleared the one that it read.
+        for (const auto& gradient : {owner.parameter.grad(), owner.before}) {
+          if (gradient.defined() && same_storage(gradient, memory_.inputs()[i].tensor))
+            inputs[i].kind = InputKind::Gradient;
+        }
       }
     }
   }
@@ -149,9 +156,10 @@ const std::pair<InputKind, std::string>* TensorNames::find(const at::Tensor& ten
 
 Recording record(const std::function<std::vector<at::Tensor>()>& function, const TensorNames& names,
                  const std::vector<at::Tensor>& parameters) {
-  std::map<const c10::TensorImpl*, bool> had_gradient;
+  std::map<const c10::TensorImpl*, at::Tensor> gradients;
   for (const auto& parameter : parameters)
-    had_gradient[parameter.unsafeGetTensorImpl()] = parameter.grad().defined();
+    gradients[parameter.unsafeGetTensorImpl()] =
+        parameter.grad().defined() ? replication::local_gradient(parameter) : at::Tensor();
   Recorder recorder;
   Recording recording;
   {
@@ -164,7 +172,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function, const
     if (recorder.broken().empty()) {
       try {
         finish.add_results(results);
-        finish.add_gradients(had_gradient);
+        finish.add_gradients(gradients);
         finish.add_writes();
         finish.name_inputs(names);
         recorder.settle();

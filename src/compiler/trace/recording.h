@@ -23,6 +23,7 @@ struct GradientOwner {
   at::Tensor parameter;
   ValueId input = kNoValue;          // of the parameter
   std::optional<bool> had_gradient;  // when the recording began; none: unknown
+  at::Tensor before = {};            // that gradient, as a plain tensor
 };
 
 /// One run of a function, as a graph.

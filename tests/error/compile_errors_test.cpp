@@ -1,0 +1,91 @@
+#include <tessera/compile.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+
+#include "support/message_of.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(CompileErrors, ABackendThatIsNotThere) {
+  const auto function = [](torch::Tensor x) { return x * 2; };
+  EXPECT_THAT(message_of<c10::ValueError>([&] { compile(function, {.backend = "inductor"}); }),
+              HasSubstr("expected backend \"codegen\" or \"interpret\", got \"inductor\""));
+  nn::Linear linear(2, 2);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { compile(linear, {.backend = ""}); }),
+              HasSubstr("expected backend \"codegen\" or \"interpret\", got \"\""));
+}
+
+TEST(CompileErrors, FullgraphNamesWhatStandsInTheWay) {
+  auto reads =
+      compile([](torch::Tensor x) { return x * x.sum().item<float>(); }, {.fullgraph = true});
+  EXPECT_THAT(message_of<c10::Error>([&] { reads(torch::ones({2})); }),
+              AllOf(HasSubstr("expected a function that can be compiled as a whole (fullgraph)"),
+                    HasSubstr("aten::_local_scalar_dense reads values on the host")));
+  auto shapes = compile([](torch::Tensor x) { return x.nonzero(); }, {.fullgraph = true});
+  EXPECT_THAT(message_of<c10::Error>([&] { shapes(torch::ones({2})); }),
+              HasSubstr("aten::nonzero gives a result whose shape depends on values"));
+  auto sparse =
+      compile([](torch::Tensor x) { return x.to_sparse().to_dense(); }, {.fullgraph = true});
+  EXPECT_THAT(message_of<c10::Error>([&] { sparse(torch::eye(2)); }),
+              HasSubstr("compiled as a whole (fullgraph), but aten::"));
+}
+
+TEST(CompileErrors, StockAdamChangesNumbersAtEachStep) {
+  auto weight = torch::ones({2}, torch::requires_grad());
+  torch::optim::Adam adam({weight});
+  auto step = compile(
+      [&](torch::Tensor x) {
+        adam.zero_grad();
+        (weight * x).sum().backward();
+        adam.step();
+      },
+      {.fullgraph = true});
+  const auto message = message_of<c10::Error>([&] {
+    for (int i = 0; i < 4; ++i) step(torch::ones({2}));
+  });
+  EXPECT_THAT(message, HasSubstr("compiled as a whole (fullgraph), but "));
+}
+
+TEST(CompileErrors, OptionsOfAWholeStepForAModule) {
+  nn::Linear linear(2, 2);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { compile(linear, {.module = linear}); }),
+              HasSubstr("belong to compile(function) over a whole step"));
+}
+
+TEST(CompileErrors, ConfigPatches) {
+  EXPECT_THAT(
+      message_of<c10::ValueError>([] { ConfigPatch patch({.optimize_ddp = "fast"}); }),
+      AllOf(HasSubstr("expected optimize_ddp to be one of python_reducer"), HasSubstr("'fast'")));
+  EXPECT_THAT(message_of<c10::ValueError>([] { ConfigPatch patch({.bucket_bytes = 0}); }),
+              HasSubstr("expected bucket_bytes above 0, got 0"));
+  const auto message = message_of<c10::ValueError>(
+      [] { ConfigPatch patch({.fuse_ddp_passes = {{"fuse_ddp_with_concat"}}}); });
+  EXPECT_THAT(message, HasSubstr("fuse_ddp_with_concat_op"));
+  EXPECT_EQ(compile_config(), CompileConfig()) << "a patch that is refused changes nothing";
+}
+
+TEST(CompileErrors, MemoryThatIsNotThereYet) {
+  struct PeekerImpl : torch::nn::Module {
+    torch::Tensor forward(torch::Tensor x) {
+      const auto y = x.exp();
+      last = y.const_data_ptr<float>()[0];
+      return y * 2;
+    }
+    float last = 0;
+  };
+  auto compiled = compile(std::make_shared<PeekerImpl>());
+  compiled(torch::ones({2}));  // recorded as it runs
+  EXPECT_THAT(message_of<c10::Error>([&] { compiled(torch::ones({2})); }),
+              HasSubstr("was read while it was not computed yet"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -32,7 +32,7 @@ Variant::Variant(CallShape shape, Recording recording, const detail::StepArgumen
     for (size_t k = 0; kind == InputKind::Gradient && k < recording_.gradients.size(); ++k) {
       const auto& owner = recording_.gradients[k];
       if (shows_same_memory(tensor, owner.before) ||
-          shows_same_memory(tensor, owner.parameter.grad()))
+          shows_same_memory(tensor, replication::local_gradient(owner.parameter)))
         place.owner = static_cast<int>(k);
     }
     if (place.argument >= 0 || place.owner >= 0) tensor.reset();  // each call brings its own
@@ -106,9 +106,20 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
 
 std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   const auto inputs = gather_inputs(given);
+  if (ignores_gradients_) drop_gradients();
   std::vector<double> scalars;
   for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
   return place_outputs(program_->run(inputs, scalars), inputs);
+}
+
+/// Gradients that the function clears before it makes its own: their memory is wanted.
+void Variant::drop_gradients() const {
+  const bool reads_some = std::any_of(places_.begin(), places_.end(),
+                                      [](const Place& place) { return place.owner >= 0; });
+  for (const auto& target : targets_) {
+    if (target.kind == OutputKind::Gradient && target.owner >= 0 && !reads_some)
+      recording_.gradients[static_cast<size_t>(target.owner)].parameter.mutable_grad().reset();
+  }
 }
 
 // Which outputs lie in memory that another output overwrites is the same at every run.

@@ -65,6 +65,7 @@ class Variant {
     bool shares_memory = false;  // with an input that is written before it
   };
 
+  void drop_gradients() const;
   std::vector<at::Tensor> gather_inputs(const detail::StepArguments& given) const;
   void find_shared_memory(const std::vector<at::Tensor>& values,
                           const std::vector<at::Tensor>& inputs);

@@ -3,11 +3,11 @@
 #include "base/capture.h"
 #include "base/device_id.h"
 #include "base/warm_memory.h"
+#include "comm/foreground.h"
 #include "replicate/managed.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <sstream>
@@ -113,13 +113,6 @@ void State::check_parameters(const ManagedParameters& parameters) const {
                     "; leave it out for a module on the CPU");
 }
 
-bool State::has_cores_to_spare() const {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return usable >= 2 * world_size(group_);
-}
-
 void State::build() {
   TORCH_CHECK(options_.group || options_.mesh || is_initialized(),
               "replicate: expected tessera::init() to have been called, or a group or mesh in the "
@@ -145,7 +138,7 @@ void State::build() {
   const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
   // All ranks alike, or collectives of several engines would come in different orders.
   const bool in_background =
-      agree(options_.overlap.value_or(!is_shm || has_cores_to_spare()), group_);
+      agree(options_.overlap.value_or(!is_shm || comm::has_cores_to_spare(group_)), group_);
   const auto reducer = std::make_shared<Reducer>(
       std::move(parameters), ReducerSettings{.module_name = nn::name_of(module_),
                                              .group = group_,

@@ -70,7 +70,6 @@ class State final : public nn::ComposableState,
   void check_parameters(const ManagedParameters& parameters) const;
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
-  bool has_cores_to_spare() const;
   /// Parameters that were frozen when the engine was made may require grad since.
   void follow_thawed();
   void sync_buffers();

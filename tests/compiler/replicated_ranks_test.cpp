@@ -2,6 +2,7 @@
 #include <tessera/compile.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>
+#include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
 #include "support/ranks.h"
@@ -75,6 +76,44 @@ TEST_P(ReplicatedStepRanks, TrainsLikeTheStep) {
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStepWithACommHook) {
   run([] { expect_parity(bf16_compress_hook, [](int) { return true; }, 6); });
+}
+
+/// Tensor parallel: the step is captured as each rank's part of it.
+TEST_P(ReplicatedStepRanks, TrainsATensorParallelModel) {
+  run([] {
+    Mlp nets[2];
+    const auto mesh = init_device_mesh(torch::kCPU, {world_size()});
+    for (auto& net : nets) {
+      torch::manual_seed(3);
+      net = Mlp();
+      parallelize_module(net, mesh, {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
+    }
+    const optim::AdamWOptions options{.lr = 0.01, .fused = true};
+    optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
+                                  optim::AdamW(nets[1]->parameters(), options)};
+    const auto step = [&](int which, const torch::Tensor& x, const torch::Tensor& y) {
+      auto loss = torch::mse_loss(nets[which](x), y);
+      loss.backward();
+      optimizers[which].step();
+      optimizers[which].zero_grad();
+      return loss;
+    };
+    auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
+                            {.module = nets[1], .optimizer = optimizers[1]});
+    for (int i = 0; i < 6; ++i) {
+      torch::manual_seed(100 + i);
+      const auto x = torch::randn({6, 10}), y = torch::randn({6, 4});
+      const auto wanted = step(0, x, y);
+      EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
+      const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
+      for (size_t k = 0; k < got.size(); ++k)
+        EXPECT_TRUE(torch::allclose(DTensor::of(got[k]).to_local(),
+                                    DTensor::of(reference[k]).to_local(), 1e-5, 1e-5))
+            << "step " << i << ", parameter " << k;
+    }
+    EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
+    EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
+  });
 }
 
 }  // namespace

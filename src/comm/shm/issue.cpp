@@ -1,6 +1,7 @@
 #include "comm/shm/issue.h"
 
 #include "comm/completed_work.h"
+#include "comm/foreground.h"
 
 #include <c10/util/Exception.h>
 
@@ -14,7 +15,7 @@ ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType typ
     : backend_(backend),
       name_(name),
       timeout_(backend.timeout_of(timeout)),
-      in_background_(in_background) {
+      in_background_(in_background && !ForegroundScope::is_open()) {
   backend.channel().check_usable(std::strchr(name, ':') + 1);
   parts_.type = type;
   parts_.title = name;

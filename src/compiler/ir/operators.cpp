@@ -137,9 +137,25 @@ bool writes(const c10::FunctionSchema& schema, size_t argument) {
   return any_write(schema.arguments().at(argument).alias_info());
 }
 
+namespace {
+
+/// Fused optimizers write gradients only to divide them by a scale.
+bool only_reads_gradients(const Node& node, size_t argument) {
+  constexpr size_t kGradients = 1;
+  if (argument != kGradients || !node.op.starts_with("aten::_fused_")) return false;
+  const auto& declared = find_operator(node.op)->schema().arguments();
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (declared[i].name() == "grad_scale") return is_absent(node.arguments[i]);
+  }
+  return false;
+}
+
+}  // namespace
+
 bool writes(const Node& node, size_t argument) {
   const Facts* facts = find_facts(node.op);
   if (facts == nullptr || argument >= facts->writes.size()) return false;
+  if (only_reads_gradients(node, argument)) return false;
   if (!facts->writes[argument] && !writes_statistics(node, argument)) return false;
   return !is_absent(node.arguments.at(argument));
 }

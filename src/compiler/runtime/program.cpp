@@ -1,6 +1,10 @@
 #include "compiler/runtime/program.h"
 
+#include <tessera/comm.h>
+
 #include "base/call_boxed.h"
+#include "comm/foreground.h"
+#include "compiler/agreement.h"
 #include "compiler/codegen/program_interface.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
@@ -10,9 +14,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 #include <ranges>
+#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
@@ -86,7 +92,40 @@ Program::Program(const Graph& graph, std::shared_ptr<Module> compiled)
   for (const auto& node : graph.nodes)
     instructions_.push_back(node.op == kFused ? std::nullopt : std::optional(make(node)));
   values_.resize(types_.size());
-  if (!compiled_) find_last_uses();
+  groups_ = groups_of(graph);
+  if (compiled_)
+    find_sent(graph);
+  else
+    find_last_uses();
+}
+
+/// What a kernel makes and an all-reduce takes in place lies where the other ranks can read it.
+void Program::find_sent(const Graph& graph) {
+  std::unordered_set<ValueId> made;
+  for (const auto& node : graph.nodes) {
+    if (node.op == kFused) {
+      const auto results = node.defined();
+      made.insert(results.begin(), results.end());
+    }
+    const bool is_list = node.op == "_c10d_functional::all_reduce_coalesced_";
+    if (!is_list && node.op != "_c10d_functional::all_reduce_") continue;
+    for (const auto value : node.arguments[0].values) {
+      if (made.contains(value) && graph.type(value).device.is_cpu() &&
+          graph.type(value).is_contiguous())
+        sent_[value] = {node.arguments[2].constant.toStringRef()};
+    }
+  }
+}
+
+at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
+  for (const auto& tensor : sent.kept) {
+    if (tensor.use_count() == 1 && tensor.storage().use_count() == 1) return tensor;
+  }
+  const auto options = at::TensorOptions(type.device).dtype(type.dtype);
+  sent.kept.push_back(empty_shared(type.sizes, options, c10d::resolve_process_group(sent.group)));
+  constexpr size_t kMostKept = 2;  // gradients of one step may be held while the next one makes its
+  if (sent.kept.size() > kMostKept) sent.kept.erase(sent.kept.begin());
+  return sent.kept.back();
 }
 
 Program::Instruction Program::make(const Node& node) {
@@ -141,6 +180,13 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   const RunScope below_autograd;
   for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
   scalars_ = &scalars;
+  // All ranks alike: they run the same program.
+  if (!is_checked_)
+    in_foreground_ = std::any_of(groups_.begin(), groups_.end(), [](const std::string& name) {
+      return !comm::has_cores_to_spare(c10d::resolve_process_group(name));
+    });
+  std::optional<comm::ForegroundScope> in_turn;
+  if (in_foreground_) in_turn.emplace();
   try {
     if (compiled_) {
       const auto program = reinterpret_cast<ProgramFunction>(compiled_->symbol(kProgramSymbol));
@@ -229,6 +275,10 @@ void Program::execute(const Instruction& instruction) {
 
 void Program::make_value(ValueId value) {
   const auto& type = types_[static_cast<size_t>(value)];
+  if (const auto sent = sent_.find(value); sent != sent_.end()) {
+    at(value) = memory_for(sent->second, type);
+    return;
+  }
   at(value) =
       at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.device).dtype(type.dtype));
 }

@@ -10,6 +10,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace tessera::compiler {
@@ -45,11 +47,19 @@ class Program {
     std::vector<ValueId> last_used;
   };
 
+  /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.
+  struct Sent {
+    std::string group;
+    std::vector<at::Tensor> kept = {};
+  };
+
   friend struct Frame;
 
   static Instruction make(const Node& node);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
   void find_last_uses();
+  void find_sent(const Graph& graph);
+  at::Tensor memory_for(Sent& sent, const ValueType& type) const;
   void execute(const Instruction& instruction);
   void push(const Slot& slot);
   void make_value(ValueId value);
@@ -61,8 +71,11 @@ class Program {
   std::vector<std::optional<Instruction>> instructions_;  // by node; none for a kernel
   std::shared_ptr<Module> compiled_;
   std::vector<at::Tensor> values_;
+  std::unordered_map<ValueId, Sent> sent_;
   const std::vector<double>* scalars_ = nullptr;  // of the run under way
   torch::jit::Stack stack_;
+  std::vector<std::string> groups_;  // in which it communicates
+  bool in_foreground_ = false;       // collectives take turns with computation
   bool is_checked_ = false;  // whether a run has given what was recorded, by sizes and strides
 };
 

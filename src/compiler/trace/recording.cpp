@@ -1,5 +1,7 @@
 #include "compiler/trace/recording.h"
 
+#include <tessera/dtensor.h>
+
 #include "base/same_storage.h"
 #include "compiler/trace/key.h"
 #include "replicate/local_part.h"
@@ -19,8 +21,9 @@ bool may_have_gradient(const at::Tensor& tensor) {
 /// Finishes one recording: names the inputs and says what comes out.
 class Finish {
  public:
-  Finish(Recorder& recorder, Recording& recording)
-      : recorder_(recorder), memory_(recorder.memory()), recording_(recording) {}
+  /// `known`: parameters that may be distributed, of which the recorder sees this rank's parts.
+  Finish(Recorder& recorder, Recording& recording, const std::vector<at::Tensor>& known)
+      : recorder_(recorder), memory_(recorder.memory()), recording_(recording), known_(known) {}
 
   void add_results(const std::vector<at::Tensor>& results) {
     for (const auto& result : results) {
@@ -33,9 +36,10 @@ class Finish {
   void add_gradients(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
     for (size_t i = 0; i < memory_.inputs().size(); ++i) {
       const auto [value, tensor, is_constant] = memory_.inputs()[i];
-      if (is_constant || !may_have_gradient(tensor)) continue;
-      const auto known = before.find(tensor.unsafeGetTensorImpl());
-      GradientOwner owner{tensor, value, std::nullopt};
+      const auto parameter = is_constant ? at::Tensor() : parameter_of(tensor);
+      if (!parameter.defined()) continue;
+      const auto known = before.find(parameter.unsafeGetTensorImpl());
+      GradientOwner owner{parameter, value, std::nullopt};
       if (known != before.end()) {
         owner.had_gradient = known->second.defined();
         owner.before = known->second;
@@ -72,7 +76,7 @@ class Finish {
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const auto& owner : recording_.gradients) {
         // The function may have cleared the one that it read.
-        for (const auto& gradient : {owner.parameter.grad(), owner.before}) {
+        for (const auto& gradient : {part_of(owner), owner.before}) {
           if (gradient.defined() && same_storage(gradient, memory_.inputs()[i].tensor))
             inputs[i].kind = InputKind::Gradient;
         }
@@ -92,11 +96,31 @@ class Finish {
   }
 
  private:
+  /// The parameter of which the tensor is all, or this rank's part; undefined if there is none.
+  at::Tensor parameter_of(const at::Tensor& tensor) const {
+    if (may_have_gradient(tensor)) return tensor;
+    for (const auto& parameter : known_) {
+      if (is_dtensor(parameter) && parameter.requires_grad() &&
+          shows_same_memory(replication::local_part(parameter), tensor))
+        return parameter;
+    }
+    return {};
+  }
+
+  /// This rank's part of a gradient, as a plain tensor.
+  at::Tensor part_of(const GradientOwner& owner) const {
+    const auto& gradient = owner.parameter.grad();
+    if (!gradient.defined() || !is_dtensor(gradient)) return gradient;
+    if (DTensor::of(gradient).placements() != DTensor::of(owner.parameter).placements())
+      throw CannotRecord("a gradient is placed otherwise than its parameter");
+    return replication::local_part(gradient);
+  }
+
   void keep(const at::Tensor& tensor) { kept_.insert(storage_of(tensor)); }
 
   void add_gradient(const GradientOwner& owner) {
     auto& outputs = recorder_.graph().outputs;
-    const auto& gradient = owner.parameter.grad();
+    const auto gradient = part_of(owner);
     if (!gradient.defined()) {
       if (owner.had_gradient.value_or(true))
         outputs.push_back({kNoValue, OutputKind::Gradient, owner.input});
@@ -105,7 +129,7 @@ class Finish {
     keep(gradient);
     const bool was_there = std::any_of(
         memory_.inputs().begin(), memory_.inputs().end(), [&](const RecordedInput& input) {
-          return !input.is_constant && input.tensor.is_alias_of(gradient);
+          return !input.is_constant && same_storage(input.tensor, gradient);
         });
     if (was_there || !memory_.knows(gradient)) return;  // unchanged, or written like any input
     outputs.push_back({memory_.read(gradient), OutputKind::Gradient, owner.input});
@@ -114,6 +138,7 @@ class Finish {
   Recorder& recorder_;
   Memory& memory_;
   Recording& recording_;
+  const std::vector<at::Tensor>& known_;
   std::set<const c10::StorageImpl*> kept_;
 };
 
@@ -168,7 +193,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function, const
       const Recorder::Scope scope(recorder);
       results = function();
     }
-    Finish finish(recorder, recording);
+    Finish finish(recorder, recording, parameters);
     if (recorder.broken().empty()) {
       try {
         finish.add_results(results);

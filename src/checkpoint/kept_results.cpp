@@ -1,5 +1,7 @@
 #include "checkpoint/kept_results.h"
 
+#include "base/call_boxed.h"
+
 #include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -110,7 +112,7 @@ void KeptResults::make_way(const c10::OperatorHandle& op, const torch::jit::Stac
 
 void KeptResults::run_and_keep(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (op.schema().is_mutable()) make_way(op, stack);
-  op.callBoxed(stack);
+  call_boxed(op, stack);
   if (!can_be_kept(op.schema())) return;
   auto& call = calls_[op].emplace_back();
   const auto decision = policy_(op.operator_name());
@@ -138,13 +140,13 @@ void KeptResults::take(const c10::OperatorHandle& op, const Call& call, torch::j
 
 void KeptResults::Reader::take_or_run(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (op.schema().is_mutable()) results_.make_way(op, stack);
-  if (!can_be_kept(op.schema())) return op.callBoxed(stack);
+  if (!can_be_kept(op.schema())) return call_boxed(op, stack);
   const auto index = next_[op]++;
   const auto calls = results_.calls_.find(op);
   // Called more often than by the forward: the check of what is saved tells if that matters.
-  if (calls == results_.calls_.end() || index >= calls->second.size()) return op.callBoxed(stack);
+  if (calls == results_.calls_.end() || index >= calls->second.size()) return call_boxed(op, stack);
   auto& call = calls->second[index];
-  if (call.results.empty()) return op.callBoxed(stack);
+  if (call.results.empty()) return call_boxed(op, stack);
   take(op, call, stack);
   // From here on the recomputed graph owns the result; a later backward, if any, runs the operator.
   if (!torch::autograd::get_current_graph_task_keep_graph()) {

@@ -1,4 +1,5 @@
 // Shapes of results by libtorch's own Meta kernels, which compute nothing else.
+#include "base/call_boxed.h"
 #include "dtensor/choose.h"
 #include "dtensor/local_scope.h"
 #include "dtensor/plan.h"
@@ -96,7 +97,7 @@ ResultShapes by_meta_kernel(const c10::OperatorHandle& op, const Call& call, boo
   }
   try {
     const LocalScope on_parts;
-    op.callBoxed(stack);
+    call_boxed(op, stack);
   } catch (const c10::NotImplementedError&) {
     return {};
   } catch (const std::exception&) {

@@ -1,5 +1,6 @@
 #include "compiler/trace/key.h"
 
+#include "base/call_boxed.h"
 #include "base/operator_kernels.h"
 #include "compiler/trace/recorder.h"
 
@@ -21,7 +22,7 @@ using c10::DispatchKeySet;
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (auto* recorder = Recorder::current()) return recorder->record(op, *stack);
   const RunScope run;
-  op.callBoxed(stack);
+  call_boxed(op, *stack);
 }
 
 auto kernel() { return torch::CppFunction::makeFromBoxedFunction<&dispatch>(); }

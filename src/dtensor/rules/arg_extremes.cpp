@@ -1,5 +1,6 @@
 // Where the largest or smallest is. If the dimension is sharded, each rank finds its own, and of
 // those the best counts: far less travels than the dimension itself.
+#include "base/call_boxed.h"
 #include "dtensor/collectives.h"
 #include "dtensor/rules.h"
 
@@ -37,7 +38,7 @@ void run_arg(const c10::OperatorHandle& op, const Choice& choice,
   const int64_t dim = is_whole ? 0 : at::maybe_wrap_dim(stack[1].toInt(), self.dim());
   const bool keepdim = stack[2].toBool();
   const bool is_largest = op.schema().name() == "aten::argmax";
-  op.callBoxed(stack);
+  call_boxed(op, stack);
   if (is_whole) return;
 
   const auto& placements = choice.inputs[0];

@@ -1,5 +1,6 @@
 // Reductions. A dimension that stays may be sharded; if one that goes is, the reduction over the
 // ranks is pending, where there is a Partial for it.
+#include "base/call_boxed.h"
 #include "dtensor/rules/free_dims.h"
 #include "dtensor/rules/passages.h"
 
@@ -172,7 +173,7 @@ void run_mean(const c10::OperatorHandle& op, const Choice& choice,
     const bool is_average = output.is_partial() && output.reduce_op() == ReduceOp::AVG;
     if (is_average && choice.inputs[0][dim].is_shard()) averaged *= choice.mesh->mesh_shape[dim];
   }
-  op.callBoxed(stack);
+  call_boxed(op, stack);
   if (global == 0) return;
   scale_(stack.back().toTensor(),
          static_cast<double>(local * averaged) / static_cast<double>(global));

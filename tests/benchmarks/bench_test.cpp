@@ -67,7 +67,8 @@ TEST(BenchTrain, ListsItsChoices) {
   EXPECT_TRUE(result.status.ok());
   EXPECT_THAT(result.output, HasSubstr("jobs: mlp,net2000,gpt\n"));
   EXPECT_THAT(result.output, HasSubstr("modes: replicate"));
-  EXPECT_THAT(result.output, HasSubstr("peers: pytorch,pytorch_malloc,reducer_gloo,reducer_shm\n"));
+  EXPECT_THAT(result.output,
+              HasSubstr("peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"));
 }
 
 TEST(BenchTrain, WritesOneRowPerPeer) {
@@ -92,11 +93,20 @@ TEST(BenchTrain, WritesOneRowPerPeer) {
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "train.bounds.txt"));
 }
 
+TEST(BenchTrain, ComparesCompiledStepsWithOurOwn) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "train.csv";
+  const auto result = bench({"train", "--jobs", "mlp", "--modes", "replicate+compile", "--peer",
+                             "eager", "--pairs", "1", "--steps", "2", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_EQ(Table(path).rows.size(), 1);
+}
+
 TEST(BenchTrain, NamesWhatItKnows) {
   expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
   expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");
   expect_refused({"train", "--peer", "jax"}, "jax not in",
-                 "pytorch,pytorch_malloc,reducer_gloo,reducer_shm");
+                 "pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm");
 }
 
 TEST(BenchMemory, ListsItsChoices) {

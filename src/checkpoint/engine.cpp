@@ -31,7 +31,10 @@ class HookEngine final : public Engine {
     const auto backward = [&] {
       results = Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     };
-    if (auto* runner = current_runner) {
+    const bool on_cpu = std::all_of(inputs.begin(), inputs.end(), [](const at::Tensor& gradient) {
+      return !gradient.defined() || gradient.is_cpu();
+    });
+    if (auto* runner = on_cpu ? current_runner : nullptr) {
       const RunnerScope inside(nullptr);
       runner->run(backward);
     } else {

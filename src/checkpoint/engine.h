@@ -37,7 +37,8 @@ class BackwardRunner {
   virtual void run(c10::function_ref<void()> backward) = 0;
 };
 
-/// While it exists, `runner` runs the backwards that begin on this thread; not those inside them.
+/// While it exists, `runner` runs the backwards that begin on this thread, with gradients on the
+/// CPU: those of other devices go on in other threads. Not those inside them.
 class RunnerScope {
  public:
   explicit RunnerScope(BackwardRunner* runner);

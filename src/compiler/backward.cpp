@@ -4,8 +4,6 @@
 #include "checkpoint/engine.h"
 #include "compiler/lazy/region.h"
 
-#include <ATen/Context.h>
-
 #include <list>
 
 namespace tessera {

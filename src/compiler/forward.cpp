@@ -1,12 +1,9 @@
-#include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
 #include <tessera/compile/module.h>
 
-#include "compiler/agreement.h"
 #include "compiler/codegen/emit.h"
 #include "compiler/lazy/region.h"
 #include "compiler/pipeline.h"
-#include "compiler/runtime/program.h"
 
 #include <c10/util/Exception.h>
 
@@ -21,11 +18,8 @@ struct CompiledForward::Impl {
 
   Executable make(Graph graph) {
     auto prepared = compiler::prepare(std::move(graph), options);
-    code = compiler::emit(prepared.graph);
-    auto program =
-        std::make_shared<compiler::Program>(prepared.graph, std::move(prepared.compiled));
-    return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
-            compiler::signature_of(prepared.graph)};
+    code = options.backend == "codegen" ? prepared.source : compiler::emit(prepared.graph);
+    return make_executable(std::move(prepared));
   }
 };
 

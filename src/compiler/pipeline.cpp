@@ -1,6 +1,5 @@
 #include "compiler/pipeline.h"
 
-#include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
 
 #include "compiler/agreement.h"
@@ -43,14 +42,6 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   return passes;
 }
 
-Executable make_executable(Graph graph, const char* backend) {
-  auto prepared = prepare(std::move(graph), {.backend = backend});
-  const auto messages = signature_of(prepared.graph);
-  auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.compiled));
-  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
-          messages};
-}
-
 }  // namespace
 
 void check_backend(const CompileOptions& options) {
@@ -65,13 +56,13 @@ void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pas
 }
 
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
-  Prepared prepared{std::move(graph), nullptr, {}};
+  Prepared prepared{std::move(graph), nullptr, {}, {}};
   optimise(prepared.graph, options, further);
   if (options.backend == "codegen") {
-    const auto source = emit(prepared.graph);
-    prepared.compiled = Module::load(source, &prepared.why_interpreted);
+    prepared.source = emit(prepared.graph);
+    prepared.compiled = Module::load(prepared.source, &prepared.why_interpreted);
     if (!prepared.compiled) unfuse(prepared.graph);
-    if (collected != nullptr) collected->push_back(source);
+    if (collected != nullptr) collected->push_back(prepared.source);
   }
   ++counters()["graphs"];
   counters()["fused_kernels"] =
@@ -80,11 +71,19 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
   return prepared;
 }
 
+Executable make_executable(Prepared prepared) {
+  const auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.compiled));
+  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
+          signature_of(prepared.graph)};
+}
+
 }  // namespace compiler
 
-Executable codegen(Graph graph) { return compiler::make_executable(std::move(graph), "codegen"); }
+Executable codegen(Graph graph) {
+  return make_executable(compiler::prepare(std::move(graph), {.backend = "codegen"}));
+}
 Executable interpret(Graph graph) {
-  return compiler::make_executable(std::move(graph), "interpret");
+  return make_executable(compiler::prepare(std::move(graph), {.backend = "interpret"}));
 }
 
 std::vector<std::string> detail::code_generated_by(const std::function<void()>& function) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/compile/compiler.h>
 #include <tessera/compile/options.h>
 
 #include "compiler/codegen/module.h"
@@ -19,8 +20,11 @@ struct Prepared {
   Graph graph;
   std::shared_ptr<Module> compiled;  // kernels of ours; null: all nodes are operators
   std::string why_interpreted;       // if kernels were asked for and there are none
+  std::string source;                // if they were
 };
 /// Optimises it, compiles its kernels and counts both.
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further = {});
+/// Of a graph without scalars.
+Executable make_executable(Prepared prepared);
 
 }  // namespace tessera::compiler

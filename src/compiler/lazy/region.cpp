@@ -33,11 +33,16 @@ class Delivery {
     for (const auto& input : inputs_) taken_.insert(storage_of(input.tensor));
   }
 
-  void deliver(const Graph& graph, const std::vector<LiveMemory>& alive) {
+  /// Values come for `alive` first, then for the inputs of these numbers.
+  void deliver(const std::vector<LiveMemory>& alive, const std::vector<size_t>& written) {
     const at::NoGradGuard no_grad;
     const RunScope run;
     for (size_t i = 0; i < alive.size(); ++i) values_[i] = owned(values_[i]);
-    for (size_t i = alive.size(); i < graph.outputs.size(); ++i) write(graph, i);
+    for (size_t i = 0; i < written.size(); ++i) {
+      const auto& target = inputs_[written[i]].tensor;
+      const auto& value = values_[alive.size() + i];
+      if (!shows_same_memory(value, target)) target.copy_(value);
+    }
     for (size_t i = 0; i < alive.size(); ++i) give_contents(alive[i], values_[i]);
   }
 
@@ -53,14 +58,6 @@ class Delivery {
     if (!is_free) return value.clone();
     parts_[storage].emplace_back(begin, end);
     return value;
-  }
-
-  void write(const Graph& graph, size_t output) {
-    for (size_t k = 0; k < inputs_.size(); ++k) {
-      if (graph.inputs[k].value != graph.outputs[output].target) continue;
-      const auto& written = inputs_[k].tensor;
-      if (!shows_same_memory(values_[output], written)) written.copy_(values_[output]);
-    }
   }
 
   const std::vector<RecordedInput>& inputs_;
@@ -100,16 +97,24 @@ struct Region::Run {
     const auto alive = recorder.memory().alive();
     add_outputs(graph, alive);
     const auto& inputs = recorder.memory().inputs();
-    Delivery(inputs, Program(graph).run(tensors_of(inputs), {})).deliver(graph, alive);
+    Delivery(inputs, Program(graph).run(tensors_of(inputs), {})).deliver(alive, written());
+  }
+
+  /// Which inputs the code has written.
+  std::vector<size_t> written() {
+    std::vector<size_t> found;
+    for (size_t i = 0; i < recorder.memory().inputs().size(); ++i) {
+      if (recorder.memory().written(i)) found.push_back(i);
+    }
+    return found;
   }
 
   void add_outputs(Graph& graph, const std::vector<LiveMemory>& alive) {
     for (const auto& memory : alive)
       graph.outputs.push_back({memory.value, OutputKind::Result, kNoValue});
-    for (size_t i = 0; i < recorder.memory().inputs().size(); ++i) {
-      if (const auto value = recorder.memory().written(i))
-        graph.outputs.push_back({*value, OutputKind::Write, recorder.memory().inputs()[i].value});
-    }
+    for (const size_t i : written())
+      graph.outputs.push_back(
+          {*recorder.memory().written(i), OutputKind::Write, recorder.memory().inputs()[i].value});
     for (size_t i = 0; i < graph.inputs.size(); ++i) {
       const bool is_leaf = recorder.memory().inputs()[i].tensor.requires_grad();
       graph.inputs[i].kind = is_leaf ? InputKind::Parameter : InputKind::Outside;
@@ -133,9 +138,7 @@ struct Region::Run {
       return false;
     }
     const auto& inputs = recorder.memory().inputs();
-    auto graph = recorder.graph();
-    add_outputs(graph, alive);
-    Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(graph, alive);
+    Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(alive, written());
     return true;
   }
 };

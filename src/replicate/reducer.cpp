@@ -158,7 +158,7 @@ void Reducer::start_iteration(const std::vector<size_t>& unused) {
   for (size_t i = 0; i < next_launch_ && phase_ != Phase::Sync && is_taking_; ++i)
     buckets_[i].settle();
   phase_ = Phase::Sync;
-  is_taking_ = false;
+  is_taking_ = is_recorded_ = false;
   unused_ = unused;
   began_ = last_gradient_ = first_launch_ = Clock::now();
   for (auto& bucket : buckets_) bucket.reset();
@@ -291,6 +291,7 @@ void Reducer::end_backward(int backward) {
   if (phase_ != Phase::Sync || !is_taking_) return;
   // The one around it may bring more.
   if (settings_.has_forward && !open_backwards_.empty() && asks_for_end_of_backward()) return;
+  if (is_recorded_) return end_recorded();
   TORCH_CHECK_NOT_IMPLEMENTED(
       settings_.has_forward || !learns_uses_ || !torch::autograd::get_current_node(),
       "replicate: expected the first backward of ", settings_.module_name,

@@ -77,6 +77,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// A recorder watches: on what the averaging depends, and the averaging itself.
   void note_recording(capture::Observer& observer);
   void average_recorded(size_t index, capture::Observer& observer);
+  void count_recorded(size_t index);
+  void end_recorded();
   void make_buckets(const Assignment& assignment);
   void start_iteration(const std::vector<size_t>& unused);
   void take_unused();
@@ -121,7 +123,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> order_;  // in which gradients came
   size_t next_launch_ = 0;
   size_t taken_ = 0;
-  bool is_taking_ = false;  // a gradient has come in this iteration
+  bool is_taking_ = false;    // a gradient has come in this iteration
+  bool is_recorded_ = false;  // and was averaged by operators, not in buckets
   OpenBackwards open_backwards_;
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
   bool rebuilt_ = false;

@@ -8,6 +8,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 namespace tessera::replication {
 namespace {
 
@@ -35,6 +37,7 @@ void Reducer::average_recorded(size_t index, capture::Observer& observer) {
   if (parameters_.is_sparse[index])
     return observer.give_up("parameter '" + parameters_.names[index] + "' has sparse gradients");
   if (!settings_.has_forward) note_recording(observer);
+  count_recorded(index);
   const at::NoGradGuard no_grad;
   const auto gradient = local_gradient(parameter);
   if (!hook_) {
@@ -46,6 +49,19 @@ void Reducer::average_recorded(size_t index, capture::Observer& observer) {
     future->waitAndThrow();
     gradient.copy_(future->value().toTensor().view_as(gradient));
   }
+}
+
+// The iteration ends as one of buckets does, or a later forward would take over its phase.
+void Reducer::count_recorded(size_t index) {
+  queue_end_of_backward();
+  is_taking_ = is_recorded_ = true;
+  if (std::exchange(expected_[index], 0) > 0) ++taken_;
+}
+
+void Reducer::end_recorded() {
+  if (!may_miss_gradients() && taken_ < parameters_.tensors.size()) return;
+  phase_ = Phase::Idle;
+  is_taking_ = is_recorded_ = false;
 }
 
 }  // namespace tessera::replication

@@ -5,6 +5,7 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
+#include "replicate/local_part.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
@@ -33,37 +34,45 @@ class ReplicatedStepRanks : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Every, ReplicatedStepRanks, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
-/// Trains an eager and a compiled replica with data of each rank; `sync(i)`: whether step i
-/// averages.
-void expect_parity(const CommHook& hook, const std::function<bool(int)>& sync, int steps) {
+struct Parity {
+  std::function<void(Mlp&)> prepare;   // makes it parallel
+  bool own_rows = true;                // every rank has a batch of its own
+  std::function<bool(int)> sync = {};  // whether a step averages; none: nobody asks
+};
+
+/// Trains an eager and a compiled model.
+void expect_parity(const Parity& which) {
+  constexpr int kSteps = 9;
   Mlp nets[2];
   for (auto& net : nets) {
     torch::manual_seed(3);
     net = Mlp();
-    replicate(net);
-    if (hook) register_comm_hook(net, hook);
+    which.prepare(net);
   }
   const optim::AdamWOptions options{.lr = 0.01, .fused = true};
   optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
                                 optim::AdamW(nets[1]->parameters(), options)};
-  const auto step = [&](int which, const torch::Tensor& x, const torch::Tensor& y) {
-    auto loss = torch::mse_loss(nets[which](x), y);
+  const auto step = [&](int of, const torch::Tensor& x, const torch::Tensor& y) {
+    auto loss = torch::mse_loss(nets[of](x), y);
     loss.backward();
-    optimizers[which].step();
-    optimizers[which].zero_grad();
+    optimizers[of].step();
+    optimizers[of].zero_grad();
     return loss;
   };
   auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
                           {.module = nets[1], .optimizer = optimizers[1]});
-  for (int i = 0; i < steps; ++i) {
-    torch::manual_seed(100 + 10 * i + rank());
+  for (int i = 0; i < kSteps; ++i) {
+    torch::manual_seed(100 + 10 * i + (which.own_rows ? rank() : 0));
     const auto x = torch::randn({6, 10}), y = torch::randn({6, 4});
-    for (auto& net : nets) set_requires_gradient_sync(net, sync(i));
+    for (auto& net : nets) {
+      if (which.sync) set_requires_gradient_sync(net, which.sync(i));
+    }
     const auto wanted = step(0, x, y);
     EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
     const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k)
-      EXPECT_TRUE(torch::allclose(got[k], reference[k], 1e-5, 1e-5))
+      EXPECT_TRUE(torch::allclose(replication::local_part(got[k]),
+                                  replication::local_part(reference[k]), 1e-5, 1e-5))
           << "step " << i << ", parameter " << k;
   }
   EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
@@ -71,48 +80,36 @@ void expect_parity(const CommHook& hook, const std::function<bool(int)>& sync, i
 }
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStep) {
-  run([] { expect_parity(nullptr, [](int) { return true; }, 8); });
+  run([] { expect_parity({.prepare = [](Mlp& net) { replicate(net); }}); });
+}
+
+TEST_P(ReplicatedStepRanks, TrainsLikeTheStepThatAveragesNowAndThen) {
+  run([] {
+    expect_parity(
+        {.prepare = [](Mlp& net) { replicate(net); }, .sync = [](int i) { return i % 2 == 0; }});
+  });
 }
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStepWithACommHook) {
-  run([] { expect_parity(bf16_compress_hook, [](int) { return true; }, 6); });
+  run([] {
+    expect_parity({.prepare = [](Mlp& net) {
+      replicate(net);
+      register_comm_hook(net, bf16_compress_hook);
+    }});
+  });
 }
 
-/// Tensor parallel: the step is captured as each rank's part of it.
+/// The step is captured as each rank's part of it.
 TEST_P(ReplicatedStepRanks, TrainsATensorParallelModel) {
   run([] {
-    Mlp nets[2];
     const auto mesh = init_device_mesh(torch::kCPU, {world_size()});
-    for (auto& net : nets) {
-      torch::manual_seed(3);
-      net = Mlp();
-      parallelize_module(net, mesh, {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
-    }
-    const optim::AdamWOptions options{.lr = 0.01, .fused = true};
-    optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
-                                  optim::AdamW(nets[1]->parameters(), options)};
-    const auto step = [&](int which, const torch::Tensor& x, const torch::Tensor& y) {
-      auto loss = torch::mse_loss(nets[which](x), y);
-      loss.backward();
-      optimizers[which].step();
-      optimizers[which].zero_grad();
-      return loss;
-    };
-    auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
-                            {.module = nets[1], .optimizer = optimizers[1]});
-    for (int i = 0; i < 6; ++i) {
-      torch::manual_seed(100 + i);
-      const auto x = torch::randn({6, 10}), y = torch::randn({6, 4});
-      const auto wanted = step(0, x, y);
-      EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
-      const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
-      for (size_t k = 0; k < got.size(); ++k)
-        EXPECT_TRUE(torch::allclose(DTensor::of(got[k]).to_local(),
-                                    DTensor::of(reference[k]).to_local(), 1e-5, 1e-5))
-            << "step " << i << ", parameter " << k;
-    }
-    EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
-    EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
+    expect_parity({.prepare =
+                       [&](Mlp& net) {
+                         parallelize_module(
+                             net, mesh,
+                             {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
+                       },
+                   .own_rows = false});
   });
 }
 

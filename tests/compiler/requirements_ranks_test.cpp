@@ -94,18 +94,19 @@ void run_routine(const Requirement& which) {
     const bool is_local = which.no_sync && i % 2 == 0;
     set_requires_gradient_sync(eager, !is_local);
     set_requires_gradient_sync(replicated, !is_local);
+    set_requires_gradient_sync(wrapped, !is_local);
     eager(x).sum().backward();
     {
       const CompiledBackward scope(which.interprets ? interpret : codegen);
       compiled(x).sum().backward();
       whole(x).sum().backward();
     }
-    if (is_local) continue;
     for (const auto& item : eager->named_parameters()) {
       const auto what = item.key() + ", step " + std::to_string(i);
       expect_close(replicated->named_parameters()[item.key()].grad(), item.value().grad(), what);
       expect_close(wrapped->named_parameters()[item.key()].grad(), item.value().grad(), what);
     }
+    if (is_local) continue;
     for (const auto& optimizer : optimizers) {
       optimizer->step();
       optimizer->zero_grad();

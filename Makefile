@@ -49,7 +49,7 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench dtensor --peer pytorch --csv $(RESULTS)-dtensor.csv
 	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes tp \
 	  --peer pytorch,pytorch_malloc --csv $(RESULTS)-train-tp-2ranks.csv
-	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes compile,replicate+compile,tp+compile \
+	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes compile,replicate+compile,fully_shard+compile,tp+compile \
 	  --peer eager --csv $(RESULTS)-train-compile-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv

@@ -51,7 +51,8 @@ const Mode kModes[] = {
      }},
     {kAlone, [](Job&) {}},
 };
-const char* const kCompiled[] = {"compile", "replicate+compile", "tp+compile"};
+const char* const kCompiled[] = {"compile", "replicate+compile", "fully_shard+compile",
+                                 "tp+compile"};
 constexpr const char* kSuffix = "+compile";
 
 Group group_of_all(const std::string& backend) {

@@ -1,5 +1,9 @@
 #include "base/capture.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
 #include <utility>
 
 namespace tessera::capture {
@@ -7,11 +11,45 @@ namespace {
 
 thread_local Observer* current = nullptr;
 
+at::Tensor copy(const at::Tensor& tensor) { return tensor.clone(); }
+
+/// With a graph of its own: a leaf could not be written in place, as its original might.
+struct Again : torch::autograd::Function<Again> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& tensor) {
+    static const auto kOp = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow(kAgain, "")
+                                .typed<at::Tensor(const at::Tensor&)>();
+    return kOp.call(tensor);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
 }  // namespace
 
 Observer* observer() { return current; }
 
 ObserverScope::ObserverScope(Observer* observer) : before_(std::exchange(current, observer)) {}
 ObserverScope::~ObserverScope() { current = before_; }
+
+Hidden::Hidden() : keys_(c10::impl::tls_local_dispatch_key_set()), observer_(nullptr) {
+  using c10::DispatchKeySet;
+  auto keys = keys_;
+  // The recorder's bit alone: without BackendSelect no factory would work.
+  keys.included_ = DispatchKeySet(
+      DispatchKeySet::RAW, keys.included_.raw_repr() & ~DispatchKeySet(kRecordKey).raw_repr());
+  c10::impl::_force_tls_local_dispatch_key_set(keys);
+}
+
+Hidden::~Hidden() { c10::impl::_force_tls_local_dispatch_key_set(keys_); }
+
+at::Tensor again(const at::Tensor& tensor) {
+  return current == nullptr || !tensor.defined() ? tensor : Again::apply(tensor);
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) { library.def("again(Tensor self) -> Tensor"); }
+TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) { library.impl("again", &copy); }
 
 }  // namespace tessera::capture

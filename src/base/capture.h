@@ -1,6 +1,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 #include <functional>
@@ -10,22 +12,31 @@
 /// the code that issued the operators, so that code says on what its choices depended.
 namespace tessera::capture {
 
+/// The dispatch key through which operators, under autograd, come to a recorder.
+constexpr auto kRecordKey = c10::DispatchKey::PrivateUse2;
+
 class Observer {
  public:
   virtual ~Observer() = default;
+  // `who` tells things of one name apart; what is said again by the same one counts once.
+
   /// The recording holds as long as `read` returns what it returns at this moment. `what` names it
   /// for a user: "training mode of fc1".
-  virtual void depend_on(std::string what, std::function<uint64_t()> read) = 0;
+  virtual void depend_on(const void* who, std::string what, std::function<uint64_t()> read) = 0;
   /// Until end_vary(): a number equal to factor * read() that operators are given as `argument` is
   /// read anew at every run.
-  virtual void vary(const std::string& name, const std::string& argument, double factor,
-                    std::function<double()> read) = 0;
+  virtual void vary(const void* who, const std::string& name, const std::string& argument,
+                    double factor, std::function<double()> read) = 0;
   virtual void end_vary() = 0;
-  /// Until it is called with -1: random numbers that are drawn are drawn again later, from the same
-  /// state of the generator, which a program does not know of.
-  virtual void watch_random(int change) = 0;
+  /// Until end_random(): random numbers are drawn that `who` draws again later, from the same state
+  /// of the generator, which a program does not know of; or, if `again`, it draws them again.
+  virtual void begin_random(const void* who, bool again) = 0;
+  virtual void end_random() = 0;
   /// Whether averages of gradients are to be operators; otherwise their engine does as ever.
   virtual bool takes_averages() const = 0;
+  /// `action` is part of every later run, before its first operator: what the code that issued the
+  /// operators did besides them.
+  virtual void before_run(const void* who, std::function<void()> action) = 0;
   /// Something happened that operators do not show, so that the recording can't be run.
   virtual void give_up(const std::string& why) = 0;
 };
@@ -45,13 +56,33 @@ class ObserverScope {
   Observer* before_;
 };
 
+/// What happens while it lives is nothing to the recorder: operators run, nobody observes.
+class Hidden {
+ public:
+  Hidden();
+  ~Hidden();
+  Hidden(const Hidden&) = delete;
+  Hidden& operator=(const Hidden&) = delete;
+
+ private:
+  c10::impl::LocalDispatchKeySet keys_;
+  ObserverScope observer_;
+};
+
+/// A copy that a compiled program does not take for `tensor`, so that what is computed from it is
+/// computed a second time, in backward, and need not be kept from forward on. `tensor` itself if
+/// nobody records.
+at::Tensor again(const at::Tensor& tensor);
+/// The operator of that name; a pass takes it away when equal values have been merged.
+constexpr const char* kAgain = "tessera::again";
+
 /// Numbers that may change from run to run, while it lives; see Observer::vary. Nothing if nobody
 /// records.
 class Varying {
  public:
-  Varying(const std::string& name, const std::string& argument, double factor,
+  Varying(const void* who, const std::string& name, const std::string& argument, double factor,
           std::function<double()> read) {
-    if (auto* current = observer()) current->vary(name, argument, factor, std::move(read));
+    if (auto* current = observer()) current->vary(who, name, argument, factor, std::move(read));
   }
   ~Varying() {
     if (auto* current = observer()) current->end_vary();

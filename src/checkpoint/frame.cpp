@@ -1,5 +1,7 @@
 #include "checkpoint/frame.h"
 
+#include "base/capture.h"
+
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -212,7 +214,7 @@ void Frame::run(Recomputation& recomputation) {
   // Before anything of this run is in place: it may mean recomputing the frame around this one.
   std::vector<at::Tensor> inputs;
   inputs.reserve(inputs_.size());
-  for (const auto& input : inputs_) inputs.push_back(input.unpack());
+  for (const auto& input : inputs_) inputs.push_back(capture::again(input.unpack()));
 
   struct Lent {
     const Frame& frame;

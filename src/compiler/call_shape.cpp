@@ -1,21 +1,49 @@
 #include "compiler/variant.h"
+#include "dtensor/part.h"
+#include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
 namespace tessera::compiler {
 
+namespace {
+
+/// A program takes arguments that lie in one memory for parts of it.
+void find_shared_memory(const std::vector<at::Tensor>& tensors, size_t index,
+                        CallShape::TensorShape& shape) {
+  const auto* storage = storage_of(tensors[index]);
+  for (size_t i = 0; i < index && storage != nullptr; ++i) {
+    if (!tensors[i].defined() || storage_of(tensors[i]) != storage) continue;
+    shape.shares_with = static_cast<int>(i);
+    shape.distance = tensors[index].storage_offset() - tensors[i].storage_offset();
+    return;
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> local_tensors(const detail::StepArguments& given) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& tensor : given.tensors)
+    tensors.push_back(tensor.defined() ? replication::local_part(tensor) : tensor);
+  return tensors;
+}
+
 CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::nn::Module*>& modules) {
   CallShape shape;
   shape.numbers = given.numbers;
   shape.grad_mode = at::GradMode::is_enabled();
-  for (const auto& tensor : given.tensors) {
-    CallShape::TensorShape known{{}, false, tensor.defined()};
-    if (tensor.defined()) {
-      known.type = {tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
-                    tensor.strides().vec()};
-      known.requires_grad = tensor.requires_grad();
+  const auto tensors = local_tensors(given);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& whole = given.tensors[i];
+    CallShape::TensorShape known{{}, false, whole.defined()};
+    if (whole.defined()) {
+      known.type = type_of(tensors[i]);
+      known.requires_grad = whole.requires_grad();
+      if (dtensor::has_part(whole)) known.distribution = dtensor::part_of(whole).spec->id;
+      find_shared_memory(tensors, i, known);
     }
     shape.tensors.push_back(std::move(known));
   }
@@ -32,14 +60,17 @@ std::string difference(const CallShape& before, const CallShape& after) {
   if (before.numbers != after.numbers) return "a number among its arguments";
   if (before.tensors.size() != after.tensors.size()) return "the number of tensors it is given";
   for (size_t i = 0; i < before.tensors.size(); ++i) {
-    const auto& [was, needed_gradient, was_defined] = before.tensors[i];
-    const auto& [is, needs_gradient, is_defined] = after.tensors[i];
+    const auto& was = before.tensors[i].type;
+    const auto& is = after.tensors[i].type;
     if (was.sizes != is.sizes)
       return c10::str("sizes of argument ", i, ": ", was.sizes, ", now ", is.sizes);
     if (was.dtype != is.dtype)
       return c10::str("dtype of argument ", i, ": ", was.dtype, ", now ", is.dtype);
+    if (before.tensors[i].shares_with != after.tensors[i].shares_with ||
+        before.tensors[i].distance != after.tensors[i].distance)
+      return c10::str("whether, and how, argument ", i, " shares memory with another");
     if (before.tensors[i] != after.tensors[i])
-      return c10::str("strides, device or requires_grad of argument ", i);
+      return c10::str("strides, device, placement or requires_grad of argument ", i);
   }
   return {};
 }

@@ -109,7 +109,8 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   compiler::Trial trial(subject.written, subject.parameters);
   const auto record_once = [&] {
     const GradientMarks marks(subject.parameters);
-    auto recording = compiler::record([&] { return run(); }, names_for(given), subject.parameters);
+    auto recording = compiler::record([&] { return run(); }, compiler::local_tensors(given),
+                                      names_for(given), subject.parameters);
     trial.put_back();
     check_recording(recording);
     return recording;

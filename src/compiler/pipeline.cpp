@@ -29,7 +29,8 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   std::vector<Pass> passes = {{"skip_overwritten", skip_overwritten},
                               {"remove_dead_code", remove_dead_code},
                               {"fold_constants", fold_constants},
-                              {"merge_equal", merge_equal}};
+                              {"merge_equal", merge_equal},
+                              {"drop_again", drop_again}};
   if (config.reorder_for_locality) passes.push_back({"launch_early", launch_early});
   passes.push_back(find_pass("bucket_reduce_scatters", config.bucket_bytes));
   passes.push_back(find_pass("bucket_all_gathers", config.bucket_bytes));

@@ -70,8 +70,9 @@ std::vector<OptimizerTensor> tensors_of(const torch::optim::Optimizer& optimizer
 
 compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   compiler::TensorNames names;
-  for (size_t i = 0; i < given.tensors.size(); ++i)
-    names.add(given.tensors[i], InputKind::Argument, c10::str("argument ", i));
+  const auto tensors = compiler::local_tensors(given);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    names.add(tensors[i], InputKind::Argument, c10::str("argument ", i));
   std::map<const c10::TensorImpl*, std::string> names_of;
   auto roots = given.modules;
   if (options.module) roots.push_back(&**options.module);
@@ -210,7 +211,13 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
         results = run();
         return results;
       },
-      names_for(given), known);
+      compiler::local_tensors(given), names_for(given), known);
+  // The program could not tell whether it is given the parameter or uses its own.
+  for (size_t i = 0; i < given.tensors.size() && recording.broken.empty(); ++i) {
+    const auto is_argument = [&](const auto& tensor) { return tensor.is_same(given.tensors[i]); };
+    if (std::any_of(known.begin(), known.end(), is_argument))
+      recording.broken = c10::str("argument ", i, " is a parameter of a module that it uses");
+  }
   take(std::move(shape), std::move(recording), given);
   return results;
 }

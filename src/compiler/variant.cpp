@@ -21,12 +21,13 @@ void give_gradient(const at::Tensor& parameter, at::Tensor value) {
 
 Variant::Variant(CallShape shape, Recording recording, const detail::StepArguments& given)
     : shape_(std::move(shape)), recording_(std::move(recording)) {
+  const auto tensors = local_tensors(given);
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
     const auto kind = recording_.graph.inputs[i].kind;
     auto& tensor = recording_.inputs[i].tensor;
     Place place;
-    for (size_t k = 0; kind == InputKind::Argument && k < given.tensors.size(); ++k) {
-      if (place.argument < 0 && shows_same_memory(tensor, given.tensors[k]))
+    for (size_t k = 0; kind == InputKind::Argument && k < tensors.size(); ++k) {
+      if (place.argument < 0 && shows_same_memory(tensor, tensors[k]))
         place.argument = static_cast<int>(k);
     }
     for (size_t k = 0; kind == InputKind::Gradient && k < recording_.gradients.size(); ++k) {
@@ -94,7 +95,7 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto& [argument, owner] = places_[i];
     if (argument >= 0)
-      inputs.push_back(given.tensors[static_cast<size_t>(argument)]);
+      inputs.push_back(replication::local_part(given.tensors[static_cast<size_t>(argument)]));
     else if (owner >= 0)
       inputs.push_back(
           replication::local_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
@@ -105,6 +106,7 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
 }
 
 std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
+  for (const auto& action : recording_.first_actions) action.act();
   const auto inputs = gather_inputs(given);
   if (ignores_gradients_) drop_gradients();
   std::vector<double> scalars;

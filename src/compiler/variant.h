@@ -13,6 +13,9 @@ struct CallShape {
     ValueType type;
     bool requires_grad;
     bool is_defined;
+    uint64_t distribution = 0;  // of a distributed tensor, 0 of others
+    int shares_with = -1;       // the first argument in the same storage
+    int64_t distance = 0;       // from its first element
     bool operator==(const TensorShape&) const = default;
   };
   std::vector<TensorShape> tensors;
@@ -23,6 +26,8 @@ struct CallShape {
 
   bool operator==(const CallShape&) const = default;
 };
+/// The tensors given, of distributed ones this rank's parts.
+std::vector<at::Tensor> local_tensors(const detail::StepArguments& given);
 CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::nn::Module*>& modules);
 /// In what two calls differ, for a user; empty if in nothing.

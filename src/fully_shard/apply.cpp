@@ -155,6 +155,7 @@ class Choice {
     check_applicable(module);
     auto own = options_;
     own.policy = {};
+    own.mixed_precision.output_dtype.reset();  // of the whole: units compute in theirs
     decision.change(own);
     own.mixed_precision = resolved(std::move(own.mixed_precision));
     units_.emplace_back(&module, std::move(own));

@@ -204,6 +204,7 @@ std::vector<at::Tensor> Reduction::results() const {
 
 std::vector<at::Tensor> Reduction::finish() {
   const at::NoGradGuard no_grad;
+  if (!by_operators_.empty()) return std::exchange(by_operators_, {});
   if (is_alone()) {
     auto own = std::exchange(own_, {});
     for (auto& gradient : own) {

@@ -37,10 +37,13 @@ class Reduction {
   /// Whether something is kept so, and whether the next reduction ends that.
   bool has_held() const { return !held_.empty(); }
   bool has_due() const { return has_held() && reduces_copies_; }
+  bool reduces_copies() const { return reduces_copies_; }
   void drop_held() { held_.clear(); }
   /// Takes whole gradients, undefined where there is none. Every rank calls it, for units in one
   /// order. Returns with the result unless `in_background`.
   void start(const std::vector<at::Tensor>& gradients, bool in_background);
+  /// The same by operators that a recorder sees.
+  void start_by_operators(const std::vector<at::Tensor>& gradients);
   /// Waits. This rank's parts, in the dtypes of the way; undefined where no rank had a gradient.
   std::vector<at::Tensor> finish();
 
@@ -57,6 +60,9 @@ class Reduction {
                    const at::Tensor& rows) const;
   at::Tensor pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) const;
   at::Tensor make_extra(const std::vector<at::Tensor>& gradients) const;
+  std::vector<bool> agree_on_used(const std::vector<at::Tensor>& gradients) const;
+  std::vector<at::Tensor> reduce_by_operators(const std::vector<size_t>& members,
+                                              const std::vector<at::Tensor>& gradients) const;
   void launch(bool in_background);
   void reduce_copies();
   std::vector<at::Tensor> received() const;
@@ -77,7 +83,8 @@ class Reduction {
   std::vector<Message> messages_;
   std::vector<at::Tensor>
       held_;  // received in batches before this one, not yet averaged over copies
-  std::vector<at::Tensor> own_;  // one rank: what it gave
+  std::vector<at::Tensor> own_;           // one rank: what it gave
+  std::vector<at::Tensor> by_operators_;  // results of start_by_operators()
   c10::intrusive_ptr<c10d::Work> work_;
 };
 

@@ -16,6 +16,7 @@ class Rows {
   const std::vector<int64_t>& sizes() const { return sizes_; }
   bool is_split() const { return is_split_; }
   int64_t ranks() const { return ranks_; }
+  int64_t tensor_dim() const { return tensor_dim_; }
   int64_t numel() const { return numel_; }
   /// Rows of a rank; of one that keeps all, one row.
   dtensor::Chunk of(int64_t rank) const;

@@ -130,7 +130,7 @@ void State::choose_precision(Use use) {
 }
 
 void State::gather_ahead(Use use) {
-  if (!unit_->works_in_background() || unit_->is_whole()) return;
+  if (!unit_->works_in_background() || unit_->is_whole() || capture::observer() != nullptr) return;
   choose_precision(use);
   unit_->prefetch(use);
 }
@@ -146,8 +146,6 @@ void State::prefetch(Use use) {
 }
 
 void State::before_forward(nn::Arguments& arguments) {
-  if (auto* observer = capture::observer())
-    observer->give_up("a module in it is fully sharded, whose gathering operators do not show");
   const bool is_again = is_in_backward();
   // A checkpoint computes again what is whole already; otherwise a backward has failed.
   if (phase_ == Phase::Backward && is_again) return cast_inputs(arguments);
@@ -220,6 +218,7 @@ void State::end_forward() {
   to_run_.clear();
   if (expects_backward_) was_in_full_ = computes_in_full(Use::Forward);
   unit_->show_shards(kept_after_forward(expects_backward_ && !is_in_backward()));
+  if (!expects_backward_) unit_->end_recorded();
 }
 
 /// By an exception.
@@ -288,9 +287,12 @@ void State::reduce_earlier() {
 }
 
 void State::reduce(bool was_whole) {
-  const bool in_background = unit_->works_in_background();
+  const bool in_background = unit_->works_in_background() && capture::observer() == nullptr;
   unit_->reduce(unit_->requires_sync, in_background);
-  if (was_whole) unit_->show_shards(reshard_after_backward ? Keep::Nothing : Keep::All);
+  if (was_whole) {
+    unit_->show_shards(reshard_after_backward ? Keep::Nothing : Keep::All);
+    unit_->end_recorded();
+  }
   if (in_background)
     tree_->add_reducing(unit_);
   else

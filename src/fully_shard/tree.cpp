@@ -1,5 +1,6 @@
 #include "fully_shard/tree.h"
 
+#include "base/capture.h"
 #include "fully_shard/state_impl.h"
 
 #include <c10/util/Exception.h>
@@ -60,6 +61,7 @@ void Tree::compare_with_ranks(State& state) const {
   if (!gathers || unit.group()->getSize() == 1) return;
   // Ranks that were sharded in different orders know the unit by different numbers.
   const auto own = state.describe() + ", unit " + std::to_string(unit.settings().number);
+  const capture::Hidden no_part_of_recordings;
   const auto others = gather_bytes(own, unit.group());
   for (size_t rank = 0; rank < others.size(); ++rank) {
     TORCH_CHECK(others[rank] == own,

@@ -1,5 +1,6 @@
 #include "fully_shard/unit.h"
 
+#include "base/capture.h"
 #include "dtensor/part.h"
 #include "dtensor/registration.h"
 #include "fully_shard/collect.h"
@@ -138,10 +139,7 @@ void Unit::attach() {
         c10::str("parameter '", names_[i], "' of ", settings_.name));
     part_of(parameter.outside()).before_write = [weak = weak_from_this()] {
       const auto self = weak.lock();
-      if (!self) return;
-      self->drop_prefetch();  // a forward that failed may have left one that reads the shard
-      self->is_stale_ = true;
-      self->await_readers();
+      if (self) self->note_writing();
     };
     part_of(parameter.outside()).before_lend = [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->lend();
@@ -170,6 +168,16 @@ void Unit::await_readers() {
         "backwards of it");
     throw;
   }
+}
+
+void Unit::note_writing() {
+  drop_prefetch();  // a forward that failed may have left one that reads the shard
+  is_stale_ = true;
+  await_readers();
+  if (auto* observer = capture::observer())
+    observer->before_run(this, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->note_writing();
+    });
 }
 
 /// One rank alone may look at its shard, so that does not make values old: a write does.
@@ -224,6 +232,7 @@ void Unit::show_whole(Use use) {
   if (is_empty() || is_whole_) return;
   require_shards("fully_shard: forward, backward or unshard()");
   check_unexchanged();
+  if (begin_recorded(use)) return;
   notice_writes();
   const bool is_ready = is_filled_ && !is_stale_;
   // Of plain parameters nobody tells that they were written.
@@ -268,13 +277,15 @@ void Unit::compute_in_full(bool full) {
   is_full_ = full;
   source_->compute_in_full(full);
   stats_.gathered_bytes = static_cast<int64_t>(source_->private_bytes());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& whole = source_->wholes()[i];
-    const auto& before = parameters_[i].inside();
-    parameters_[i].set_inside(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
-                                                               before.sizes(), before.strides())
-                                               : whole);
-  }
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i].set_inside(inside_of(i, source_->wholes()[i]));
+}
+
+/// The inner face of a parameter whose values, or whose part in tensor parallelism, are `whole`.
+at::Tensor Unit::inside_of(size_t index, const at::Tensor& whole) const {
+  const auto& before = parameters_[index].inside();
+  if (!has_part(before)) return whole;
+  return dtensor::wrap(whole, part_of(before).spec, before.sizes(), before.strides());
 }
 
 void Unit::show_shards(Keep keep) {
@@ -282,7 +293,8 @@ void Unit::show_shards(Keep keep) {
   const bool was_whole = std::exchange(is_whole_, false);
   if (was_whole) {
     for (auto& parameter : parameters_) parameter.show_outside();
-    source_->end_use();
+    if (recorded_.empty()) source_->end_use();
+    is_recorded_kept_ = keep == Keep::All;
   }
   if (keep == Keep::Part && is_filled_) source_->keep_part();
   if (keep != Keep::All) free();

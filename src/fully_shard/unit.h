@@ -46,6 +46,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// while they are whole.
   void compute_in_full(bool full);
   bool is_whole() const { return is_whole_; }
+  /// Forgets what a recorded forward made whole, for which no backward comes.
+  void end_recorded();
   /// Throws in the name of `function` unless parameters are what they are outside of computation.
   void require_shards(const char* function) const;
 
@@ -89,6 +91,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   void make_source(const std::vector<FoundParameter>& found);
   void make_faces(const std::vector<FoundParameter>& found);
+  at::Tensor inside_of(size_t index, const at::Tensor& whole) const;
+  /// Whether a recorder watches, so that this use goes by operators. See Note [recorded units].
+  bool begin_recorded(Use use);
+  std::string why_not_recorded() const;
+  void note_writing();
+  void gather_recorded();
+  void show_first() const;
   void start(Use use);
   void gather(Use use);
   void await_readers();
@@ -118,13 +127,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<Reduction> reduction_;
   std::vector<bool> is_hooked_;
 
-  bool is_started_ = false;  // a gather is under way
-  bool is_filled_ = false;   // the whole values are in memory
-  bool is_stale_ = false;    // shards were written since
-  bool is_lent_ = false;     // somebody holds a shard's memory
-  int64_t seen_writes_ = 0;  // to what was lent
-  bool is_whole_ = false;    // parameters show them
-  bool is_full_ = false;     // in their own dtypes, whatever mixed precision says
+  bool is_started_ = false;           // a gather is under way
+  bool is_filled_ = false;            // the whole values are in memory
+  bool is_stale_ = false;             // shards were written since
+  bool is_lent_ = false;              // somebody holds a shard's memory
+  int64_t seen_writes_ = 0;           // to what was lent
+  bool is_whole_ = false;             // parameters show them
+  bool is_full_ = false;              // in their own dtypes, whatever mixed precision says
+  std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
+  bool is_recorded_kept_ = false;     // they serve backward, too
 
   bool is_in_backward_ = false;
   bool is_reducing_ = false;

@@ -1,4 +1,5 @@
 // What a unit does with gradients.
+#include "base/capture.h"
 #include "dtensor/redistribute.h"
 #include "fully_shard/unit.h"
 #include "nn/post_accumulate.h"
@@ -158,7 +159,14 @@ void Unit::reduce(bool synchronise, bool in_background) {
     }
     return;
   }
-  reduction_->start(gradients, in_background);
+  auto* observer = capture::observer();
+  if (observer != nullptr && !recorded_.empty()) {
+    reduction_->start_by_operators(gradients);
+  } else {
+    if (observer != nullptr)
+      observer->give_up("fully_shard reduces gradients of " + where + " by itself");
+    reduction_->start(gradients, in_background);
+  }
   is_reducing_ = true;
   ++stats_.reductions;
 }
@@ -229,7 +237,8 @@ void Unit::abandon_values() {
   if (!is_whole_) return;
   is_whole_ = false;
   for (auto& parameter : parameters_) parameter.show_outside();
-  source_->end_use();
+  if (recorded_.empty()) source_->end_use();
+  end_recorded();
   free();
 }
 

@@ -97,10 +97,10 @@ class Recorded {
     auto* observer = capture::observer();
     if (observer == nullptr) return;
     const auto of_group = c10::str(" of ", rule.name(), "'s group ", group);
-    observer->depend_on("hyperparameters" + of_group,
+    observer->depend_on(&rule, "hyperparameters" + of_group,
                         [&rule, &options] { return rule.fingerprint(options); });
     for (auto& number : rule.varying(options))
-      varying_.emplace_back(number.name + of_group, number.argument, number.factor,
+      varying_.emplace_back(&rule, number.name + of_group, number.argument, number.factor,
                             std::move(number.read));
   }
 

@@ -22,7 +22,7 @@ void average_by_operators(const at::Tensor& tensor, const Group& group) {
 }  // namespace
 
 void Reducer::note_recording(capture::Observer& observer) {
-  observer.depend_on("whether gradients of " + settings_.module_name + " are averaged",
+  observer.depend_on(this, "whether gradients of " + settings_.module_name + " are averaged",
                      [weak = weak_from_this()]() -> uint64_t {
                        const auto self = weak.lock();
                        return self ? self->requires_sync_.load() : 2;

@@ -136,6 +136,38 @@ TEST(CompiledStep, FollowsALearningRateWithoutCapturingAgain) {
   EXPECT_LE(calls, 2) << explain(compiled);
 }
 
+/// Two optimizers of one class call their numbers the same.
+TEST(CompiledStep, TellsOptimizersApart) {
+  const auto weights = [] {
+    torch::manual_seed(1);
+    return std::vector{torch::randn({4}).requires_grad_(), torch::randn({4}).requires_grad_()};
+  };
+  const auto expected = weights(), actual = weights();
+  const auto make = [](const torch::Tensor& weight, double lr) {
+    return tessera::optim::SGD({weight}, {.lr = lr});
+  };
+  tessera::optim::SGD reference[2] = {make(expected[0], 0.1), make(expected[1], 0.3)};
+  tessera::optim::SGD optimizers[2] = {make(actual[0], 0.1), make(actual[1], 0.3)};
+  const auto step = [](const std::vector<torch::Tensor>& of, tessera::optim::SGD* with) {
+    (of[0] * of[1]).sum().backward();
+    for (int k = 0; k < 2; ++k) {
+      with[k].step();
+      with[k].zero_grad();
+    }
+    return of[0].sum();
+  };
+  tessera::counters().clear();
+  auto compiled = compile([&] { return step(actual, optimizers); });
+  for (int i = 0; i < 6; ++i) {
+    reference[1].options().lr = optimizers[1].options().lr = 0.3 / (i + 1);
+    step(expected, reference);
+    compiled();
+    for (int k = 0; k < 2; ++k)
+      EXPECT_TRUE(torch::equal(actual[k], expected[k])) << "step " << i << ", weight " << k;
+  }
+  EXPECT_EQ(tessera::counters()["fallbacks"], 0) << explain(compiled);
+}
+
 TEST(CompiledStep, CapturesAgainWhenSizesChange) {
   auto subject = make(1);
   int calls = 0;

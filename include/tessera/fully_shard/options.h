@@ -35,7 +35,8 @@ struct MixedPrecision {
   /// what goes out back to the one it came in. They need to be hookable. None: batch norms;
   /// module_classes<>() leaves out nothing.
   ModulePredicate module_classes_to_ignore = {};
-  std::optional<at::ScalarType> output_dtype = std::nullopt;  // of what forward returns
+  /// Of what forward returns; not of units that a policy makes of the module's parts.
+  std::optional<at::ScalarType> output_dtype = std::nullopt;
   /// Modules in evaluation mode, module->eval(), compute in full precision. None: as the variable
   /// FSDP_USE_FULL_PREC_IN_EVAL says, 1 or 0; unset: false.
   std::optional<bool> full_precision_in_eval = std::nullopt;

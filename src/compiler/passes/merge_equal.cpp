@@ -1,3 +1,4 @@
+#include "base/capture.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/passes.h"
@@ -25,7 +26,7 @@ class Merger {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       Node& node = graph_.nodes[i];
       replace_uses(node, replacements_);
-      if (has_effect(node) || node.results.empty()) continue;
+      if (has_effect(node) || node.results.empty() || node.op == capture::kAgain) continue;
       const auto [found, is_new] = first.emplace(key_of(graph_, node), i);
       if (is_new) continue;
       removed[i] = merge(graph_.nodes[found->second], node);

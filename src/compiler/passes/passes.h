@@ -14,6 +14,7 @@ struct BucketCaps {
 
 void remove_dead_code(Graph& graph);  // what no output needs
 void merge_equal(Graph& graph);       // the same of the same, once: also collectives and waits
+void drop_again(Graph& graph);        // marks that kept merge_equal from undoing recomputation
 void skip_overwritten(Graph& graph);  // copies into what is overwritten as a whole
 void fold_constants(Graph& graph);    // views, copies and arithmetic that change nothing
 void compress(Graph& graph, at::ScalarType dtype);  // averages gradients in a 16-bit type

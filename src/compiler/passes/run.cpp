@@ -29,6 +29,7 @@ constexpr std::array kPasses = {
     Entry{"skip_overwritten", skip_overwritten},
     Entry{"remove_dead_code", remove_dead_code},
     Entry{"merge_equal", merge_equal},
+    Entry{"drop_again", drop_again},
     Entry{"fold_constants", fold_constants},
     Entry{"compress_to_bfloat16", [](Graph& graph) { compress(graph, at::kBFloat16); }},
     Entry{"compress_to_float16", [](Graph& graph) { compress(graph, at::kHalf); }},

@@ -1,12 +1,14 @@
 #pragma once
 
+#include "base/capture.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 /// The dispatch key through which every operator, under autograd, comes to the recorder.
 namespace tessera::compiler {
 
-constexpr auto kRecordKey = c10::DispatchKey::PrivateUse2;
+using capture::kRecordKey;
 
 /// Puts the recorder behind every operator; once. Throws if something else in the process has
 /// taken the key.

@@ -74,9 +74,10 @@ const Memory::Region* Memory::find(const at::Tensor& tensor) const {
   const auto [begin, end] = bytes_of(tensor);
   for (const auto& region : block->second.regions) {
     if (begin >= region.begin && end <= region.end) return &region;
-    if (begin < region.end && end > region.begin)
+    const bool is_only_read = region.input != kNoInput && region.version == 0;
+    if (begin < region.end && end > region.begin && !is_only_read)
       throw CannotRecord(c10::str("a tensor of sizes ", tensor.sizes(),
-                                  " overlaps memory of which a part was used before it"));
+                                  " overlaps memory of which a part was written before it"));
   }
   return nullptr;
 }
@@ -203,6 +204,15 @@ void Memory::define_view(const at::Tensor& tensor, ValueId value, ViewOrigin ori
   region->entries[window_of(tensor)] = {value, region->version, std::move(origin)};
 }
 
+/// Inputs may overlap as long as they are only read.
+void Memory::check_alone(const c10::StorageImpl* storage, const Region& region) const {
+  for (const auto& other : blocks_.at(storage).regions) {
+    if (&other != &region && other.begin < region.end && region.begin < other.end)
+      throw CannotRecord(c10::str("a tensor of sizes ", region.root.sizes,
+                                  " is written, and another that overlaps it is used as well"));
+  }
+}
+
 void Memory::write(const at::Tensor& tensor, ValueId value) {
   auto* region = find(tensor);
   const auto window = window_of(tensor);
@@ -210,6 +220,7 @@ void Memory::write(const at::Tensor& tensor, ValueId value) {
   if (!region->is_dense)
     throw CannotRecord(c10::str("a tensor with gaps in its memory is written: sizes ",
                                 region->root.sizes, ", strides ", region->root.strides));
+  check_alone(storage_of(tensor), *region);
   if (window == region->root) {
     region->value = value;
   } else {

@@ -123,6 +123,7 @@ class Memory {
   Region& add_unseen(const at::Tensor& tensor);
   ValueId read(Region& region, const Window& window);
   ValueId repeat(Region& region, const ViewOrigin& origin);
+  void check_alone(const c10::StorageImpl* storage, const Region& region) const;
   ValueId emit(const char* op, std::vector<Argument> arguments, ValueType type);
 
   Graph& graph_;

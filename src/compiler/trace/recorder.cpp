@@ -84,33 +84,43 @@ struct Recorder::Call {
 };
 
 Recorder::Recorder(Inputs inputs, StandIn* stand_in)
-    : stand_in_(stand_in), memory_(graph_, births_, inputs) {
+    : stand_in_(stand_in), memory_(graph_, births_, inputs), is_whole_(inputs == Inputs::ByTensor) {
   ensure_registered();
 }
 
 Recorder* Recorder::current() { return current_recorder; }
 
-void Recorder::depend_on(std::string what, std::function<uint64_t()> read) {
-  const bool is_known = std::any_of(dependencies_.begin(), dependencies_.end(),
-                                    [&](const auto& known) { return known.what == what; });
+void Recorder::depend_on(const void* who, std::string what, std::function<uint64_t()> read) {
+  const bool is_known =
+      std::any_of(dependencies_.begin(), dependencies_.end(),
+                  [&](const auto& known) { return known.who == who && known.what == what; });
   if (is_known) return;
   const auto expected = read();
-  dependencies_.push_back({std::move(what), std::move(read), expected});
+  dependencies_.push_back({who, std::move(what), std::move(read), expected});
 }
 
-void Recorder::vary(const std::string& name, const std::string& argument, double factor,
-                    std::function<double()> read) {
+void Recorder::vary(const void* who, const std::string& name, const std::string& argument,
+                    double factor, std::function<double()> read) {
   const double value = factor * read();
-  auto known = std::find_if(scalars_.begin(), scalars_.end(),
-                            [&](const auto& scalar) { return scalar.name == name; });
+  auto known = std::find_if(scalars_.begin(), scalars_.end(), [&](const auto& scalar) {
+    return scalar.who == who && scalar.name == name;
+  });
   if (known == scalars_.end()) {
-    graph_.scalars.push_back({name});
-    known = scalars_.insert(scalars_.end(), {name, std::move(read)});
+    const auto others = std::count_if(scalars_.begin(), scalars_.end(),
+                                      [&](const auto& scalar) { return scalar.name == name; });
+    graph_.scalars.push_back({others == 0 ? name : c10::str(name, " (", others + 1, ")")});
+    known = scalars_.insert(scalars_.end(), {who, name, std::move(read)});
   }
   pending_.push_back({argument, static_cast<size_t>(known - scalars_.begin()), factor, value});
 }
 
 bool Recorder::takes_averages() const { return compile_config().optimize_ddp != "no_optimization"; }
+
+void Recorder::before_run(const void* who, std::function<void()> action) {
+  const bool is_known = std::any_of(first_actions_.begin(), first_actions_.end(),
+                                    [&](const auto& known) { return known.who == who; });
+  if (!is_known) first_actions_.push_back({who, std::move(action)});
+}
 
 void Recorder::give_up(const std::string& why) {
   if (broken_.empty()) broken_ = why;
@@ -188,9 +198,6 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 void Recorder::before(Call& call) {
   check_operator(call.op);
-  if (watched_random_ > 0 && call.op.hasTag(at::Tag::nondeterministic_seeded))
-    throw CannotRecord(call.schema.name() +
-                       " draws random numbers in a checkpointed part, which draws them again");
   // The tensor shows its memory otherwise; what it shows then is read as such.
   if (call.op.hasTag(at::Tag::inplace_view)) return;
   call.node.op = name_of(call.schema);
@@ -199,6 +206,10 @@ void Recorder::before(Call& call) {
   for (size_t i = 0; i < call.given.size(); ++i) call.node.arguments.push_back(argument(call, i));
   for (size_t i = 0; i < call.given.size(); ++i)
     call.is_written.push_back(call.is_fresh[i] || writes(call.node, i));
+  if (draws_.is_open() && !is_whole_ && is_random(call.node))
+    throw CannotRecord(call.schema.name() +
+                       " draws random numbers in a checkpointed part, which draws them again; "
+                       "compile the whole step, with its backward");
 }
 
 Argument Recorder::argument(Call& call, size_t index) {
@@ -247,13 +258,35 @@ void Recorder::after(Call& call) {
   own_results(call, node);
   if (node.results.empty()) return;  // all it gave is known: a view that shows the same
   for (auto& earlier : before) graph_.nodes.push_back(std::move(earlier));
-  graph_.nodes.push_back(std::move(node));
-  store_written(call);
+  const auto results = node.results;
+  auto repeated = draws_.is_open() && is_random(node) ? repeat_draw(node) : std::vector<Node>();
+  if (repeated.empty()) repeated.push_back(std::move(node));
+  for (auto& one : repeated) graph_.nodes.push_back(std::move(one));
+  store_written(call, results);
+}
+
+/// In place of a node that draws what was drawn before: copies of that. Empty if it is a new draw.
+std::vector<Node> Recorder::repeat_draw(const Node& node) {
+  const auto before = draws_.drawn_before(node.op);
+  draws_.add(node.op, before.value_or(node.results));
+  std::vector<Node> copies;
+  for (size_t i = 0; before && i < node.results.size(); ++i) {
+    const auto& from = before->at(i).values;
+    const auto& to = node.results[i].values;
+    for (size_t k = 0; k < to.size(); ++k) {
+      if (to[k] == kNoValue) continue;
+      if (k >= from.size() || from[k] == kNoValue || graph_.type(from[k]) != graph_.type(to[k]))
+        throw CannotRecord(node.op + " draws other random numbers when it is computed again");
+      copies.push_back({.op = "aten::clone",
+                        .arguments = {Argument::of(from[k]), Argument::of(c10::IValue())},
+                        .results = {Argument::of(to[k])}});
+    }
+  }
+  return copies;
 }
 
 // After the node is there: memory may add what follows from it.
-void Recorder::store_written(const Call& call) {
-  const auto results = graph_.nodes.back().results;
+void Recorder::store_written(const Call& call, const std::vector<Argument>& results) {
   size_t result = 0;
   for (size_t i = 0; i < call.given.size(); ++i) {
     if (!call.is_written[i]) continue;

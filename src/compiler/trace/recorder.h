@@ -3,6 +3,7 @@
 #include <tessera/compile/graph.h>
 
 #include "base/capture.h"
+#include "compiler/trace/draws.h"
 #include "compiler/trace/memory.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,12 +15,20 @@ namespace tessera::compiler {
 
 /// On what a recording depends: it holds while `read` returns `expected`.
 struct Dependency {
+  const void* who;
   std::string what;
   std::function<uint64_t()> read;
   uint64_t expected;
 };
 
+/// See capture::Observer::before_run.
+struct FirstAction {
+  const void* who;
+  std::function<void()> act;
+};
+
 struct VaryingScalar {
+  const void* who;
   std::string name;
   std::function<double()> read;
 };
@@ -59,12 +68,14 @@ class Recorder final : public capture::Observer {
 
   void record(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-  void depend_on(std::string what, std::function<uint64_t()> read) override;
-  void vary(const std::string& name, const std::string& argument, double factor,
+  void depend_on(const void* who, std::string what, std::function<uint64_t()> read) override;
+  void vary(const void* who, const std::string& name, const std::string& argument, double factor,
             std::function<double()> read) override;
   void end_vary() override { pending_.pop_back(); }
-  void watch_random(int change) override { watched_random_ += change; }
+  void begin_random(const void* who, bool again) override { draws_.begin(who, again); }
+  void end_random() override { draws_.end(); }
   bool takes_averages() const override;
+  void before_run(const void* who, std::function<void()> action) override;
   void give_up(const std::string& why) override;
 
   /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
@@ -79,6 +90,7 @@ class Recorder final : public capture::Observer {
   Memory& memory() { return memory_; }
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
   const std::vector<VaryingScalar>& scalars() const { return scalars_; }
+  const std::vector<FirstAction>& first_actions() const { return first_actions_; }
   /// Why it can't be run; empty if it can.
   const std::string& broken() const { return broken_; }
 
@@ -101,7 +113,8 @@ class Recorder final : public capture::Observer {
   Argument number(const std::string& name, const c10::IValue& value) const;
   bool make_functional(const Call& call, Node& node);
   void write_results(Call& call, Node& node, std::vector<Node>& before);
-  void store_written(const Call& call);
+  std::vector<Node> repeat_draw(const Node& node);
+  void store_written(const Call& call, const std::vector<Argument>& results);
   void own_results(Call& call, Node& node);
 
   StandIn* stand_in_;
@@ -113,9 +126,11 @@ class Recorder final : public capture::Observer {
   Memory memory_;
   std::vector<Dependency> dependencies_;
   std::vector<VaryingScalar> scalars_;
+  std::vector<FirstAction> first_actions_;
   std::vector<Pending> pending_;
   std::string broken_;
-  int watched_random_ = 0;
+  const bool is_whole_;  // forward and backward come to it
+  Draws draws_;
 };
 
 class Recorder::Scope {

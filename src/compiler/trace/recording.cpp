@@ -179,13 +179,18 @@ const std::pair<InputKind, std::string>* TensorNames::find(const at::Tensor& ten
   return found == names_.end() ? nullptr : &found->second;
 }
 
-Recording record(const std::function<std::vector<at::Tensor>()>& function, const TensorNames& names,
+Recording record(const std::function<std::vector<at::Tensor>()>& function,
+                 const std::vector<at::Tensor>& arguments, const TensorNames& names,
                  const std::vector<at::Tensor>& parameters) {
   std::map<const c10::TensorImpl*, at::Tensor> gradients;
   for (const auto& parameter : parameters)
     gradients[parameter.unsafeGetTensorImpl()] =
         parameter.grad().defined() ? replication::local_gradient(parameter) : at::Tensor();
   Recorder recorder;
+  for (const auto& argument : arguments) {
+    if (argument.defined() && argument.has_storage() && argument.numel() > 0)
+      recorder.memory().read(argument);
+  }
   Recording recording;
   {
     std::vector<at::Tensor> results;
@@ -210,6 +215,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function, const
   recording.inputs = recorder.memory().inputs();
   recording.dependencies = recorder.dependencies();
   recording.scalars = recorder.scalars();
+  recording.first_actions = recorder.first_actions();
   recording.groups = recorder.groups();
   recording.broken = recorder.broken();
   recording.graph = std::move(recorder.graph());

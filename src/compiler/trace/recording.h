@@ -33,14 +33,17 @@ struct Recording {
   std::vector<GradientOwner> gradients;  // parameters among them
   std::vector<Dependency> dependencies;
   std::vector<VaryingScalar> scalars;
+  std::vector<FirstAction> first_actions;
   std::vector<std::string> groups;  // in which it communicates
   std::string broken;               // why it can't be run; empty if it can
   bool keeps_tensors = false;       // that is why: a tensor made by the function outlives it
 };
 
-/// Runs `function`, which returns the tensors it gives back, and writes it down.
-/// `parameters`: those known beforehand, whose gradients may change.
-Recording record(const std::function<std::vector<at::Tensor>()>& function, const TensorNames& names,
+/// Runs `function`, which returns the tensors it gives back, and writes it down. `arguments` are
+/// inputs of their own, even where other tensors show their memory, too. `parameters`: those known
+/// beforehand, whose gradients may change.
+Recording record(const std::function<std::vector<at::Tensor>()>& function,
+                 const std::vector<at::Tensor>& arguments, const TensorNames& names,
                  const std::vector<at::Tensor>& parameters);
 
 /// In what two recordings of one function differ, for a user; empty if they are the same program.

@@ -1,0 +1,94 @@
+// Note [recorded units]
+// While a recorder watches, a unit's parameters are made whole by operators from its shards, and
+// its gradients are reduced by operators, for the recorder to see; sources, with their memory and
+// gates, are left alone. In forward the whole values become another inner face. In backward they
+// are gathered once more and copied over the first, so that all that autograd saved of these, views
+// included, means the new ones: in the recording values never change, so forward's are free when
+// forward has ended. What is gathered is made of capture::again(shard), or it would be taken for
+// the same.
+#include "base/capture.h"
+#include "base/open_backwards.h"
+#include "fully_shard/by_operators.h"
+#include "fully_shard/unit.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <c10/util/StringUtil.h>
+
+namespace tessera::sharded {
+
+std::string Unit::why_not_recorded() const {
+  if (settings_.offloads) return "its parameters are offloaded";
+  if (settings_.neighbours) return "a part of it is kept after forward";
+  if (!requires_sync) return "its gradients are added up without being reduced";
+  if (has_unreduced() || reduction_->has_held() || !reduction_->reduces_copies())
+    return "gradients of several batches are reduced together";
+  return "";
+}
+
+bool Unit::begin_recorded(Use use) {
+  auto* observer = capture::observer();
+  if (use == Use::Forward) {
+    end_recorded();
+    if (observer == nullptr) return false;
+    observer->depend_on(this, "whether gradients of " + where + " are reduced",
+                        [weak = weak_from_this()]() -> uint64_t {
+                          const auto self = weak.lock();
+                          return self ? self->requires_sync : 2;
+                        });
+    const auto why_not = observer->takes_averages() ? why_not_recorded() : "of optimize_ddp";
+    if (!why_not.empty()) {
+      observer->give_up(c10::str("fully_shard gathers ", where,
+                                 " by itself, which operators do not show, since ", why_not));
+      return false;
+    }
+    gather_recorded();
+  } else if (recorded_.empty()) {
+    if (observer != nullptr)
+      observer->give_up("the forward of " + where + ", which is fully sharded, was not recorded");
+    return false;
+  } else if (observer != nullptr && !is_recorded_kept_) {
+    gather_recorded();
+  } else if (observer != nullptr) {
+    show_first();
+  }
+  for (auto& parameter : parameters_) parameter.show_inside();
+  is_whole_ = true;
+  return true;
+}
+
+void Unit::gather_recorded() {
+  const at::NoGradGuard no_grad;
+  auto shards = source_->shards();
+  std::vector<at::ScalarType> dtypes;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    dtypes.push_back(source_->wholes()[i].scalar_type());
+    if (is_in_backward()) shards[i] = capture::again(shards[i]);
+  }
+  auto wholes = gather_by_operators(shards, rows_, dtypes, group_);
+  ++stats_.gathers;
+  if (recorded_.empty()) {
+    recorded_ = std::move(wholes);
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      parameters_[i].set_inside(inside_of(i, recorded_[i]));
+    return;
+  }
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    if (rows_[i].is_split()) recorded_[i].copy_(wholes[i]);
+  }
+}
+
+/// A recorder knows memory by the tensor that showed it first, which must not be a parameter: that
+/// shows something else later.
+void Unit::show_first() const {
+  for (const auto& whole : recorded_) at::alias(whole);
+}
+
+void Unit::end_recorded() {
+  if (recorded_.empty()) return;
+  recorded_.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i].set_inside(inside_of(i, source_->wholes()[i]));
+}
+
+}  // namespace tessera::sharded

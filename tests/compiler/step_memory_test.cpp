@@ -1,0 +1,151 @@
+// Compiled steps whose tensors share memory, and whose checkpointed parts are computed again.
+#include <tessera/checkpoint.h>
+#include <tessera/compile.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr auto* kRan = "compiled: ";
+
+/// Inputs and targets of a language model are slices of one window.
+TEST(CompiledStepMemory, ArgumentsThatOverlap) {
+  auto compiled = compile([](torch::Tensor x, torch::Tensor y) { return (x * 2 - y).sum(0); },
+                          {.fullgraph = true});
+  for (int i = 0; i < 5; ++i) {
+    const auto window = torch::randn({3, 9});
+    const auto x = window.slice(1, 0, 8), y = window.slice(1, 1);
+    EXPECT_TRUE(torch::equal(compiled(x, y), (x * 2 - y).sum(0))) << i;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr(kRan));
+}
+
+TEST(CompiledStepMemory, TheSameArgumentTwiceAndThenAnother) {
+  auto compiled = compile([](torch::Tensor x, torch::Tensor y) { return x * 2 - y; });
+  const auto x = torch::randn({4}), y = torch::randn({4});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(torch::equal(compiled(x, x), x)) << i;
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(torch::equal(compiled(x, y), x * 2 - y)) << i;
+  EXPECT_THAT(explain(compiled), HasSubstr("shares memory with another"));
+}
+
+TEST(CompiledStepMemory, ArgumentsOutOfATensorItKnows) {
+  const auto data = torch::randn({10, 4});
+  auto compiled = compile([&](torch::Tensor x) { return data.mean(0) + x; }, {.fullgraph = true});
+  for (int i = 0; i < 8; ++i)
+    EXPECT_TRUE(torch::equal(compiled(data[i]), data.mean(0) + data[i])) << i;
+  EXPECT_THAT(explain(compiled), HasSubstr(kRan));
+}
+
+TEST(CompiledStepErrors, ArgumentsThatOverlapAndAreWritten) {
+  auto compiled = compile([](torch::Tensor x, torch::Tensor y) {
+    x.add_(1);
+    return y * 1;
+  });
+  for (int i = 0; i < 4; ++i) {
+    const auto window = torch::zeros({5});
+    const auto y = compiled(window.slice(0, 0, 4), window.slice(0, 1));
+    EXPECT_TRUE(torch::equal(y, torch::tensor({1.F, 1.F, 1.F, 0.F}))) << i;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr("overlaps"));
+}
+
+TEST(CompiledStepErrors, AParameterAsArgument) {
+  auto net = nn::Linear(3, 3);
+  auto compiled =
+      compile([&](torch::Tensor w) { return w.sum() + net->weight.sum(); }, {.module = net});
+  const torch::NoGradGuard no_grad;
+  for (int i = 0; i < 4; ++i) {
+    const auto other = torch::randn({3, 3});
+    for (const auto& w : {net->weight, other})
+      EXPECT_TRUE(torch::equal(compiled(w), w.sum() + net->weight.sum())) << i;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr("argument 0 is a parameter"));
+}
+
+struct DroppingImpl : torch::nn::Module {
+  nn::Linear in{6, 6}, out{6, 6};
+  DroppingImpl() {
+    register_module("in", in);
+    register_module("out", out);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return out(torch::dropout(torch::gelu(in(x)), 0.5, is_training())) + 0.1 * torch::rand_like(x);
+  }
+};
+TESSERA_MODULE(Dropping);
+
+struct NestImpl : torch::nn::Module {
+  Dropping first, second;
+  NestImpl() {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  torch::Tensor forward(torch::Tensor x) { return torch::dropout(second(first(x)), 0.2, true); }
+};
+TESSERA_MODULE(Nest);
+
+/// What is drawn in forward is kept, however often it is computed again; the rest is not.
+TEST(CompiledStepMemory, CheckpointedPartsThatDraw) {
+  Nest nets[2];
+  for (auto& net : nets) {
+    torch::manual_seed(3);
+    net = Nest();
+    checkpoint(net->first);
+    checkpoint(net);  // around the other one, which has none of its own
+  }
+  optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.1}),
+                              optim::SGD(nets[1]->parameters(), {.lr = 0.1})};
+  const auto step = [&](int of, const torch::Tensor& x) {
+    auto loss = nets[of](x).square().mean();
+    loss.backward();
+    optimizers[of].step();
+    optimizers[of].zero_grad();
+    return torch::cat({loss.detach().view({1}), torch::rand({2})});
+  };
+  auto compiled = compile([&](torch::Tensor x) { return step(1, x); },
+                          {.module = nets[1], .optimizer = optimizers[1], .fullgraph = true});
+  for (int i = 0; i < 6; ++i) {
+    const auto x = torch::randn({5, 6});
+    torch::manual_seed(i);
+    const auto wanted = step(0, x);
+    torch::manual_seed(i);
+    EXPECT_TRUE(torch::allclose(compiled(x), wanted, 1e-6, 1e-6)) << "step " << i;
+    const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
+    for (size_t k = 0; k < got.size(); ++k)
+      EXPECT_TRUE(torch::allclose(got[k], reference[k], 1e-6, 1e-6)) << i << ", parameter " << k;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr(kRan));
+}
+
+/// Equal computations are merged, but not those that save memory.
+TEST(CompiledStepMemory, CheckpointedPartsAreComputedAgain) {
+  for (const bool checkpoints : {false, true}) {
+    auto net = nn::Sequential(nn::Linear(6, 6), nn::GELU(), nn::Linear(6, 6));
+    if (checkpoints) checkpoint(net);
+    auto compiled = compile(
+        [&](torch::Tensor x) {
+          auto loss = net->forward(x).sum();
+          loss.backward();
+          return loss;
+        },
+        {.module = net, .fullgraph = true, .backend = "interpret"});
+    for (int i = 0; i < 4; ++i) compiled(torch::ones({2, 6}));
+    const auto& nodes = compiled.step().graph()->nodes;
+    EXPECT_EQ(std::count_if(nodes.begin(), nodes.end(),
+                            [](const auto& node) {
+                              return node.op == "aten::gelu" || node.op == "aten::gelu_";
+                            }),
+              checkpoints ? 2 : 1)
+        << *compiled.step().graph();
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

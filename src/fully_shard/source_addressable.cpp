@@ -1,3 +1,4 @@
+#include "comm/shared_parts.h"
 #include "fully_shard/buffer.h"
 #include "fully_shard/source.h"
 
@@ -27,7 +28,14 @@ class AddressableSource final : public Source {
       offsets.push_back(piece.rows.is_split() ? places.add(piece.value.nbytes()) : 0);
     if (places.total() > 0 && group)
       memory_ = comm::make_group_memory(group, places.total(), purpose);
-    for (size_t i = 0; i < pieces.size(); ++i) place(pieces[i], offsets[i], rank);
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      place(pieces[i], offsets[i], rank);
+      if (memory_ && pieces[i].rows.is_even())
+        declared_.push_back(comm::declare_shared_part(
+            shards_[i].const_data_ptr(),
+            {memory_, group->getGroupName(), static_cast<uint8_t*>(homes_[i].mutable_data_ptr()),
+             homes_[i].nbytes()}));
+    }
     make_casts(pieces);
   }
 
@@ -106,6 +114,7 @@ class AddressableSource final : public Source {
   }
 
   std::shared_ptr<comm::GroupMemory> memory_;
+  std::vector<std::shared_ptr<void>> declared_;  // shards, to compiled programs
   bool awaits_writers_ = false;
   bool is_full_ = false;
   std::vector<at::Tensor> homes_;   // whole, in the parameters' own dtypes

@@ -201,6 +201,11 @@ bool is_collective(const Node& node) { return node.op.starts_with("_c10d_functio
 
 bool is_wait(const Node& node) { return node.op == "_c10d_functional::wait_tensor"; }
 
+bool is_gather(const Node& node) {
+  return node.op == "_c10d_functional::all_gather_into_tensor" ||
+         node.op == "_c10d_functional::all_gather_into_tensor_coalesced";
+}
+
 bool is_launch(const Node& node) { return is_collective(node) && !is_wait(node); }
 
 bool reads_until_waited(const Node& node) {

@@ -42,6 +42,7 @@ bool is_collective(const Node& node);
 /// A launch: the node's result must be waited for. "_c10d_functional::all_reduce" ...
 bool is_launch(const Node& node);
 bool is_wait(const Node& node);
+bool is_gather(const Node& node);
 /// Whether a launch reads its arguments until its result has been waited for.
 bool reads_until_waited(const Node& node);
 /// Whether it must stay although nobody needs its results: draws, messages, checks.

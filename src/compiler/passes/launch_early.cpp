@@ -7,10 +7,6 @@
 namespace tessera::compiler {
 namespace {
 
-bool is_gather(const Node& node) {
-  return node.op.starts_with("_c10d_functional::all_gather_into_tensor");
-}
-
 /// Finds the node behind which a launch can stand.
 class Launcher {
  public:

@@ -5,6 +5,24 @@
 #include <algorithm>
 
 namespace tessera::compiler {
+namespace {
+
+/// Of tensors that are sent together, those whose results nobody waits for in earnest.
+void drop_members(Node& node, const std::vector<bool>& needed) {
+  if (!is_launch(node) || !node.op.ends_with("_coalesced")) return;
+  auto& sent = node.arguments[0].values;
+  auto& received = node.results[0].values;
+  std::vector<ValueId> kept_sent, kept_received;
+  for (size_t i = 0; i < sent.size(); ++i) {
+    if (!needed.at(static_cast<size_t>(received[i]))) continue;
+    kept_sent.push_back(sent[i]);
+    kept_received.push_back(received[i]);
+  }
+  sent = std::move(kept_sent);
+  received = std::move(kept_received);
+}
+
+}  // namespace
 
 void remove_dead_code(Graph& graph) {
   std::vector<bool> needed(graph.value_count());
@@ -18,6 +36,7 @@ void remove_dead_code(Graph& graph) {
     const auto results = node.defined();
     dead[i] = !must_stay(node) && std::none_of(results.begin(), results.end(), is_needed);
     if (dead[i]) continue;
+    drop_members(graph.nodes[i], needed);
     for (const ValueId value : node.used()) needed.at(static_cast<size_t>(value)) = true;
   }
   // What a launch that stays has begun is waited for, wanted or not: its memory is being written.

@@ -64,6 +64,7 @@ struct Frame {
   }
   static void make(Frame* frame, int value) { of(frame).make_value(value); }
   static void make_in_place(Frame* frame, int value, int input) {
+    of(frame).shared_.before_write(input);
     of(frame).at(value) = of(frame).at(input);
   }
   static void* address(Frame* frame, int value) {
@@ -84,13 +85,14 @@ struct Frame {
 };
 
 Program::Program(const Graph& graph, std::shared_ptr<Module> compiled)
-    : compiled_(std::move(compiled)) {
+    : compiled_(std::move(compiled)), shared_(graph) {
   for (size_t i = 0; i < graph.value_count(); ++i)
     types_.push_back(graph.type(static_cast<ValueId>(i)));
   for (const auto& input : graph.inputs) inputs_.push_back(input.value);
   for (const auto& output : graph.outputs) outputs_.push_back(output.value);
-  for (const auto& node : graph.nodes)
-    instructions_.push_back(node.op == kFused ? std::nullopt : std::optional(make(node)));
+  for (size_t i = 0; i < graph.nodes.size(); ++i)
+    instructions_.push_back(graph.nodes[i].op == kFused ? std::nullopt
+                                                        : std::optional(make(graph.nodes[i], i)));
   values_.resize(types_.size());
   groups_ = groups_of(graph);
   if (compiled_)
@@ -128,10 +130,10 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
   return sent.kept.back();
 }
 
-Program::Instruction Program::make(const Node& node) {
+Program::Instruction Program::make(const Node& node, size_t index) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  Instruction instruction{*op, {}, {}, {}, {}, {}};
+  Instruction instruction{*op, {}, {}, {}, {}, {}, index, is_gather(node)};
   const auto& schema = op->schema();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
@@ -180,6 +182,7 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   const RunScope below_autograd;
   for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
   scalars_ = &scalars;
+  shared_.begin();
   // All ranks alike: they run the same program.
   if (!is_checked_)
     in_foreground_ = std::any_of(groups_.begin(), groups_.end(), [](const std::string& name) {
@@ -198,6 +201,7 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
     std::fill(values_.begin(), values_.end(), at::Tensor());
     throw;
   }
+  shared_.end();
   is_checked_ = true;
   std::vector<at::Tensor> outputs;
   for (const auto value : outputs_)
@@ -240,6 +244,50 @@ void Program::push(const Slot& slot) {
 }
 
 void Program::execute(const Instruction& instruction) {
+  if (!shared_.is_empty()) {
+    shared_.reach(instruction.node);
+    for (const size_t index : instruction.written) {
+      for (const auto value : instruction.arguments[index].values) shared_.before_write(value);
+    }
+  }
+  if (!instruction.is_gather || !see_in_place(instruction)) call(instruction);
+  if (!is_checked_) {
+    for (const auto& values : instruction.results) {
+      for (const auto value : values) check_result(instruction, value);
+    }
+  }
+  for (const auto value : instruction.last_used) values_[static_cast<size_t>(value)].reset();
+}
+
+/// Whether a gather moves nothing, see Note [seen in place]; what must travel has done so, too.
+bool Program::see_in_place(const Instruction& instruction) {
+  const auto& from = instruction.arguments[0].values;
+  const auto& to = instruction.results[0];
+  std::vector<at::Tensor> parts;
+  std::vector<ValueType> types;
+  for (size_t i = 0; i < from.size(); ++i) {
+    parts.push_back(at(from[i]));
+    types.push_back(types_[static_cast<size_t>(to[i])]);
+  }
+  auto wholes = shared_.open(instruction.node, parts, types);
+  if (wholes.empty()) return false;
+  std::vector<at::Tensor> travelling;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (!wholes[i].defined()) travelling.push_back(parts[i]);
+  }
+  std::vector<at::Tensor> arrived;
+  if (!travelling.empty()) {
+    stack_ = {travelling, instruction.arguments[1].constant, instruction.arguments[2].constant};
+    call_boxed(instruction.op, stack_);
+    arrived = stack_.back().toTensorVector();
+  }
+  auto next = arrived.begin();
+  for (size_t i = 0; i < to.size(); ++i)
+    at(to[i]) = wholes[i].defined() ? std::move(wholes[i]) : std::move(*next++);
+  return true;
+}
+
+void Program::call(const Instruction& instruction) {
   stack_.clear();
   for (const auto& argument : instruction.arguments) push(argument);
   // What consumed arguments become lies where they lay.
@@ -265,12 +313,6 @@ void Program::execute(const Instruction& instruction) {
       }
     }
   }
-  if (!is_checked_) {
-    for (const auto& values : instruction.results) {
-      for (const auto value : values) check_result(instruction, value);
-    }
-  }
-  for (const auto value : instruction.last_used) values_[static_cast<size_t>(value)].reset();
 }
 
 void Program::make_value(ValueId value) {

@@ -3,6 +3,7 @@
 #include <tessera/compile/graph.h>
 
 #include "compiler/codegen/module.h"
+#include "compiler/runtime/shared_gathers.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,6 +46,8 @@ class Program {
     std::vector<std::vector<ValueId>> results;  // first of those, then the operator's own
     std::vector<size_t> own;                    // which of its returns are its own
     std::vector<ValueId> last_used;
+    size_t node;
+    bool is_gather;
   };
 
   /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.
@@ -55,12 +58,14 @@ class Program {
 
   friend struct Frame;
 
-  static Instruction make(const Node& node);
+  static Instruction make(const Node& node, size_t index);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
   void find_last_uses();
   void find_sent(const Graph& graph);
   at::Tensor memory_for(Sent& sent, const ValueType& type) const;
   void execute(const Instruction& instruction);
+  void call(const Instruction& instruction);
+  bool see_in_place(const Instruction& instruction);
   void push(const Slot& slot);
   void make_value(ValueId value);
   at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
@@ -72,6 +77,7 @@ class Program {
   std::shared_ptr<Module> compiled_;
   std::vector<at::Tensor> values_;
   std::unordered_map<ValueId, Sent> sent_;
+  SharedGathers shared_;
   const std::vector<double>* scalars_ = nullptr;  // of the run under way
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates

@@ -46,7 +46,7 @@ std::vector<at::Tensor> gather_by_operators(const std::vector<at::Tensor>& shard
     const bool travels = rows[i].is_split() && group->getSize() > 1 && rows[i].numel() > 0;
     if (travels)
       kinds[dtypes[i]].push_back(i);
-    else  // an operator in any case, see Unit::show_first()
+    else  // an operator in any case, or a recorder would know the memory as the parameter
       wholes[i] =
           shards[i].scalar_type() == dtypes[i] ? at::alias(shards[i]) : shards[i].to(dtypes[i]);
   }

@@ -92,12 +92,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void make_source(const std::vector<FoundParameter>& found);
   void make_faces(const std::vector<FoundParameter>& found);
   at::Tensor inside_of(size_t index, const at::Tensor& whole) const;
-  /// Whether a recorder watches, so that this use goes by operators. See Note [recorded units].
   bool begin_recorded(Use use);
-  std::string why_not_recorded() const;
   void note_writing();
   void gather_recorded();
-  void show_first() const;
   void start(Use use);
   void gather(Use use);
   void await_readers();
@@ -137,20 +134,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
   bool is_recorded_kept_ = false;     // they serve backward, too
 
-  bool is_in_backward_ = false;
-  bool is_reducing_ = false;
+  bool is_in_backward_ = false, is_reducing_ = false;
   bool is_aside_ = false;       // the parameters' gradients are in aside_
   bool has_unreduced_ = false;  // a batch was not reduced
-  size_t arrived_ = 0;
-  size_t expected_ = 0;
+  size_t arrived_ = 0, expected_ = 0;
   std::vector<bool> has_arrived_;
   std::vector<at::Tensor> gradients_;  // of this backward, whole
   std::vector<at::Tensor> unreduced_;  // of batches before it, whole
   std::vector<at::Tensor> aside_;      // the parameters' gradients while backward runs
   std::vector<bool> has_own_;          // got gradients of its shards in this backward
-
   std::unique_ptr<Summoned> summoned_;
-
   FullyShardStats stats_;
 };
 

@@ -17,15 +17,22 @@
 
 namespace tessera::sharded {
 
-std::string Unit::why_not_recorded() const {
-  if (settings_.offloads) return "its parameters are offloaded";
-  if (settings_.neighbours) return "a part of it is kept after forward";
-  if (!requires_sync) return "its gradients are added up without being reduced";
-  if (has_unreduced() || reduction_->has_held() || !reduction_->reduces_copies())
+namespace {
+
+/// Empty if it can be.
+std::string why_not_recorded(Unit& unit) {
+  if (unit.settings().offloads) return "its parameters are offloaded";
+  if (unit.settings().neighbours) return "a part of it is kept after forward";
+  if (!unit.requires_sync) return "its gradients are added up without being reduced";
+  const auto& reduction = *unit.reduction();
+  if (unit.has_unreduced() || reduction.has_held() || !reduction.reduces_copies())
     return "gradients of several batches are reduced together";
   return "";
 }
 
+}  // namespace
+
+/// Whether a recorder watches, so that this use goes by operators.
 bool Unit::begin_recorded(Use use) {
   auto* observer = capture::observer();
   if (use == Use::Forward) {
@@ -36,7 +43,7 @@ bool Unit::begin_recorded(Use use) {
                           const auto self = weak.lock();
                           return self ? self->requires_sync : 2;
                         });
-    const auto why_not = observer->takes_averages() ? why_not_recorded() : "of optimize_ddp";
+    const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
     if (!why_not.empty()) {
       observer->give_up(c10::str("fully_shard gathers ", where,
                                  " by itself, which operators do not show, since ", why_not));
@@ -50,7 +57,9 @@ bool Unit::begin_recorded(Use use) {
   } else if (observer != nullptr && !is_recorded_kept_) {
     gather_recorded();
   } else if (observer != nullptr) {
-    show_first();
+    // A recorder knows memory by the tensor that showed it first, which must not be a parameter:
+    // that shows something else later.
+    for (const auto& whole : recorded_) at::alias(whole);
   }
   for (auto& parameter : parameters_) parameter.show_inside();
   is_whole_ = true;
@@ -76,12 +85,6 @@ void Unit::gather_recorded() {
   for (size_t i = 0; i < wholes.size(); ++i) {
     if (rows_[i].is_split()) recorded_[i].copy_(wholes[i]);
   }
-}
-
-/// A recorder knows memory by the tensor that showed it first, which must not be a parameter: that
-/// shows something else later.
-void Unit::show_first() const {
-  for (const auto& whole : recorded_) at::alias(whole);
 }
 
 void Unit::end_recorded() {

@@ -102,6 +102,16 @@ TEST(BenchTrain, ComparesCompiledStepsWithOurOwn) {
   EXPECT_EQ(Table(path).rows.size(), 1);
 }
 
+TEST(BenchCompile, TellsHowLongItTakes) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "compile.csv";
+  const auto result = bench({"compile", "--blocks", "1", "--repeats", "1", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  ASSERT_EQ(table.rows.size(), 1);
+  EXPECT_GT(table.number(0, "ready_s"), 0);
+}
+
 TEST(BenchTrain, NamesWhatItKnows) {
   expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
   expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");

@@ -1,6 +1,8 @@
 #include "pass_cases.h"
 #include "support/message_of.h"
 
+#include <gmock/gmock.h>
+
 namespace tessera::testing {
 namespace {
 
@@ -57,6 +59,37 @@ TEST(BucketAllReduces, SendsTensorsAsOne) {
     %10: float32[2, 4] = aten::view(%14, [2, 4])
     gradient %6 of %0
     gradient %10 of %1)"));
+}
+
+//   relu (large) ── div ── all_reduce ── wait      relu ────────── all_reduce_coalesced ── wait
+//   neg          ── div ── all_reduce ── wait  =>  neg ─ flatten ─┐
+//   mul          ── div ── all_reduce ── wait      mul ─ flatten ─┴ cat ── div ── all_reduce …
+TEST(BucketAllReduces, JoinsSmallTensorsAlone) {
+  const auto text = after_pass("bucket_all_reduces_by_size", dedent(R"(
+    input %0: float32[4] = parameter "fc.bias"
+    input %1: float32[2, 4] = parameter "fc.weight"
+    input %2: float32[4] = argument "x"
+    input %11: float32[65536] = parameter "large"
+    %12: float32[65536] = aten::relu(%11)
+    %13: float32[65536] = aten::div.Scalar(%12, 2)
+    %14: float32[65536] = _c10d_functional::all_reduce(%13, "sum", "0")
+    %15: float32[65536] = _c10d_functional::wait_tensor(%14)
+    %3: float32[4] = aten::neg(%2)
+    %4: float32[4] = aten::div.Scalar(%3, 2)
+    %5: float32[4] = _c10d_functional::all_reduce(%4, "sum", "0")
+    %6: float32[4] = _c10d_functional::wait_tensor(%5)
+    %7: float32[2, 4] = aten::mul.Tensor(%1, %2)
+    %8: float32[2, 4] = aten::div.Scalar(%7, 2)
+    %9: float32[2, 4] = _c10d_functional::all_reduce(%8, "sum", "0")
+    %10: float32[2, 4] = _c10d_functional::wait_tensor(%9)
+    gradient %6 of %0
+    gradient %10 of %1
+    gradient %15 of %11)"));
+  EXPECT_THAT(text, ::testing::HasSubstr("= _c10d_functional::all_reduce_coalesced([%13]"));
+  EXPECT_THAT(text,
+              ::testing::HasSubstr("[%13: float32[65536]] = aten::_foreach_div.Scalar([%12], 2)"));
+  EXPECT_THAT(text, ::testing::HasSubstr("float32[12] = aten::cat("));
+  EXPECT_EQ(counters()["ddp_buckets"], 1);
 }
 
 /// A backward of these gradients, in order; each divided, reduced and copied into the one that was.

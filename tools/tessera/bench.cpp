@@ -53,7 +53,8 @@ std::string known_questions() {
 }  // namespace
 
 void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
-  auto* bench = app.add_subcommand("bench", "Measure: comm, dtensor, hooks, memory, train");
+  auto* bench =
+      app.add_subcommand("bench", "Measure: comm, compile, dtensor, hooks, memory, train");
   auto options = std::make_shared<BenchOptions>();
   bench->footer(
       "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");

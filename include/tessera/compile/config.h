@@ -11,8 +11,9 @@ namespace tessera {
 struct CompileConfig {
   /// Passes over averages of gradients, in this order, by our names or upstream's:
   /// "fuse_ddp_with_concat_op" makes buckets of one tensor, "fuse_ddp_with_coalesced_op" of a list,
-  /// "schedule_comm_wait" puts waits off.
-  std::vector<std::string> fuse_ddp_passes = {"fuse_ddp_with_concat_op", "schedule_comm_wait"};
+  /// "bucket_all_reduces_by_size" of one tensor and of the large ones as they are;
+  /// "schedule_comm_wait" ("schedule_waits") puts waits off.
+  std::vector<std::string> fuse_ddp_passes = {"bucket_all_reduces_by_size", "schedule_waits"};
   /// Whether collectives move up to what they need.
   bool reorder_for_locality = true;
   /// What compile() does with a replicated module. "python_reducer", "ddp_optimizer": averages are

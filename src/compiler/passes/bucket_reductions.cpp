@@ -16,6 +16,8 @@
 #include "compiler/passes/reductions.h"
 #include "compiler/passes/uses.h"
 
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
 namespace tessera::compiler {
 namespace {
 
@@ -24,6 +26,17 @@ std::vector<Argument> launch_arguments(Argument tensors, const Node& launch) {
   std::vector<Argument> arguments = {std::move(tensors)};
   arguments.insert(arguments.end(), launch.arguments.begin() + 1, launch.arguments.end());
   return arguments;
+}
+
+constexpr int64_t kLargeBytes = int64_t{256} << 10;
+
+/// Of a group that this process knows.
+std::optional<int> ranks_of(const std::string& group) {
+  try {
+    return c10d::resolve_process_group(group)->getSize();
+  } catch (const c10::Error&) {
+    return std::nullopt;  // a graph that was read from a file
+  }
 }
 
 class Bucketer {
@@ -48,6 +61,17 @@ class Bucketer {
     const Argument input = Argument::of(bucket.front().divisor ? divided : sources);
     add(place, make_node(op, launch_arguments(input, launch), {Argument::of(pending)}));
     for (const Reduction& each : bucket) drop(each);
+  }
+
+  /// Small ones joined, large ones each where they lie: a copy costs more than a message of its
+  /// own.
+  void by_size(const Bucket& bucket) {
+    Bucket small, large;
+    for (const Reduction& each : bucket)
+      (graph_.type(each.source).bytes() < kLargeBytes ? small : large).push_back(each);
+    if (!small.empty()) concat(small);
+    if (large.empty()) return;
+    averages(large) ? average(large) : coalesce(large, "_c10d_functional::all_reduce_coalesced");
   }
 
   void concat(const Bucket& bucket) {
@@ -86,6 +110,28 @@ class Bucketer {
       removed_[static_cast<size_t>(bucket[i].wait)] = true;
       drop(bucket[i]);
     }
+  }
+
+  /// Whether the division is by the number of ranks, so that collectives can do it.
+  bool averages(const Bucket& bucket) const {
+    const Node& launch = node_at(bucket.front().launch);
+    if (!bucket.front().divisor || launch.arguments[1].constant.toStringRef() != "sum")
+      return false;
+    const auto ranks = ranks_of(launch.arguments[2].constant.toStringRef());
+    return ranks && bucket.front().divisor->toDouble() == static_cast<double>(*ranks);
+  }
+
+  void average(const Bucket& bucket) {
+    std::vector<ValueId> sources, pending;
+    for (const Reduction& each : bucket) {
+      sources.push_back(each.source);
+      pending.push_back(node_at(each.launch).defined().front());
+    }
+    auto arguments = launch_arguments(Argument::of(sources), node_at(bucket.front().launch));
+    arguments[1] = Argument::of(c10::IValue("avg"));
+    add(ready_behind(bucket), make_node("_c10d_functional::all_reduce_coalesced",
+                                        std::move(arguments), {Argument::of(pending)}));
+    for (const Reduction& each : bucket) drop(each);
   }
 
   void finish() {
@@ -146,6 +192,14 @@ void bucket_all_reduces_by_concat(Graph& graph, const BucketCaps& caps) {
   counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
   Bucketer bucketer(graph);
   for (const Bucket& bucket : buckets) bucketer.concat(bucket);
+  bucketer.finish();
+}
+
+void bucket_all_reduces_by_size(Graph& graph, const BucketCaps& caps) {
+  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
+  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
+  Bucketer bucketer(graph);
+  for (const Bucket& bucket : buckets) bucketer.by_size(bucket);
   bucketer.finish();
 }
 

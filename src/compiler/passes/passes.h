@@ -23,6 +23,7 @@ void compress(Graph& graph, at::ScalarType dtype);  // averages gradients in a 1
 // counters()["ddp_buckets"].
 void bucket_all_reduces(Graph& graph, const BucketCaps& caps);            // as lists of tensors
 void bucket_all_reduces_by_concat(Graph& graph, const BucketCaps& caps);  // as one tensor
+void bucket_all_reduces_by_size(Graph& graph, const BucketCaps& caps);    // small ones as one
 void bucket_reduce_scatters(Graph& graph, const BucketCaps& caps);
 void bucket_all_gathers(Graph& graph, const BucketCaps& caps);
 

@@ -35,6 +35,7 @@ constexpr std::array kPasses = {
     Entry{"compress_to_float16", [](Graph& graph) { compress(graph, at::kHalf); }},
     Entry{"bucket_all_reduces", nullptr, bucket_all_reduces},
     Entry{"bucket_all_reduces_by_concat", nullptr, bucket_all_reduces_by_concat},
+    Entry{"bucket_all_reduces_by_size", nullptr, bucket_all_reduces_by_size},
     Entry{"bucket_reduce_scatters", nullptr, bucket_reduce_scatters},
     Entry{"bucket_all_gathers", nullptr, bucket_all_gathers},
     Entry{"launch_early", launch_early},

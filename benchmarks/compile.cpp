@@ -1,0 +1,127 @@
+// How long does it take until a step runs as a program? The gpt of several depths with AdamW, from
+// the first call to the first that runs the program: recordings, passes, code and its compilation,
+// less what the calls would have taken as they are. Kernels are compiled anew, in a folder of their
+// own.
+#include <tessera/compile.h>
+#include <tessera/optim.h>
+
+#include "jobs.h"
+#include "statistics.h"
+#include "table.h"
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::benchmarks;
+using Clock = std::chrono::steady_clock;
+
+struct Settings {
+  std::vector<int> blocks = {6, 12, 24, 48};
+  int repeats = 3;
+  std::string csv;
+};
+
+/// An empty folder for kernels, while it lives.
+class FreshCache {
+ public:
+  FreshCache() {
+    auto name = (std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX").string();
+    TORCH_CHECK(mkdtemp(name.data()) != nullptr, "bench compile: no folder like ", name,
+                " could be made; set TMPDIR to one that can be written");
+    path_ = name;
+    setenv("TESSERA_CACHE", name.c_str(), /*overwrite=*/1);
+  }
+  ~FreshCache() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  FreshCache(const FreshCache&) = delete;
+  FreshCache& operator=(const FreshCache&) = delete;
+
+ private:
+  std::filesystem::path path_;
+};
+
+template <class F>
+double seconds(const F& work) {
+  const auto start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Times {
+  double ready;  // until a program runs, without the steps themselves
+  double eager, compiled;
+};
+
+Times measure(int blocks) {
+  const FreshCache cache;
+  auto job = make_gpt(/*rank=*/0, blocks);
+  optim::AdamW optimizer(job.model->parameters(), {.fused = true});
+  const auto step = [&] {
+    auto loss = job.loss(job.forward());
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    return loss;
+  };
+  step();
+  const double eager = seconds(step);
+  counters().clear();
+  auto compiled = compile(step, {.module = *job.model, .optimizer = optimizer});
+  constexpr int kMostCalls = 6;
+  int calls = 0;
+  const double until_ready = seconds([&] {
+    while (counters()["graphs"] == 0 && calls++ < kMostCalls) compiled();
+  });
+  TORCH_CHECK(counters()["graphs"] == 1, "bench compile: expected a program after ", kMostCalls,
+              " calls, got:\n", explain(compiled));
+  compiled();
+  return {until_ready - calls * eager, eager, seconds([&] { compiled(); })};
+}
+
+void run(const Settings& settings) {
+  Table table("compile", settings.csv);
+  table.add("job,blocks,ready_s,ready_s_per_block,eager_ms,compiled_ms");
+  for (const int blocks : settings.blocks) {
+    std::vector<double> ready, eager, compiled;
+    for (int i = 0; i < settings.repeats; ++i) {
+      const auto times = measure(blocks);
+      ready.push_back(times.ready);
+      eager.push_back(times.eager);
+      compiled.push_back(times.compiled);
+    }
+    char text[128];
+    std::snprintf(text, sizeof(text), "gpt,%d,%.2f,%.3f,%.1f,%.1f", blocks, median(ready),
+                  median(ready) / blocks, 1e3 * median(eager), 1e3 * median(compiled));
+    table.add(text);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Time until a compiled step runs, by the depth of the model; needs one rank",
+               "tessera bench compile");
+  Settings settings;
+  app.add_option("--blocks", settings.blocks, "depths of the gpt")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--repeats", settings.repeats, "times each is compiled; the median counts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--csv", settings.csv, "also write the table to this file");
+  CLI11_PARSE(app, argc, argv);
+  // Started as several ranks, as `tessera bench` does by default: the others would disturb.
+  if (is_other_rank()) return 0;
+  return run_question("compile", [&] { run(settings); });
+}

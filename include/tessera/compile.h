@@ -52,11 +52,11 @@ class Compiled {
       returned = function_(arguments...);
       std::vector<at::Tensor> results;
       nn::visit_tensors(*returned, [&](at::Tensor& tensor) { results.push_back(tensor); });
-      shapes_[results.size()] = std::make_shared<R>(without_tensors(*returned));
+      (*shapes_)[results.size()] = std::make_shared<R>(without_tensors(*returned));
       return results;
     });
-    if (returned) return std::move(*returned);
-    R result = *std::static_pointer_cast<R>(shapes_.at(tensors.size()));
+    R result =
+        returned ? std::move(*returned) : *std::static_pointer_cast<R>(shapes_->at(tensors.size()));
     size_t next = 0;
     nn::visit_tensors(result, [&](at::Tensor& tensor) { tensor = tensors.at(next++); });
     return result;
@@ -70,15 +70,17 @@ class Compiled {
 
   F function_;
   std::shared_ptr<detail::Step> step_;
-  std::map<size_t, std::shared_ptr<void>> shapes_;  // of results, by the number of their tensors
+  using Shapes = std::map<size_t, std::shared_ptr<void>>;  // of results, by number of tensors
+  std::shared_ptr<Shapes> shapes_ = std::make_shared<Shapes>();
 };
 
 /// The function, compiled. Its first calls run as they are and are recorded; from then on the
 /// program runs instead, as long as what it depends on is the same: sizes, strides, dtypes and
-/// devices of tensors, numbers among the arguments, grad mode, training mode of modules, whether
-/// gradients are averaged, which gradients and which optimizer state exist, hyperparameters. A
-/// change is recorded anew (eight times at most, then the function runs as it is); a learning rate
-/// of tessera::optim may change freely.
+/// devices of tensors, what of them requires grad, numbers and texts among the arguments, grad
+/// mode, autocast, training mode of modules that are given or named, whether gradients are
+/// averaged, which gradients and which optimizer state exist, hyperparameters. A change is recorded
+/// anew (eight times at most, then the function runs as it is); a learning rate of tessera::optim
+/// may change freely.
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and

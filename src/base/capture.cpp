@@ -29,6 +29,8 @@ struct Again : torch::autograd::Function<Again> {
 
 }  // namespace
 
+thread_local int VariesHere::depth = 0;
+
 Observer* observer() { return current; }
 
 ObserverScope::ObserverScope(Observer* observer) : before_(std::exchange(current, observer)) {}

@@ -91,4 +91,18 @@ class Varying {
   Varying& operator=(const Varying&) = delete;
 };
 
+/// Operators that are called while it lives may be given numbers that vary; elsewhere a number that
+/// happens to equal one is a constant.
+class VariesHere {
+ public:
+  VariesHere() { ++depth; }
+  ~VariesHere() { --depth; }
+  VariesHere(const VariesHere&) = delete;
+  VariesHere& operator=(const VariesHere&) = delete;
+  static bool is_open() { return depth > 0; }
+
+ private:
+  static thread_local int depth;
+};
+
 }  // namespace tessera::capture

@@ -1,7 +1,10 @@
+#include <tessera/optim.h>
+
 #include "compiler/variant.h"
 #include "dtensor/part.h"
 #include "replicate/local_part.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
@@ -21,6 +24,30 @@ void find_shared_memory(const std::vector<at::Tensor>& tensors, size_t index,
   }
 }
 
+std::vector<int> autocast_state() {
+  std::vector<int> state;
+  for (const auto type : {at::kCPU, at::kCUDA}) {
+    const bool is_on = at::autocast::is_autocast_enabled(type);
+    state.push_back(is_on ? static_cast<int>(at::autocast::get_autocast_dtype(type)) : -1);
+  }
+  return state;
+}
+
+std::vector<double> learning_rates(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  std::vector<double> rates;
+  for (const auto* optimizer : optimizers) {
+    if (dynamic_cast<const optim::Optimizer*>(optimizer) != nullptr) continue;
+    for (const auto& group : optimizer->param_groups()) {
+      try {
+        rates.push_back(group.options().get_lr());
+      } catch (const c10::Error&) {
+        continue;  // an optimizer without one
+      }
+    }
+  }
+  return rates;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> local_tensors(const detail::StepArguments& given) {
@@ -31,10 +58,13 @@ std::vector<at::Tensor> local_tensors(const detail::StepArguments& given) {
 }
 
 CallShape shape_of(const detail::StepArguments& given,
-                   const std::vector<torch::nn::Module*>& modules) {
+                   const std::vector<torch::nn::Module*>& modules,
+                   const std::vector<torch::optim::Optimizer*>& optimizers) {
   CallShape shape;
   shape.numbers = given.numbers;
   shape.grad_mode = at::GradMode::is_enabled();
+  shape.autocast = autocast_state();
+  shape.learning_rates = learning_rates(optimizers);
   const auto tensors = local_tensors(given);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& whole = given.tensors[i];
@@ -55,6 +85,9 @@ CallShape shape_of(const detail::StepArguments& given,
 
 std::string difference(const CallShape& before, const CallShape& after) {
   if (before.grad_mode != after.grad_mode) return "grad mode";
+  if (before.autocast != after.autocast) return "autocast";
+  if (before.learning_rates != after.learning_rates)
+    return "the learning rate of an optimizer of torch::optim";
   if (before.objects != after.objects) return "the module or optimizer it is given";
   if (before.training != after.training) return "training mode of a module";
   if (before.numbers != after.numbers) return "a number among its arguments";

@@ -116,6 +116,11 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
     return recording;
   };
   auto recording = record_once();
+  const auto& inputs = recording.graph.inputs;
+  TORCH_CHECK(std::none_of(inputs.begin(), inputs.end(),
+                           [](const auto& input) { return input.kind == InputKind::Gradient; }),
+              "compile: expected no gradients before the first call of a step in a parallel mode ",
+              "that adds to them; call zero_grad() before, or in the step");
   trial.turn_gradients_around();
   const bool ignores_gradients = compiler::difference(recording, record_once()).empty();
 
@@ -143,6 +148,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
       if (state.tensor.dim() > 0) distribute(state.tensor);
     }
   }
+  agreement.meet(compiler::groups_of(graph));
   note_capture(shape);
   variants.emplace_back(std::move(shape), std::move(recording), given);
   auto& variant = variants.back();

@@ -94,12 +94,14 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   return names;
 }
 
-void Step::Impl::learn(const Recording& recording) {
+void Step::Impl::learn(const Recording& recording, const StepArguments& given) {
+  const auto holds = [](const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& tensor) { return tensor.is_same(wanted); });
+  };
   for (const auto& owner : recording.gradients) {
-    const bool is_known = std::any_of(parameters.begin(), parameters.end(), [&](const auto& known) {
-      return known.is_same(owner.parameter);
-    });
-    if (!is_known) parameters.push_back(owner.parameter);
+    if (!holds(parameters, owner.parameter) && !holds(given.tensors, owner.parameter))
+      parameters.push_back(owner.parameter);
   }
 }
 
@@ -107,9 +109,13 @@ void Step::Impl::fall_back(const std::string& why) {
   why_eager = why;
   log.push_back("runs as it is: " + why);
   ++counters()["fallbacks"];
-  TORCH_CHECK(!options.fullgraph, "compile: expected a function that can be compiled as a whole ",
-              "(fullgraph), but ", why);
+  require_program();
   TORCH_WARN("compile: the function runs as it is, since ", why);
+}
+
+void Step::Impl::require_program() const {
+  TORCH_CHECK(!options.fullgraph || why_eager.empty(), "compile: expected a function that can be ",
+              "compiled as a whole (fullgraph), but ", why_eager);
 }
 
 void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further) {
@@ -151,7 +157,6 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 }
 
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
-  learn(recording);
   agreement.meet(recording.groups);
   const auto why_not = objection(shape, recording);
   // Note [ranks agree]: what one can't run, none does.
@@ -186,7 +191,13 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
   auto* mine = found == variants.end() ? nullptr : &*found;
-  if (options.parallel_mode) return mine;  // which is the same on all ranks
+  if (options.parallel_mode) {
+    const bool has_each = agreement.exchange(mine == nullptr ? 0 : 1).least == 1;
+    TORCH_CHECK(mine == nullptr || has_each,
+                "compile: expected calls of one kind on all ranks in a parallel mode, but another "
+                "rank has no program for its call; keep to one batch size on all of them");
+    return mine;
+  }
   const auto all = agreement.exchange(mine == nullptr ? 0 : mine->messages());
   if (all.least > 0 && !all.is_one())
     fall_back("ranks made programs of it that send different messages");
@@ -205,29 +216,40 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   for (const auto* module : modules_of(given)) {
     for (const auto& parameter : module->parameters(/*recurse=*/false)) known.push_back(parameter);
   }
+  auto owners = known;
+  for (const auto& tensor : given.tensors) {
+    if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
+  }
   std::vector<at::Tensor> results;
   auto recording = compiler::record(
       [&] {
         results = run();
         return results;
       },
-      compiler::local_tensors(given), names_for(given), known);
+      compiler::local_tensors(given), names_for(given), owners);
   // The program could not tell whether it is given the parameter or uses its own.
   for (size_t i = 0; i < given.tensors.size() && recording.broken.empty(); ++i) {
     const auto is_argument = [&](const auto& tensor) { return tensor.is_same(given.tensors[i]); };
     if (std::any_of(known.begin(), known.end(), is_argument))
       recording.broken = c10::str("argument ", i, " is a parameter of a module that it uses");
+    else if (given.tensors[i].defined() && given.tensors[i].grad().defined())
+      recording.broken = c10::str("argument ", i, " gets a gradient; give it detached");
   }
+  learn(recording, given);
   take(std::move(shape), std::move(recording), given);
+  for (auto& result : results) {
+    if (result.defined()) result = result.detach();  // as a program's
+  }
   return results;
 }
 
 std::vector<at::Tensor> Step::call(const StepArguments& given,
                                    c10::function_ref<std::vector<at::Tensor>()> run) {
   auto& self = *impl_;
+  self.require_program();
   // Inside another function that is being recorded, this one is a part of it.
   if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
-  auto shape = compiler::shape_of(given, self.modules_of(given));
+  auto shape = compiler::shape_of(given, self.modules_of(given), self.optimizers_of(given));
   if (auto* variant = self.find_ready(shape)) {
     self.last = variant;
     return variant->run(given);

@@ -5,6 +5,8 @@
 #include "compiler/agreement.h"
 #include "compiler/variant.h"
 
+#include <deque>
+
 namespace tessera::detail {
 
 /// What a compiled function knows: its programs, and why there are no others.
@@ -12,8 +14,8 @@ struct Step::Impl {
   explicit Impl(CompileOptions given) : options(std::move(given)) {}
 
   const CompileOptions options;
-  std::vector<compiler::Variant> variants;
-  std::vector<at::Tensor> parameters;  // whose gradients the function changes
+  std::deque<compiler::Variant> variants;  // they stay where they are
+  std::vector<at::Tensor> parameters;      // whose gradients the function changes
   std::vector<std::string> log;
   std::string why_eager;  // why the function runs as it is; empty if it needn't
   int kept_tensors = 0;   // recordings in a row that left tensors behind
@@ -31,12 +33,13 @@ struct Step::Impl {
   std::vector<torch::nn::Module*> modules_of(const StepArguments& given) const;
   std::vector<torch::optim::Optimizer*> optimizers_of(const StepArguments& given) const;
   compiler::TensorNames names_for(const StepArguments& given) const;
-  void learn(const compiler::Recording& recording);
+  void learn(const compiler::Recording& recording, const StepArguments& given);
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
   std::string objection(const compiler::CallShape& shape,
                         const compiler::Recording& recording) const;
   compiler::Variant* find_ready(const compiler::CallShape& shape);
   void fall_back(const std::string& why);
+  void require_program() const;
   void make_ready(compiler::Variant& variant);
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);
   void note_capture(const compiler::CallShape& shape);

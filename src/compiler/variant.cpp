@@ -1,6 +1,7 @@
 #include "compiler/variant.h"
 
 #include "compiler/agreement.h"
+#include "compiler/ir/aliases.h"
 #include "compiler/trace/key.h"
 #include "replicate/local_part.h"
 
@@ -8,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -36,6 +38,7 @@ Variant::Variant(CallShape shape, Recording recording, const detail::StepArgumen
           shows_same_memory(tensor, replication::local_gradient(owner.parameter)))
         place.owner = static_cast<int>(k);
     }
+    needed_grads_.push_back(tensor.requires_grad());
     if (place.argument >= 0 || place.owner >= 0) tensor.reset();  // each call brings its own
     places_.push_back(place);
   }
@@ -47,20 +50,40 @@ std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
   for (const auto& dependency : recording_.dependencies) {
     if (dependency.read() != dependency.expected) return dependency.what;
   }
+  return changed_inputs();
+}
+
+std::string Variant::changed_inputs() const {
+  for (const auto& owner : recording_.gradients) {
+    if (!owner.parameter.requires_grad()) return "requires_grad of a parameter";
+  }
+  const auto& graph = is_ready() ? graph_ : recording_.graph;  // parallel modes cut them
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
     const auto& tensor = recording_.inputs[i].tensor;
     if (!tensor.defined() || recording_.inputs[i].is_constant) continue;
+    const auto& name = recording_.graph.inputs[i].name;
     // Ours is the last handle: whoever used the tensor has another by now.
     if (tensor.use_count() == 1 && tensor.storage().use_count() == 1)
-      return recording_.graph.inputs[i].name + " is another tensor";
+      return name + " is another tensor";
+    const auto& type = graph.type(graph.inputs[i].value);
+    if (tensor.scalar_type() != type.dtype || tensor.device() != type.device ||
+        tensor.sizes() != type.sizes || tensor.strides() != type.strides)
+      return "dtype, device, sizes or strides of " + name;
+    if (tensor.requires_grad() != needed_grads_[i]) return "requires_grad of " + name;
   }
   return {};
 }
 
+bool Variant::reads_gradient(size_t owner) const {
+  return std::any_of(places_.begin(), places_.end(),
+                     [&](const Place& place) { return std::cmp_equal(place.owner, owner); });
+}
+
 std::string Variant::misfit(const CallShape& shape) const {
   if (auto why = misfit_besides_gradients(shape); !why.empty()) return why;
-  if (ignores_gradients_) return {};
-  for (const auto& owner : recording_.gradients) {
+  for (size_t i = 0; i < recording_.gradients.size(); ++i) {
+    const auto& owner = recording_.gradients[i];
+    if (ignores_gradients_ && !reads_gradient(i)) continue;
     if (owner.had_gradient != owner.parameter.grad().defined())
       return "which gradients exist before it";
   }
@@ -78,6 +101,7 @@ void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
     TORCH_INTERNAL_ASSERT(found != inputs.end());
     return static_cast<int>(found - inputs.begin());
   };
+  const Aliases aliases(graph_);
   for (const auto& output : graph_.outputs) {
     Target target{.kind = output.kind};
     if (output.kind == OutputKind::Write) target.input = input_of(output.target);
@@ -85,6 +109,9 @@ void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
          ++k) {
       if (recording_.gradients[k].input == output.target) target.owner = static_cast<int>(k);
     }
+    const bool is_result = output.kind == OutputKind::Result && output.value != kNoValue;
+    for (const ValueId from : is_result ? aliases.inputs(output.value) : std::vector<ValueId>())
+      target.is_constant |= recording_.inputs[static_cast<size_t>(input_of(from))].is_constant;
     targets_.push_back(target);
   }
 }
@@ -99,6 +126,8 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
     else if (owner >= 0)
       inputs.push_back(
           replication::local_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
+    else if (recording_.inputs[i].content.defined())
+      inputs.push_back(recording_.inputs[i].content);
     else
       inputs.push_back(recording_.inputs[i].tensor);
   }
@@ -147,7 +176,7 @@ std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
   {
     const RunScope below_autograd;
     for (size_t i = 0; i < targets_.size(); ++i) {
-      if (targets_[i].shares_memory) values[i] = values[i].clone();
+      if (targets_[i].shares_memory || targets_[i].is_constant) values[i] = values[i].clone();
     }
     for (size_t i = 0; i < targets_.size(); ++i) {
       if (targets_[i].kind != OutputKind::Write) continue;

@@ -19,17 +19,20 @@ struct CallShape {
     bool operator==(const TensorShape&) const = default;
   };
   std::vector<TensorShape> tensors;
-  std::vector<double> numbers;
+  std::vector<uint64_t> numbers;
   std::vector<const void*> objects;  // modules and optimizers
   bool grad_mode = true;
-  std::vector<bool> training;  // of every module below those given
+  std::vector<int> autocast;           // by device type: off, or the dtype
+  std::vector<double> learning_rates;  // of optimizers that are not ours, whose numbers are fixed
+  std::vector<bool> training;          // of every module below those given
 
   bool operator==(const CallShape&) const = default;
 };
 /// The tensors given, of distributed ones this rank's parts.
 std::vector<at::Tensor> local_tensors(const detail::StepArguments& given);
 CallShape shape_of(const detail::StepArguments& given,
-                   const std::vector<torch::nn::Module*>& modules);
+                   const std::vector<torch::nn::Module*>& modules,
+                   const std::vector<torch::optim::Optimizer*>& optimizers);
 /// In what two calls differ, for a user; empty if in nothing.
 std::string difference(const CallShape& before, const CallShape& after);
 
@@ -68,8 +71,11 @@ class Variant {
     int input = -1;              // that is written
     int owner = -1;              // whose gradient it becomes
     bool shares_memory = false;  // with an input that is written before it
+    bool is_constant = false;    // a result that is the program's own
   };
 
+  bool reads_gradient(size_t owner) const;
+  std::string changed_inputs() const;
   void drop_gradients() const;
   std::vector<at::Tensor> gather_inputs(const detail::StepArguments& given) const;
   void find_shared_memory(const std::vector<at::Tensor>& values,
@@ -80,7 +86,8 @@ class Variant {
   CallShape shape_;
   Recording recording_;
   bool ignores_gradients_ = false;
-  std::vector<Place> places_;  // by input
+  std::vector<Place> places_;       // by input
+  std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one
   std::unique_ptr<Program> program_;
   Graph graph_;  // as the program runs it
   int64_t messages_ = 0;

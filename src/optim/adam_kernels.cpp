@@ -1,5 +1,6 @@
 #include "optim/adam_kernels.h"
 
+#include "base/capture.h"
 #include "optim/arithmetic.h"
 #include "optim/step_count.h"
 
@@ -78,6 +79,11 @@ void apply(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& secon
   param.addcdiv_(exp_avg, denominator, correction.minus_step_size);
 }
 
+at::Tensor minus_lr_like(const at::Tensor& like, const AdamStep& step) {
+  const capture::VariesHere lr;
+  return at::full_like(like, -step.lr);
+}
+
 /// The same bits with the count in a tensor: 0-d doubles take part in float arithmetic as numbers
 /// do, and addcdiv_'s scalar argument is spelled out.
 void apply_recorded(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& second_moment,
@@ -85,7 +91,7 @@ void apply_recorded(at::Tensor& param, const at::Tensor& exp_avg, const at::Tens
   const at::Tensor exponent = count.to(at::kDouble);
   const at::Tensor first = at::rsub(at::pow(step.beta1, exponent), 1);
   const at::Tensor second = at::rsub(at::pow(step.beta2, exponent), 1);
-  const at::Tensor minus_step_size = at::full_like(first, -step.lr).div_(first);
+  const at::Tensor minus_step_size = minus_lr_like(first, step).div_(first);
   // With a tensor of 0.5: pow(x, scalar 0.5) is a square root, which may round otherwise.
   const at::Tensor sqrt_of_second = at::pow(second, at::full_like(second, 0.5));
   const at::Tensor denominator = second_moment.sqrt().div_(sqrt_of_second).add_(step.eps);
@@ -121,6 +127,7 @@ void adam_in_loop(Bucket& bucket, const AdamStep& step) {
     at::Tensor grad = step.maximize ? bucket.grads[i].neg() : bucket.grads[i];
     if (step.weight_decay != 0) {
       if (step.decoupled_weight_decay) {
+        const capture::VariesHere lr;
         scale_by(param, 1 - step.lr * step.weight_decay);
       } else {
         grad = grad.add(param, step.weight_decay);
@@ -187,6 +194,7 @@ void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling)
   const std::optional<at::Tensor> found_inf = scaling.found_inf_on(device);
   count_step(counts);
   const auto run = [&](auto kernel) {
+    const capture::VariesHere lr;
     kernel(bucket.params, bucket.grads, bucket.state[kExpAvg], bucket.state[kExpAvgSq],
            bucket.state[kMaxExpAvgSq], counts, step.lr, step.beta1, step.beta2, step.weight_decay,
            step.eps, step.amsgrad, step.maximize, scaling.grad_scale_on(device), found_inf);

@@ -93,12 +93,17 @@ namespace {
 /// While it lives, a recorder knows which numbers of a group's update may change later.
 class Recorded {
  public:
-  Recorded(const Optimizer::Rule& rule, torch::optim::OptimizerOptions& options, size_t group) {
+  Recorded(const std::shared_ptr<Optimizer::Rule>& used, torch::optim::OptimizerOptions& options,
+           size_t group) {
     auto* observer = capture::observer();
     if (observer == nullptr) return;
+    const auto& rule = *used;
     const auto of_group = c10::str(" of ", rule.name(), "'s group ", group);
     observer->depend_on(&rule, "hyperparameters" + of_group,
-                        [&rule, &options] { return rule.fingerprint(options); });
+                        [weak = std::weak_ptr(used), &options]() -> uint64_t {
+                          const auto alive = weak.lock();
+                          return alive ? alive->fingerprint(options) : 0;
+                        });
     for (auto& number : rule.varying(options))
       varying_.emplace_back(&rule, number.name + of_group, number.argument, number.factor,
                             std::move(number.read));
@@ -167,7 +172,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
       }
       TORCH_INTERNAL_ASSERT(plan.collect(params, demand, state_.size()));
     }
-    const Recorded recorded(*impl_->rule, options, i);
+    const Recorded recorded(impl_->rule, options, i);
     for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, impl_->scaling);
   }
   return loss;

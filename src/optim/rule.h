@@ -75,7 +75,7 @@ struct ParamState final : torch::optim::OptimizerCloneableParamState<ParamState>
 };
 
 struct Optimizer::Impl {
-  std::unique_ptr<Rule> rule;
+  std::shared_ptr<Rule> rule;    // programs that were made of steps look whether it is still there
   std::vector<GroupPlan> plans;  // by parameter group
   AmpScaling scaling;            // set for the length of GradScaler::step
 

@@ -1,3 +1,4 @@
+#include "base/capture.h"
 #include "comm/dtype_names.h"
 #include "optim/arithmetic.h"
 #include "optim/options.h"
@@ -57,6 +58,7 @@ void update_in_loop(Bucket& bucket, const SGDOptions& options) {
       const at::Tensor& buffer = advance_momentum(bucket, i, grad, options);
       grad = options.nesterov ? grad.add(buffer, options.momentum) : buffer;
     }
+    const capture::VariesHere lr;
     param.add_(grad, -options.lr);
   }
 }
@@ -96,12 +98,14 @@ void update_with_lists(Bucket& bucket, const SGDOptions& options) {
       grads = buffers;
     }
   }
+  const capture::VariesHere lr;
   at::_foreach_add_(bucket.params, grads, -options.lr);
 }
 
 void update_fused(at::TensorList params, at::TensorList grads, at::TensorList buffers,
                   bool first_step, const SGDOptions& options, const AmpScaling& scaling) {
   const c10::Device device = params.front().device();
+  const capture::VariesHere lr;
   at::_fused_sgd_(params, grads, buffers, options.weight_decay, options.momentum, options.lr,
                   options.dampening, options.nesterov, options.maximize, first_step,
                   scaling.grad_scale_on(device), scaling.found_inf_on(device));

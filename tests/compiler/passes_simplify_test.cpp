@@ -103,15 +103,24 @@ TEST(RemoveDeadCode, DropsUpdatesOfMemoryThatNobodySees) {
     write %4 to %1)");
 }
 
-TEST(RemoveDeadCode, KeepsChecksAndWaitsOfLaunchesThatStay) {
+TEST(RemoveDeadCode, KeepsChecks) {
   expect_unchanged("remove_dead_code", R"(
     %2: bool[4] = aten::isfinite(%0)
     %3: bool[] = aten::all(%2)
     aten::_assert_async(%3)
-    [%4: float32[4], %5: float32[4]] = _c10d_functional::all_reduce_coalesced([%0, %1], "sum", "0")
-    %6: float32[4] = _c10d_functional::wait_tensor(%4)
-    %7: float32[4] = _c10d_functional::wait_tensor(%5)
-    return %6)");
+    return %0)");
+}
+
+TEST(RemoveDeadCode, DropsWhatIsSentAlongForNothing) {
+  expect_pass("remove_dead_code", R"(
+    [%2: float32[4], %3: float32[4]] = _c10d_functional::all_reduce_coalesced([%0, %1], "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%2)
+    %5: float32[4] = _c10d_functional::wait_tensor(%3)
+    return %4)",
+              R"(
+    [%2: float32[4]] = _c10d_functional::all_reduce_coalesced([%0], "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%2)
+    return %4)");
 }
 
 TEST(RemoveDeadCode, DropsCollectivesNobodyWaitsForInEarnest) {

@@ -5,17 +5,23 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <bit>
 #include <concepts>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <optional>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <variant>
 
 namespace tessera::detail {
 
 /// What a compiled function was called with, as far as its program depends on it.
 struct StepArguments {
   std::vector<at::Tensor> tensors;
-  std::vector<double> numbers;
+  std::vector<uint64_t> numbers;  // bit by bit; of texts their hashes
   std::vector<torch::nn::Module*> modules;
   std::vector<torch::optim::Optimizer*> optimizers;
 };
@@ -44,17 +50,55 @@ template <class T>
 concept NumberLike = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
 template <class T>
+concept Iterable = requires(T& value) {
+  value.begin();
+  value.end();
+};
+
+/// Types of which tensors alone count.
+template <class T>
+inline constexpr bool kIsVisited =
+    std::is_base_of_v<at::TensorBase, T> || nn::detail::OptsIn<T> ||
+    std::is_same_v<T, c10::IValue> || nn::detail::kIsA<T, torch::OrderedDict> ||
+    nn::detail::kIsA<T, c10::List> || nn::detail::kIsA<T, c10::Dict>;
+
+/// An argument, or what is in one.
+template <class T>
 void add_argument(StepArguments& given, T& argument) {
   using Plain = std::remove_cvref_t<T>;
-  if constexpr (std::derived_from<Plain, torch::optim::Optimizer>) {
+  if constexpr (kIsVisited<Plain>) {
+    nn::visit_tensors(const_cast<Plain&>(argument),
+                      [&](at::Tensor& tensor) { given.tensors.push_back(tensor); });
+  } else if constexpr (std::derived_from<Plain, torch::optim::Optimizer>) {
     given.optimizers.push_back(&const_cast<Plain&>(argument));
   } else if constexpr (nn::ModuleLike<Plain>) {
     given.modules.push_back(&nn::as_module(argument));
+  } else if constexpr (std::is_floating_point_v<Plain>) {
+    given.numbers.push_back(std::bit_cast<uint64_t>(static_cast<double>(argument)));
   } else if constexpr (NumberLike<Plain>) {
-    given.numbers.push_back(static_cast<double>(argument));
+    given.numbers.push_back(static_cast<uint64_t>(argument));
+  } else if constexpr (std::is_convertible_v<const Plain&, std::string_view>) {
+    given.numbers.push_back(std::hash<std::string_view>()(argument));
+  } else if constexpr (std::is_same_v<Plain, std::vector<bool>>) {
+    given.numbers.push_back(std::hash<std::vector<bool>>()(argument));
+  } else if constexpr (requires { argument.data, argument.target; }) {  // torch::data::Example
+    add_argument(given, argument.data);
+    add_argument(given, argument.target);
+  } else if constexpr (Iterable<Plain>) {
+    given.numbers.push_back(static_cast<uint64_t>(std::distance(argument.begin(), argument.end())));
+    for (auto&& element : argument) add_argument(given, element);
+  } else if constexpr (nn::detail::kIsA<Plain, std::optional>) {
+    given.numbers.push_back(argument.has_value());
+    if (argument) add_argument(given, *argument);
+  } else if constexpr (nn::detail::kIsA<Plain, std::variant>) {
+    given.numbers.push_back(argument.index());
+    std::visit([&](auto& held) { add_argument(given, held); }, argument);
   } else {
-    nn::visit_tensors(const_cast<Plain&>(argument),
-                      [&](at::Tensor& tensor) { given.tensors.push_back(tensor); });
+    static_assert(nn::detail::TupleLike<Plain>,
+                  "tessera::compile: expected arguments of tensors, modules, optimizers, numbers, "
+                  "texts and containers of these: changes of anything else would not be seen; a "
+                  "struct of tensors opts in with tessera_tensors (see nn/values.h)");
+    std::apply([&](auto&... elements) { (add_argument(given, elements), ...); }, argument);
   }
 }
 

@@ -48,6 +48,18 @@ class InPlace {
       for (const ValueId value : graph.nodes[i].used())
         last_use_[static_cast<size_t>(value)] = static_cast<int64_t>(i);
     }
+    // Collectives read what they were given until somebody has waited for them.
+    for (size_t i = graph.nodes.size(); i-- > 0;) {
+      const Node& node = graph.nodes[i];
+      if (!reads_until_waited(node)) continue;
+      int64_t waited = static_cast<int64_t>(i);
+      for (const ValueId pending : node.defined())
+        waited = std::max(waited, last_use_[static_cast<size_t>(pending)]);
+      for (const ValueId value : node.used()) {
+        auto& last = last_use_[static_cast<size_t>(value)];
+        last = std::max(last, waited);
+      }
+    }
     for (const GraphOutput& output : graph.outputs) {
       if (output.value == kNoValue) continue;
       is_output_.at(static_cast<size_t>(output.value)) = true;

@@ -1,7 +1,9 @@
 #include "compiler/trace/memory.h"
 
 #include "base/same_storage.h"
+#include "compiler/trace/key.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/StringUtil.h>
 
@@ -27,6 +29,12 @@ at::Tensor whole_storage(const at::Tensor& part) {
   const int64_t count = static_cast<int64_t>(part.storage().nbytes() / part.itemsize());
   whole.unsafeGetTensorImpl()->set_sizes_contiguous(at::IntArrayRef(count));
   return whole;
+}
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const RunScope run;
+  auto copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
+  return copy.copy_(tensor);
 }
 
 ValueType type_of(const Window& window, c10::Device device) {
@@ -125,6 +133,13 @@ bool Memory::is_fresh(const at::Tensor& tensor) const {
   // An empty one may be resized by what writes it.
   return find(tensor) == nullptr &&
          (tensor.numel() == 0 || births_.contains(storage_of(tensor)->data_ptr().get()));
+}
+
+void Memory::before_write(const at::Tensor& tensor) {
+  const auto* region = find(tensor);
+  if (region == nullptr || region->input == kNoInput || region->version > 0) return;
+  auto& input = inputs_[static_cast<size_t>(region->input)];
+  if (input.is_constant && !input.content.defined()) input.content = copy_of(input.tensor);
 }
 
 bool Memory::knows(const at::Tensor& tensor) const { return find(tensor) != nullptr; }

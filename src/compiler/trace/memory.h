@@ -48,6 +48,7 @@ struct RecordedInput {
   ValueId value;
   at::Tensor tensor;
   bool is_constant;
+  at::Tensor content = {};  // of a constant that the function writes: what it held before
 };
 
 /// Memory that the recorded function made, and that somebody holds.
@@ -80,6 +81,9 @@ class Memory {
   bool knows(const at::Tensor& tensor) const;
   /// The value of a tensor seen before, if nothing was written to its memory since.
   std::optional<ValueId> find_current(const at::Tensor& tensor) const;
+
+  /// An operator is about to write it.
+  void before_write(const at::Tensor& tensor);
 
   /// A tensor with memory of its own.
   void define(const at::Tensor& tensor, ValueId value);

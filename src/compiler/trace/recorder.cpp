@@ -206,6 +206,12 @@ void Recorder::before(Call& call) {
   for (size_t i = 0; i < call.given.size(); ++i) call.node.arguments.push_back(argument(call, i));
   for (size_t i = 0; i < call.given.size(); ++i)
     call.is_written.push_back(call.is_fresh[i] || writes(call.node, i));
+  for (size_t i = 0; i < call.given.size(); ++i) {
+    if (!call.is_written[i] || call.is_fresh[i]) continue;
+    for_each_tensor(call.given[i], [&](const at::Tensor& tensor) {
+      if (tensor.defined()) memory_.before_write(tensor);
+    });
+  }
   if (draws_.is_open() && !is_whole_ && is_random(call.node))
     throw CannotRecord(call.schema.name() +
                        " draws random numbers in a checkpointed part, which draws them again; "
@@ -239,7 +245,7 @@ Argument Recorder::argument(Call& call, size_t index) {
 }
 
 Argument Recorder::number(const std::string& name, const c10::IValue& value) const {
-  if (value.isScalar() && !value.isComplexDouble()) {
+  if (capture::VariesHere::is_open() && value.isScalar() && !value.isComplexDouble()) {
     const double number = value.toScalar().toDouble();
     for (const auto& pending : pending_) {
       if (pending.value != number || pending.argument != name) continue;
@@ -312,8 +318,9 @@ bool Recorder::make_functional(const Call& call, Node& node) {
   if (call.is_fresh[0] || !target.is_contiguous() || overwrites(call.schema, 0)) return false;
   for (const auto& value : call.given) {
     const bool is_tensor = value.isTensor() && value.toTensor().defined();
+    // Those without dimensions don't promote ones that have some.
     if (is_tensor && value.toTensor().scalar_type() != target.scalar_type() &&
-        value.toTensor().dim() > 0)
+        (value.toTensor().dim() > 0 || target.dim() == 0))
       return false;
   }
   const auto& overload = call.schema.overload_name();

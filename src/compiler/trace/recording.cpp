@@ -27,6 +27,10 @@ class Finish {
 
   void add_results(const std::vector<at::Tensor>& results) {
     for (const auto& result : results) {
+      if (result.defined() && !result.has_storage())
+        throw CannotRecord(
+            "it returns a distributed tensor, or one of another layout; return its "
+            "to_local()");
       if (result.defined()) keep(result);
       recorder_.graph().outputs.push_back(
           {result.defined() ? memory_.read(result) : kNoValue, OutputKind::Result, kNoValue});
@@ -35,7 +39,7 @@ class Finish {
 
   void add_gradients(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
     for (size_t i = 0; i < memory_.inputs().size(); ++i) {
-      const auto [value, tensor, is_constant] = memory_.inputs()[i];
+      const auto& [value, tensor, is_constant, content] = memory_.inputs()[i];
       const auto parameter = is_constant ? at::Tensor() : parameter_of(tensor);
       if (!parameter.defined()) continue;
       const auto known = before.find(parameter.unsafeGetTensorImpl());
@@ -61,7 +65,7 @@ class Finish {
   void name_inputs(const TensorNames& names) {
     auto& inputs = recorder_.graph().inputs;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto& [value, tensor, is_constant] = memory_.inputs()[i];
+      const auto& [value, tensor, is_constant, content] = memory_.inputs()[i];
       if (const auto* known = names.find(tensor)) {
         inputs[i].kind = known->first;
         inputs[i].name = known->second;

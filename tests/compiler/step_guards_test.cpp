@@ -1,0 +1,224 @@
+// What a compiled step depends on: where it changes, the program does not run on.
+#include <tessera/compile.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+template <class F>
+void repeat(int times, const F& call) {
+  for (int i = 0; i < times; ++i) call();
+}
+
+TEST(CompiledStepGuards, AConstantThatIsWritten) {
+  auto compiled = compile([](Tensor x) {
+    auto constant = torch::tensor(std::vector<float>{1, 2});
+    constant.mul_(2);
+    return x + constant;
+  });
+  repeat(5, [&] {
+    EXPECT_TRUE(torch::equal(compiled(torch::zeros({2})), torch::tensor({2.F, 4.F})));
+  });
+}
+
+TEST(CompiledStepGuards, AConstantThatIsReturned) {
+  auto compiled = compile(
+      [](Tensor x) { return std::vector<Tensor>{x * 2, torch::tensor(std::vector<float>{1, 2})}; });
+  repeat(5, [&] {
+    const auto results = compiled(torch::ones({2}));
+    EXPECT_TRUE(torch::equal(results[1], torch::tensor({1.F, 2.F})));
+    results[1].add_(10);
+  });
+}
+
+/// 1 - lr * weight_decay is beta2 here, until the rate changes; at first it is 1.
+TEST(CompiledStepGuards, NumbersThatHappenToBeEqual) {
+  for (const double first : {0.01, 0.0}) {
+    std::vector<Tensor> weights;
+    std::vector<std::unique_ptr<optim::AdamW>> optimizers;
+    for (int i = 0; i < 2; ++i) {
+      torch::manual_seed(2);
+      weights.push_back(torch::randn({4}).requires_grad_());
+      optimizers.push_back(std::make_unique<optim::AdamW>(
+          std::vector{weights[i]}, optim::AdamWOptions{.lr = first, .weight_decay = 0.1}));
+    }
+    const auto step = [&](int of) {
+      weights[of].pow(3).sum().backward();
+      optimizers[of]->step();
+      optimizers[of]->zero_grad();
+    };
+    auto compiled = compile([&] { step(1); });
+    for (int i = 0; i < 8; ++i) {
+      if (i >= 3) {
+        for (auto& each : optimizers) each->options().lr = 0.001 * (i + 1);
+      }
+      step(0);
+      compiled();
+      EXPECT_TRUE(torch::allclose(weights[1], weights[0], 1e-6, 1e-7)) << first << ", step " << i;
+    }
+  }
+}
+
+TEST(CompiledStepGuards, AParameterThatIsFrozenAndThawed) {
+  auto net = nn::Linear(3, 2);
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  auto compiled = compile(
+      [&](Tensor x) {
+        auto loss = net(x).sum();
+        loss.backward();
+        optimizer.step();
+        optimizer.zero_grad();
+        return loss;
+      },
+      {.module = net, .optimizer = optimizer});
+  const auto x = torch::ones({2, 3});
+  for (const bool trains : {true, false, true}) {
+    net->weight.set_requires_grad(trains);
+    repeat(4, [&] {
+      const auto before = net->weight.detach().clone();
+      compiled(x);
+      EXPECT_EQ(torch::equal(net->weight, before), !trains);
+    });
+  }
+}
+
+TEST(CompiledStepGuards, AModuleThatIsConverted) {
+  auto table = nn::Embedding(5, 3);
+  auto compiled =
+      compile([&](Tensor words) { return table(words).mul(2).add(1).sum(); }, {.module = table});
+  const torch::NoGradGuard no_grad;
+  const auto words = torch::tensor({1, 3});
+  repeat(4, [&] { compiled(words); });
+  table->to(torch::kDouble);
+  repeat(4, [&] {
+    EXPECT_TRUE(torch::allclose(compiled(words), table->weight.index({words}).mul(2).add(1).sum()));
+  });
+}
+
+TEST(CompiledStepGuards, Autocast) {
+  auto net = nn::Linear(4, 4);
+  auto compiled = compile([&](Tensor x) { return net(x); }, {.module = net});
+  const torch::NoGradGuard no_grad;
+  const auto x = torch::ones({2, 4});
+  for (const bool is_on : {false, true, false}) {
+    at::autocast::set_autocast_enabled(at::kCPU, is_on);
+    repeat(4, [&] { EXPECT_EQ(compiled(x).scalar_type() == at::kBFloat16, is_on); });
+  }
+  at::autocast::clear_cache();
+}
+
+TEST(CompiledStepGuards, TheLearningRateOfAStockOptimizer) {
+  auto weight = torch::zeros({1}).requires_grad_();
+  torch::optim::SGD optimizer({weight}, 0.5);
+  auto compiled = compile(
+      [&] {
+        weight.sum().backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      },
+      {.optimizer = optimizer});
+  double expected = 0;
+  for (int i = 0; i < 10; ++i) {
+    const double rate = i < 5 ? 0.5 : 0.25;
+    optimizer.param_groups()[0].options().set_lr(rate);
+    compiled();
+    expected -= rate;
+    EXPECT_DOUBLE_EQ(weight.item<double>(), expected) << i;
+  }
+}
+
+TEST(CompiledStepGuards, SumsOfOtherDtypesWithoutDimensions) {
+  auto sum = torch::zeros({});
+  auto compiled =
+      compile([&](Tensor x) { sum.add_(x.sum().to(torch::kDouble)); }, {.backend = "interpret"});
+  for (int i = 1; i <= 5; ++i) {
+    compiled(torch::ones({2}));
+    EXPECT_EQ(sum.item<float>(), 2.F * i);
+  }
+}
+
+/// From the first call on, as a program's.
+TEST(CompiledStepGuards, ResultsHaveNoHistory) {
+  const auto weight = torch::ones({3}).requires_grad_();
+  auto compiled = compile([&](Tensor x) { return x * weight; });
+  repeat(5, [&] { EXPECT_FALSE(compiled(torch::ones({3})).requires_grad()); });
+}
+
+TEST(CompiledStepGuards, CopiesShareWhatIsKnown) {
+  auto compiled = compile([](Tensor x) { return x * 2; });
+  auto copy = compiled;
+  repeat(3, [&] { compiled(torch::ones({2})); });
+  EXPECT_TRUE(torch::equal(copy(torch::ones({2})), torch::full({2}, 2.F)));
+}
+
+TEST(CompiledStepGuards, CodeOfTheProgramThatRanLast) {
+  auto compiled = compile([](Tensor x) { return x * 2 + 1; });
+  for (int64_t size = 2; size < 7; ++size)
+    repeat(3, [&] { EXPECT_EQ(compiled(torch::ones({size})).numel(), size); });
+  EXPECT_THAT(generated_code(compiled), HasSubstr("cpp_fused_"));
+}
+
+/// Whatever is among the arguments: a change is seen.
+TEST(CompiledStepGuards, ArgumentsOfManyKinds) {
+  auto compiled = compile([](Tensor x, const std::string& how, std::vector<int64_t> dims,
+                             std::optional<double> factor, std::map<std::string, Tensor> more,
+                             const torch::data::Example<>& example) {
+    auto y = how == "sum" ? x.sum(dims) : x.mean(dims);
+    if (factor) y = y * *factor;
+    for (const auto& [name, tensor] : more) y = y + tensor;
+    return y + example.data * example.target;
+  });
+  const auto x = torch::arange(6.F).view({2, 3});
+  const torch::data::Example<> example(torch::ones({1}), torch::full({1}, 3.F));
+  const torch::data::Example<> other(torch::ones({1}), torch::full({1}, 5.F));
+  using Dims = std::vector<int64_t>;
+  using Factor = std::optional<double>;
+  using More = std::map<std::string, Tensor>;
+  const Dims all = {0, 1};
+  repeat(4,
+         [&] { EXPECT_EQ(compiled(x, "sum", all, Factor(), More(), example).item<float>(), 18); });
+  EXPECT_EQ(compiled(x, "mean", all, Factor(), More(), example).item<float>(), 5.5);
+  EXPECT_EQ(compiled(x, "sum", all, Factor(2), More(), example).item<float>(), 33);
+  EXPECT_EQ(compiled(x, "sum", Dims{0}, Factor(), More(), example).numel(), 3);
+  EXPECT_EQ(compiled(x, "sum", all, Factor(), More(), other).item<float>(), 20);
+  const More more = {{"a", torch::ones({1})}};
+  EXPECT_EQ(compiled(x, "sum", all, Factor(), more, example).item<float>(), 19);
+}
+
+TEST(CompiledStepErrors, FullgraphAtEveryCall) {
+  auto compiled =
+      compile([](Tensor x) { return x.sum().item<double>() > 0 ? x : -x; }, {.fullgraph = true});
+  repeat(2, [&] { EXPECT_THROW(compiled(torch::ones({2})), c10::Error); });
+}
+
+TEST(CompiledStepGuards, AnArgumentThatMightGetAGradient) {
+  counters().clear();
+  auto compiled = compile([](Tensor x) { return x.detach() * 2; });
+  repeat(5, [&] {
+    const auto x = torch::randn({2}).requires_grad_();
+    EXPECT_TRUE(torch::equal(compiled(x), x.detach() * 2));
+  });
+  EXPECT_EQ(counters()["graphs"], 1) << explain(compiled);
+}
+
+TEST(CompiledStepErrors, AnArgumentThatGetsAGradient) {
+  auto compiled = compile([](Tensor x) { x.square().sum().backward(); });
+  repeat(4, [&] {
+    const auto x = torch::ones({2}).requires_grad_();
+    compiled(x);
+    EXPECT_TRUE(torch::equal(x.grad(), torch::full({2}, 2.F)));
+  });
+  EXPECT_THAT(explain(compiled), HasSubstr("argument 0 gets a gradient"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

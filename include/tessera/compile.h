@@ -52,11 +52,11 @@ class Compiled {
       returned = function_(arguments...);
       std::vector<at::Tensor> results;
       nn::visit_tensors(*returned, [&](at::Tensor& tensor) { results.push_back(tensor); });
-      (*shapes_)[results.size()] = std::make_shared<R>(without_tensors(*returned));
       return results;
     });
-    R result =
-        returned ? std::move(*returned) : *std::static_pointer_cast<R>(shapes_->at(tensors.size()));
+    auto& shape = (*shapes_)[step_->last_kind()];
+    if (returned) shape = std::make_shared<R>(without_tensors(*returned));
+    R result = *std::static_pointer_cast<R>(shape);
     size_t next = 0;
     nn::visit_tensors(result, [&](at::Tensor& tensor) { tensor = tensors.at(next++); });
     return result;
@@ -70,7 +70,7 @@ class Compiled {
 
   F function_;
   std::shared_ptr<detail::Step> step_;
-  using Shapes = std::map<size_t, std::shared_ptr<void>>;  // of results, by number of tensors
+  using Shapes = std::map<size_t, std::shared_ptr<void>>;  // of results, by kind of call
   std::shared_ptr<Shapes> shapes_ = std::make_shared<Shapes>();
 };
 

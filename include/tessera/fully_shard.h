@@ -56,7 +56,7 @@ void set_requires_all_reduce(nn::ModuleRef module, bool required, bool recurse =
 /// Gradients are summed and divided by this instead of by the number of ranks.
 void set_gradient_divide_factor(nn::ModuleRef module, double factor);
 /// Units whose gather starts when this one's forward, or backward, starts, instead of the one that
-/// came next last time.
+/// came next last time. All of them are gathered at once: a list of several takes their memory.
 void set_modules_to_forward_prefetch(nn::ModuleRef module,
                                      const std::vector<nn::ModuleRef>& modules);
 void set_modules_to_backward_prefetch(nn::ModuleRef module,

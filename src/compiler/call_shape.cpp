@@ -72,6 +72,8 @@ CallShape shape_of(const detail::StepArguments& given,
     if (whole.defined()) {
       known.type = type_of(tensors[i]);
       known.requires_grad = whole.requires_grad();
+      known.is_conj = whole.is_conj();
+      known.is_neg = whole.is_neg();
       if (dtensor::has_part(whole)) known.distribution = dtensor::part_of(whole).spec->id;
       find_shared_memory(tensors, i, known);
     }

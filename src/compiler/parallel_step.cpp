@@ -103,8 +103,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   auto modules = given.modules;
   if (options.module) modules.push_back(&**options.module);
   Subject subject;
-  subject.check(modules, optimizers_of(given),
-                variants.empty() ? "" : variants.back().misfit(shape));
+  subject.check(modules, optimizers_of(given), why_again);
 
   compiler::Trial trial(subject.written, subject.parameters);
   const auto record_once = [&] {
@@ -149,7 +148,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
     }
   }
   agreement.meet(compiler::groups_of(graph));
-  note_capture(shape);
+  note_capture();
   variants.emplace_back(std::move(shape), std::move(recording), given);
   auto& variant = variants.back();
   if (ignores_gradients) variant.ignore_gradients();

@@ -128,13 +128,29 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
 }
 
 void Step::Impl::make_ready(Variant& variant) {
-  accept(variant, Graph(variant.recording().graph), {});
+  auto graph = variant.recording().graph;
+  if (!options.keep_grads) {
+    std::erase_if(graph.outputs,
+                  [](const auto& output) { return output.kind == OutputKind::Gradient; });
+  }
+  accept(variant, std::move(graph), {});
 }
 
-void Step::Impl::note_capture(const CallShape& shape) {
+void Step::Impl::drop_gradients(const Recording& recording) const {
+  if (options.keep_grads) return;
+  for (const auto& owner : recording.gradients) owner.parameter.mutable_grad().reset();
+}
+
+void Step::Impl::note_capture() {
   if (variants.empty()) return log.emplace_back("captured"), void();
   ++counters()["recaptures"];
-  log.push_back("captured again, because of a change in " + variants.back().misfit(shape));
+  log.push_back("captured again, because of a change in " + why_again);
+}
+
+size_t Step::Impl::kind_of(const CallShape& shape) {
+  const auto known = std::find(kinds.begin(), kinds.end(), shape) - kinds.begin();
+  if (known == std::ssize(kinds)) kinds.push_back(shape);
+  return static_cast<size_t>(known);
 }
 
 /// Why this recording ends all attempts; empty if it doesn't.
@@ -152,8 +168,7 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
   }
   if (variants.size() < kMostVariants) return {};
   return c10::str("it was captured ", kMostVariants,
-                  " times, for as many kinds of calls; the last change was in ",
-                  variants.back().misfit(shape));
+                  " times, for as many kinds of calls; the last change was in ", why_again);
 }
 
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
@@ -181,7 +196,7 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
     if (!variant.is_ready()) make_ready(variant);
     return;
   }
-  note_capture(shape);
+  note_capture();
   variants.emplace_back(std::move(shape), std::move(recording), given);
 }
 
@@ -236,6 +251,7 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
       recording.broken = c10::str("argument ", i, " gets a gradient; give it detached");
   }
   learn(recording, given);
+  drop_gradients(recording);
   take(std::move(shape), std::move(recording), given);
   for (auto& result : results) {
     if (result.defined()) result = result.detach();  // as a program's
@@ -250,14 +266,21 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   // Inside another function that is being recorded, this one is a part of it.
   if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
   auto shape = compiler::shape_of(given, self.modules_of(given), self.optimizers_of(given));
+  self.kind = self.kind_of(shape);
   if (auto* variant = self.find_ready(shape)) {
     self.last = variant;
-    return variant->run(given);
+    auto results = variant->run(given);
+    self.drop_gradients(variant->recording());
+    return results;
   }
   if (!self.why_eager.empty()) return run();
+  // Now: what it depends on is another thing when the function has run.
+  self.why_again = self.variants.empty() ? "" : self.variants.back().misfit(shape);
   if (self.options.parallel_mode) return self.record_parallel(given, std::move(shape), run);
   return self.record(given, std::move(shape), run);
 }
+
+size_t Step::last_kind() const { return impl_->kind; }
 
 std::string Step::explain() const {
   std::string text;

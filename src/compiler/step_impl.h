@@ -20,6 +20,9 @@ struct Step::Impl {
   std::string why_eager;  // why the function runs as it is; empty if it needn't
   int kept_tensors = 0;   // recordings in a row that left tensors behind
   compiler::Variant* last = nullptr;
+  std::vector<compiler::CallShape> kinds;  // of calls, by number
+  size_t kind = 0;                         // of the last one
+  std::string why_again;                   // why no program served it
   compiler::Agreement agreement;
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
@@ -42,7 +45,9 @@ struct Step::Impl {
   void require_program() const;
   void make_ready(compiler::Variant& variant);
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);
-  void note_capture(const compiler::CallShape& shape);
+  void note_capture();
+  void drop_gradients(const compiler::Recording& recording) const;
+  size_t kind_of(const compiler::CallShape& shape);
 };
 
 /// The tensors that an optimizer of ours keeps for its parameters, by parameter and name.

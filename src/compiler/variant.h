@@ -13,6 +13,7 @@ struct CallShape {
     ValueType type;
     bool requires_grad;
     bool is_defined;
+    bool is_conj = false, is_neg = false;
     uint64_t distribution = 0;  // of a distributed tensor, 0 of others
     int shares_with = -1;       // the first argument in the same storage
     int64_t distance = 0;       // from its first element

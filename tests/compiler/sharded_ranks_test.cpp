@@ -75,7 +75,7 @@ void expect_parity(const Parity& which) {
   optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
                                 optim::AdamW(nets[1]->parameters(), options)};
   const auto step = [&](int of, const torch::Tensor& x, const torch::Tensor& y) {
-    auto loss = torch::mse_loss(nets[of](x), y);
+    auto loss = torch::mse_loss(nets[of](x).to(y.scalar_type()), y);
     loss.backward();
     if (which.clips) optim::clip_grad_norm_(nets[of]->parameters(), 0.1);
     optimizers[of].step();

@@ -160,6 +160,59 @@ TEST(CompiledStepGuards, CopiesShareWhatIsKnown) {
   EXPECT_TRUE(torch::equal(copy(torch::ones({2})), torch::full({2}, 2.F)));
 }
 
+/// As many tensors, in other places.
+TEST(CompiledStepGuards, ResultsOfAnotherForm) {
+  auto compiled = compile([](Tensor x, bool first) {
+    return first ? std::pair(std::optional(x * 2), std::optional<Tensor>())
+                 : std::pair(std::optional<Tensor>(), std::optional(x * 3));
+  });
+  const auto x = torch::ones({2});
+  for (const bool first : {true, false, true}) {
+    repeat(4, [&] {
+      const auto result = compiled(x, first);
+      EXPECT_EQ(result.first.has_value(), first);
+      EXPECT_EQ(result.second.has_value(), !first);
+    });
+  }
+}
+
+TEST(CompiledStepGuards, GradientsThatNobodyWants) {
+  auto net = nn::Linear(3, 2);
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  auto compiled = compile(
+      [&](Tensor x) {
+        auto loss = net(x).sum();
+        loss.backward();
+        optimizer.step();
+        return loss;
+      },
+      {.module = net, .optimizer = optimizer, .fullgraph = true, .keep_grads = false});
+  repeat(5, [&] {
+    const auto before = net->bias.detach().clone();
+    compiled(torch::ones({2, 3}));
+    EXPECT_FALSE(net->weight.grad().defined());
+    EXPECT_TRUE(torch::allclose(net->bias, before - 0.2));
+  });
+  EXPECT_THAT(explain(compiled), HasSubstr("compiled: "));
+}
+
+TEST(CompiledStepGuards, ConjugatedArguments) {
+  auto compiled = compile([](Tensor x) { return x * 2; });
+  const auto x = torch::complex(torch::ones({2}), torch::ones({2}));
+  for (const auto& each : {x.conj(), x, x.conj()})
+    repeat(3, [&] { EXPECT_TRUE(torch::equal(compiled(each), each * 2)); });
+}
+
+TEST(CompiledStepGuards, TellsWhatChanged) {
+  auto net = nn::Linear(3, 2);
+  auto compiled = compile([&](Tensor x) { net(x).sum().backward(); }, {.module = net});
+  repeat(4, [&] { compiled(torch::ones({1, 3})); });
+  net->zero_grad();
+  repeat(4, [&] { compiled(torch::ones({2, 3})); });
+  EXPECT_THAT(explain(compiled), HasSubstr("sizes of argument 0: 1 3, now 2 3"));
+  EXPECT_THAT(explain(compiled), ::testing::Not(HasSubstr("change in \n")));
+}
+
 TEST(CompiledStepGuards, CodeOfTheProgramThatRanLast) {
   auto compiled = compile([](Tensor x) { return x * 2 + 1; });
   for (int64_t size = 2; size < 7; ++size)

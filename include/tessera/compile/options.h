@@ -25,6 +25,9 @@ struct CompileOptions {
   std::optional<std::reference_wrapper<torch::optim::Optimizer>> optimizer = std::nullopt;
   /// What can't be compiled is an error. Otherwise it runs as it is, with one warning.
   bool fullgraph = false;
+  /// False: no gradients of the parameters are left after a call, as if it ended with zero_grad();
+  /// the program need not keep them.
+  bool keep_grads = true;
   /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
   std::string backend = "codegen";
   /// Run after ours, in this order.

@@ -37,6 +37,9 @@ class Step {
   std::vector<at::Tensor> call(const StepArguments& given,
                                c10::function_ref<std::vector<at::Tensor>()> run);
 
+  /// Of the last call: a number, equal for calls that a program can't tell apart.
+  size_t last_kind() const;
+
   std::string explain() const;
   std::string generated_code() const;
   const Graph* graph() const;

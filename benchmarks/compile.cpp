@@ -2,6 +2,9 @@
 // the first call to the first that runs the program: recordings, passes, code and its compilation,
 // less what the calls would have taken as they are. Kernels are compiled anew, in a folder of their
 // own.
+//
+// And what does a program add to its operators? A chain of tiny ones, run as a program, against the
+// same ones called in a loop, below autograd.
 #include <tessera/compile.h>
 #include <tessera/optim.h>
 
@@ -9,6 +12,7 @@
 #include "statistics.h"
 #include "table.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
 
@@ -26,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   std::vector<int> blocks = {6, 12, 24, 48};
   int repeats = 3;
+  int nodes = 1000;
   std::string csv;
 };
 
@@ -88,7 +93,7 @@ Times measure(int blocks) {
   return {until_ready - calls * eager, eager, seconds([&] { compiled(); })};
 }
 
-void run(const Settings& settings) {
+void tell_ready(const Settings& settings) {
   Table table("compile", settings.csv);
   table.add("job,blocks,ready_s,ready_s_per_block,eager_ms,compiled_ms");
   for (const int blocks : settings.blocks) {
@@ -106,11 +111,72 @@ void run(const Settings& settings) {
   }
 }
 
+/// An operator that is no kernel of ours in this backend.
+struct Tiny {
+  const char* name;
+  const char* backend;
+  at::Tensor (*call)(const at::Tensor& x, const at::Tensor& y);
+};
+constexpr Tiny kTiny[] = {
+    {"add", "interpret", [](const at::Tensor& x, const at::Tensor& y) { return at::add(x, y); }},
+    {"cumsum", "interpret", [](const at::Tensor& x, const at::Tensor&) { return x.cumsum(0); }},
+    {"cumsum", "codegen", [](const at::Tensor& x, const at::Tensor&) { return x.cumsum(0); }},
+};
+
+struct NodeTimes {
+  std::vector<double> direct, program, overhead;  // microseconds a node
+};
+
+NodeTimes measure_nodes(const Tiny& tiny, int nodes) {
+  const FreshCache cache;
+  const at::NoGradGuard no_grad;
+  const auto y = torch::ones({1});
+  const auto chain = [&](at::Tensor x) {
+    for (int i = 0; i < nodes; ++i) x = tiny.call(x, y);
+    return x;
+  };
+  auto compiled = compile(chain, {.fullgraph = true, .backend = tiny.backend});
+  const auto x = torch::zeros({1});
+  at::Tensor wanted, got;
+  for (int i = 0; i < 4; ++i) got = compiled(x);
+  const auto directly = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    wanted = chain(x);
+  };
+  directly();
+  TORCH_CHECK(at::equal(got, wanted), "bench compile: ", tiny.name, " gave ", got, " for ", wanted);
+  NodeTimes times;
+  constexpr int kPairs = 51;
+  for (int i = 0; i < kPairs; ++i) {
+    times.direct.push_back(1e6 * seconds(directly) / nodes);
+    times.program.push_back(1e6 * seconds([&] { compiled(x); }) / nodes);
+    times.overhead.push_back(times.program.back() - times.direct.back());
+  }
+  return times;
+}
+
+void tell_overhead(const Settings& settings) {
+  auto path = std::filesystem::path(settings.csv);
+  if (!path.empty()) path.replace_filename(path.stem().string() + "-nodes" + ".csv");
+  Table table("compile", path);
+  table.add("operator,backend,nodes,direct_us,program_us,overhead_us");
+  for (const auto& tiny : kTiny) {
+    const auto times = measure_nodes(tiny, settings.nodes);
+    char text[128];
+    std::snprintf(text, sizeof(text), "%s,%s,%d,%.3f,%.3f,%.3f", tiny.name, tiny.backend,
+                  settings.nodes, median(times.direct), median(times.program),
+                  median(times.overhead));
+    table.add(text);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Time until a compiled step runs, by the depth of the model; needs one rank",
-               "tessera bench compile");
+  CLI::App app(
+      "Time until a compiled step runs, by the depth of the model, and what a program adds "
+      "to its operators; needs one rank",
+      "tessera bench compile");
   Settings settings;
   app.add_option("--blocks", settings.blocks, "depths of the gpt")
       ->delimiter(',')
@@ -119,9 +185,16 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", settings.repeats, "times each is compiled; the median counts")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--csv", settings.csv, "also write the table to this file");
+  app.add_option("--nodes", settings.nodes, "operators of the program whose overhead is measured")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--csv", settings.csv,
+                 "also write the tables: to this file, and to one with -nodes in its name");
   CLI11_PARSE(app, argc, argv);
   // Started as several ranks, as `tessera bench` does by default: the others would disturb.
   if (is_other_rank()) return 0;
-  return run_question("compile", [&] { run(settings); });
+  return run_question("compile", [&] {
+    tell_ready(settings);
+    tell_overhead(settings);
+  });
 }

@@ -54,9 +54,10 @@ class Compiled {
       nn::visit_tensors(*returned, [&](at::Tensor& tensor) { results.push_back(tensor); });
       return results;
     });
-    auto& shape = (*shapes_)[step_->last_kind()];
-    if (returned) shape = std::make_shared<R>(without_tensors(*returned));
-    R result = *std::static_pointer_cast<R>(shape);
+    const auto kind = step_->last_kind();
+    if (returned && kind != detail::Step::kNoKind)
+      (*shapes_)[kind] = std::make_shared<R>(without_tensors(*returned));
+    R result = returned ? std::move(*returned) : *std::static_pointer_cast<R>(shapes_->at(kind));
     size_t next = 0;
     nn::visit_tensors(result, [&](at::Tensor& tensor) { tensor = tensors.at(next++); });
     return result;
@@ -76,11 +77,13 @@ class Compiled {
 
 /// The function, compiled. Its first calls run as they are and are recorded; from then on the
 /// program runs instead, as long as what it depends on is the same: sizes, strides, dtypes and
-/// devices of tensors, what of them requires grad, numbers and texts among the arguments, grad
-/// mode, autocast, training mode of modules that are given or named, whether gradients are
-/// averaged, which gradients and which optimizer state exist, hyperparameters. A change is recorded
-/// anew (eight times at most, then the function runs as it is); a learning rate of tessera::optim
-/// may change freely.
+/// devices of tensors, what of them requires grad, texts among the arguments, numbers that steer
+/// the function, grad mode, autocast, training mode and hooks of modules, hooks of parameters,
+/// whether gradients are averaged, which gradients and which optimizer state exist,
+/// hyperparameters. A change is recorded anew (eight times at most, then the function runs as it
+/// is). A learning rate of tessera::optim may change freely, and so may a number among the
+/// arguments that is nothing but an operand of operators; where the function compares such a number
+/// with anything but 0 and 1, make the comparison outside and pass a bool.
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and

@@ -36,13 +36,16 @@ Observer* observer() { return current; }
 ObserverScope::ObserverScope(Observer* observer) : before_(std::exchange(current, observer)) {}
 ObserverScope::~ObserverScope() { current = before_; }
 
-Hidden::Hidden() : keys_(c10::impl::tls_local_dispatch_key_set()), observer_(nullptr) {
+c10::impl::LocalDispatchKeySet without_recorder(c10::impl::LocalDispatchKeySet keys) {
   using c10::DispatchKeySet;
-  auto keys = keys_;
-  // The recorder's bit alone: without BackendSelect no factory would work.
+  // The recorder's bits alone: without BackendSelect no factory would work.
   keys.included_ = DispatchKeySet(
       DispatchKeySet::RAW, keys.included_.raw_repr() & ~DispatchKeySet(kRecordKey).raw_repr());
-  c10::impl::_force_tls_local_dispatch_key_set(keys);
+  return keys;
+}
+
+Hidden::Hidden() : keys_(c10::impl::tls_local_dispatch_key_set()), observer_(nullptr) {
+  c10::impl::_force_tls_local_dispatch_key_set(without_recorder(keys_));
 }
 
 Hidden::~Hidden() { c10::impl::_force_tls_local_dispatch_key_set(keys_); }

@@ -8,6 +8,10 @@
 #include <functional>
 #include <string>
 
+namespace torch::nn {
+class Module;
+}
+
 /// What the rest of the library tells a recorder of operators. A recording is run later without
 /// the code that issued the operators, so that code says on what its choices depended.
 namespace tessera::capture {
@@ -32,6 +36,12 @@ class Observer {
   /// of the generator, which a program does not know of; or, if `again`, it draws them again.
   virtual void begin_random(const void* who, bool again) = 0;
   virtual void end_random() = 0;
+  /// Whether it wants to know of calls of modules.
+  virtual bool watches_modules() const = 0;
+  /// Until leave_module(): operators come from a forward of this module. The recording holds as
+  /// long as `read` returns what it returns at this moment: its training mode and hooks.
+  virtual void enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) = 0;
+  virtual void leave_module() = 0;
   /// Whether averages of gradients are to be operators; otherwise their engine does as ever.
   virtual bool takes_averages() const = 0;
   /// `action` is part of every later run, before its first operator: what the code that issued the
@@ -55,6 +65,9 @@ class ObserverScope {
  private:
   Observer* before_;
 };
+
+/// Keys of a thread without the recorder's.
+c10::impl::LocalDispatchKeySet without_recorder(c10::impl::LocalDispatchKeySet keys);
 
 /// What happens while it lives is nothing to the recorder: operators run, nobody observes.
 class Hidden {

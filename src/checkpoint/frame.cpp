@@ -214,7 +214,10 @@ void Frame::run(Recomputation& recomputation) {
   // Before anything of this run is in place: it may mean recomputing the frame around this one.
   std::vector<at::Tensor> inputs;
   inputs.reserve(inputs_.size());
-  for (const auto& input : inputs_) inputs.push_back(capture::again(input.unpack()));
+  {
+    const c10::AutoGradMode with_grad(true);  // a copy requires grad where the input does
+    for (const auto& input : inputs_) inputs.push_back(capture::again(input.unpack()));
+  }
 
   struct Lent {
     const Frame& frame;

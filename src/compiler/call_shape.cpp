@@ -1,12 +1,15 @@
+#include "compiler/call_shape.h"
+
 #include <tessera/optim.h>
 
-#include "compiler/variant.h"
+#include "compiler/trace/memory.h"
 #include "dtensor/part.h"
 #include "replicate/local_part.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
+#include <torch/optim.h>
 
 namespace tessera::compiler {
 
@@ -33,19 +36,41 @@ std::vector<int> autocast_state() {
   return state;
 }
 
-std::vector<double> learning_rates(const std::vector<torch::optim::Optimizer*>& optimizers) {
-  std::vector<double> rates;
+/// All that is in the options of libtorch's own; the learning rate of others, if they have one.
+std::vector<double> numbers_of(const torch::optim::OptimizerOptions& options) {
+  using namespace torch::optim;
+  if (const auto* sgd = dynamic_cast<const SGDOptions*>(&options))
+    return {sgd->lr(), sgd->momentum(), sgd->dampening(), sgd->weight_decay(),
+            static_cast<double>(sgd->nesterov())};
+  const auto of_adam = [](const auto& adam) -> std::vector<double> {
+    return {adam.lr(),  std::get<0>(adam.betas()), std::get<1>(adam.betas()),
+            adam.eps(), adam.weight_decay(),       static_cast<double>(adam.amsgrad())};
+  };
+  if (const auto* adam = dynamic_cast<const AdamOptions*>(&options)) return of_adam(*adam);
+  if (const auto* adamw = dynamic_cast<const AdamWOptions*>(&options)) return of_adam(*adamw);
+  if (const auto* rms = dynamic_cast<const RMSpropOptions*>(&options))
+    return {rms->lr(),           rms->alpha(),    rms->eps(),
+            rms->weight_decay(), rms->momentum(), static_cast<double>(rms->centered())};
+  if (const auto* ada = dynamic_cast<const AdagradOptions*>(&options))
+    return {ada->lr(), ada->lr_decay(), ada->weight_decay(), ada->eps()};
+  try {
+    return {options.get_lr()};
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
+std::vector<double> hyperparameters(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  std::vector<double> numbers;
   for (const auto* optimizer : optimizers) {
     if (dynamic_cast<const optim::Optimizer*>(optimizer) != nullptr) continue;
     for (const auto& group : optimizer->param_groups()) {
-      try {
-        rates.push_back(group.options().get_lr());
-      } catch (const c10::Error&) {
-        continue;  // an optimizer without one
-      }
+      numbers.push_back(static_cast<double>(group.params().size()));
+      const auto further = numbers_of(group.options());
+      numbers.insert(numbers.end(), further.begin(), further.end());
     }
   }
-  return rates;
+  return numbers;
 }
 
 }  // namespace
@@ -62,9 +87,10 @@ CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::optim::Optimizer*>& optimizers) {
   CallShape shape;
   shape.numbers = given.numbers;
+  shape.number_kinds = given.number_kinds;
   shape.grad_mode = at::GradMode::is_enabled();
   shape.autocast = autocast_state();
-  shape.learning_rates = learning_rates(optimizers);
+  shape.hyperparameters = hyperparameters(optimizers);
   const auto tensors = local_tensors(given);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& whole = given.tensors[i];
@@ -88,8 +114,8 @@ CallShape shape_of(const detail::StepArguments& given,
 std::string difference(const CallShape& before, const CallShape& after) {
   if (before.grad_mode != after.grad_mode) return "grad mode";
   if (before.autocast != after.autocast) return "autocast";
-  if (before.learning_rates != after.learning_rates)
-    return "the learning rate of an optimizer of torch::optim";
+  if (before.hyperparameters != after.hyperparameters)
+    return "the learning rate, another option or the groups of an optimizer of torch::optim";
   if (before.objects != after.objects) return "the module or optimizer it is given";
   if (before.training != after.training) return "training mode of a module";
   if (before.numbers != after.numbers) return "a number among its arguments";

@@ -28,7 +28,9 @@ const CompileConfig& compile_config() { return current; }
 
 ConfigPatch::ConfigPatch(const Changes& changes) : before_(current) {
   if (changes.fuse_ddp_passes) {
-    for (const auto& name : *changes.fuse_ddp_passes) compiler::find_pass(name);
+    std::vector<Pass> passes;
+    for (const auto& name : *changes.fuse_ddp_passes) passes.push_back(compiler::find_pass(name));
+    compiler::check_order(passes);
   }
   if (changes.optimize_ddp) check_mode(*changes.optimize_ddp);
   TORCH_CHECK_VALUE(changes.bucket_bytes.value_or(1) > 0,

@@ -29,7 +29,7 @@ CompiledForward::CompiledForward(torch::nn::Module& module, CompileOptions optio
   TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer,
                     "compile(module): expected no parallel_mode, module or optimizer, which belong "
                     "to compile(function) over a whole step");
-  compiler::check_backend(own);
+  compiler::check_options(own);
   impl_->region = std::make_unique<compiler::Region>(compiler::Region::Options{
       .name = "compile(" + module.name() + ")",
       .compiler = [impl = impl_.get()](Graph graph) { return impl->make(std::move(graph)); },

@@ -1,10 +1,13 @@
-// The first call of a step in a parallel mode. Parameters are still plain: the function runs on
-// them as one rank's step and is recorded, and all it did is undone. Then the graph is partitioned,
-// parameters and state become what it says, and its program does the step.
+// A call of a step in a parallel mode for which there is no program. At the first, parameters are
+// still plain: the function runs on them as one rank's step and is recorded, and all it did is
+// undone. Then the graph is partitioned, parameters and state become what it says, and its program
+// does the step. Later, for calls of another kind, they are plain once more while it is recorded.
 #include <tessera/dtensor.h>
 #include <tessera/nn/hooks.h>
+#include <tessera/optim.h>
 
 #include "compiler/ir/verify.h"
+#include "compiler/plain_scope.h"
 #include "compiler/step_impl.h"
 #include "compiler/trace/trial.h"
 #include "replicate/local_part.h"
@@ -12,8 +15,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <typeinfo>
 
 namespace tessera::detail {
 namespace {
@@ -47,35 +53,72 @@ class GradientMarks {
   std::vector<HookHandle> hooks_;
 };
 
+/// Stock optimizers but SGD count their steps on the host: that can neither be undone nor recorded.
+void check_optimizer(const torch::optim::Optimizer& optimizer) {
+  const bool is_known = dynamic_cast<const optim::Optimizer*>(&optimizer) != nullptr ||
+                        dynamic_cast<const torch::optim::SGD*>(&optimizer) != nullptr;
+  TORCH_CHECK_TYPE(is_known,
+                   "compile: expected an optimizer of tessera::optim, or torch::optim::SGD, in a "
+                   "parallel mode, got ",
+                   c10::demangle(typeid(optimizer).name()),
+                   ", whose steps depend on numbers of the host; take that of tessera::optim");
+}
+
+/// Of libtorch's SGD: every rank keeps all of it.
+std::vector<at::Tensor> momentum_of(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> found;
+  if (dynamic_cast<torch::optim::SGD*>(&optimizer) == nullptr) return found;
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto& momentum = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
+    if (momentum.defined()) found.push_back(momentum);
+  }
+  return found;
+}
+
 /// What a step in a parallel mode works on.
 struct Subject {
   torch::nn::Module* module = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;
-  std::vector<at::Tensor> parameters, written;
+  std::vector<at::Tensor> parameters, states;
 
-  /// `changed`: in what this call differs from one before it.
   void check(const std::vector<torch::nn::Module*>& modules,
-             const std::vector<torch::optim::Optimizer*>& optimizers, const std::string& changed) {
+             const std::vector<torch::optim::Optimizer*>& optimizers) {
     TORCH_CHECK(modules.size() == 1, "compile: expected exactly one module among the arguments of ",
                 "a step in a parallel mode, or as CompileOptions::module, got ", modules.size());
     TORCH_CHECK(optimizers.size() <= 1, "compile: expected at most one optimizer among the ",
                 "arguments of a step in a parallel mode, got ", optimizers.size());
     module = modules[0];
-    if (!optimizers.empty()) optimizer = optimizers[0];
     parameters = module->parameters();
-    for (const auto& parameter : parameters)
-      TORCH_CHECK_NOT_IMPLEMENTED(
-          !is_dtensor(parameter), "compile: expected plain parameters in the first call of a step ",
-          "in a parallel mode, got distributed ones",
-          changed.empty() ? "" : "; there was a change in " + changed,
-          ". A call that must be captured anew is not there yet: keep to one batch size, or give "
-          "the step another copy of the model");
-    written = parameters;
-    for (const auto& buffer : module->buffers()) written.push_back(buffer);
-    if (optimizer == nullptr) return;
-    for (const auto& state : tensors_of(*optimizer)) written.push_back(state.tensor);
+    if (optimizers.empty()) return;
+    optimizer = optimizers[0];
+    check_optimizer(*optimizer);
+    for (const auto& state : tensors_of(*optimizer)) states.push_back(state.tensor);
+  }
+
+  /// Plain, in a first call: to be distributed, but for numbers among the state.
+  std::vector<at::Tensor> distributable() const {
+    auto tensors = parameters;
+    for (const auto& state : states) {
+      if (state.dim() > 0) tensors.push_back(state);
+    }
+    return tensors;
+  }
+  std::vector<at::Tensor> written() const {
+    auto tensors = parameters;
+    for (const auto& buffer : module->buffers()) tensors.push_back(buffer);
+    tensors.insert(tensors.end(), states.begin(), states.end());
+    if (optimizer == nullptr) return tensors;
+    for (const auto& momentum : momentum_of(*optimizer)) tensors.push_back(momentum);
+    return tensors;
   }
 };
+
+void check_plain(const Subject& subject) {
+  for (const auto& parameter : subject.parameters)
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !is_dtensor(parameter), "compile: expected plain parameters in the first call of a step ",
+        "in a parallel mode, got distributed ones; give it a model that is not parallel yet");
+}
 
 void check_recording(const Recording& recording) {
   TORCH_CHECK(!recording.keeps_tensors, "compile: expected a step that leaves nothing behind but ",
@@ -84,6 +127,26 @@ void check_recording(const Recording& recording) {
   TORCH_CHECK(recording.broken.empty(),
               "compile: expected a step that can be captured as a whole, ",
               "in a parallel mode, but ", recording.broken);
+}
+
+/// All else that it wrote could not be undone.
+void check_writes(const Recording& recording, const std::vector<at::Tensor>& known) {
+  const auto& graph = recording.graph;
+  for (const auto& output : graph.outputs) {
+    if (output.kind != OutputKind::Write) continue;
+    for (size_t i = 0; i < graph.inputs.size(); ++i) {
+      const auto& input = recording.inputs[i];
+      const bool is_known = input.value != output.target ||
+                            std::any_of(known.begin(), known.end(), [&](const auto& tensor) {
+                              return tensor.is_alias_of(input.tensor);
+                            });
+      TORCH_CHECK(is_known,
+                  "compile: expected a step in a parallel mode to write parameters, buffers and "
+                  "state of its optimizer alone, but it writes ",
+                  graph.inputs[i].name, ", of sizes ", input.tensor.sizes(),
+                  "; make it a buffer of the module, or return what it becomes");
+    }
+  }
 }
 
 /// The placement that the partitioned graph gives to a parameter or state; Replicate if it has no
@@ -96,63 +159,90 @@ Placement placement_of(const Recording& recording, const Graph& graph, const at:
   return Replicate();
 }
 
+std::vector<size_t> inputs_in(const Recording& recording, const at::Tensor& tensor) {
+  std::vector<size_t> inputs;
+  for (size_t i = 0; i < recording.inputs.size(); ++i) {
+    if (recording.inputs[i].tensor.is_alias_of(tensor)) inputs.push_back(i);
+  }
+  return inputs;
+}
+
 }  // namespace
+
+Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& given,
+                                                       const std::vector<at::Tensor>& parameters,
+                                                       const std::vector<at::Tensor>& written,
+                                                       Run run) {
+  compiler::Trial trial(written, parameters);
+  const auto record_once = [&] {
+    const GradientMarks marks(parameters);
+    auto recording = compiler::record([&] { return run(); }, compiler::local_tensors(given),
+                                      names_for(given), parameters);
+    trial.put_back();
+    check_recording(recording);
+    check_writes(recording, written);
+    return recording;
+  };
+  ParallelRecording made{record_once(), false};
+  const auto& inputs = made.recording.graph.inputs;
+  TORCH_CHECK(std::none_of(inputs.begin(), inputs.end(),
+                           [](const auto& input) { return input.kind == InputKind::Gradient; }),
+              "compile: expected no gradients before the first call of a step in a parallel mode ",
+              "that adds to them; call zero_grad() before, or in the step");
+  trial.turn_gradients_around();
+  made.ignores_gradients = compiler::difference(made.recording, record_once()).empty();
+  if (made.ignores_gradients) return made;
+  const auto differs = compiler::difference(made.recording, record_once());
+  TORCH_CHECK(differs.empty(), "compile: expected a step that is the same at each call, in a ",
+              "parallel mode, but ", differs);
+  return made;
+}
 
 std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, CallShape shape,
                                                     Run run) {
   auto modules = given.modules;
   if (options.module) modules.push_back(&**options.module);
   Subject subject;
-  subject.check(modules, optimizers_of(given), why_again);
+  subject.check(modules, optimizers_of(given));
+  const bool is_first = variants.empty();
+  if (is_first) check_plain(subject);
+  TORCH_CHECK(variants.size() < kMostVariants, "compile: expected at most ", kMostVariants,
+              " kinds of calls of a step in a parallel mode; the last change was in ", why_again);
 
-  compiler::Trial trial(subject.written, subject.parameters);
-  const auto record_once = [&] {
-    const GradientMarks marks(subject.parameters);
-    auto recording = compiler::record([&] { return run(); }, compiler::local_tensors(given),
-                                      names_for(given), subject.parameters);
-    trial.put_back();
-    check_recording(recording);
-    return recording;
-  };
-  auto recording = record_once();
-  const auto& inputs = recording.graph.inputs;
-  TORCH_CHECK(std::none_of(inputs.begin(), inputs.end(),
-                           [](const auto& input) { return input.kind == InputKind::Gradient; }),
-              "compile: expected no gradients before the first call of a step in a parallel mode ",
-              "that adds to them; call zero_grad() before, or in the step");
-  trial.turn_gradients_around();
-  const bool ignores_gradients = compiler::difference(recording, record_once()).empty();
-
-  auto graph = recording.graph;
-  compiler::verify(graph, "capture");
+  const auto tensors = subject.distributable();
+  std::vector<std::vector<size_t>> uses;  // by tensor: inputs of the graph that are in its memory
+  ParallelRecording made;
+  Graph graph;
   const auto mesh = options.parallel_mode->mesh(subject.parameters.at(0).device().type());
-  options.parallel_mode->partition(graph, mesh);
-  compiler::verify(graph, "partition");
-
-  const auto distribute = [&](const at::Tensor& tensor) {
-    const auto placement = placement_of(recording, graph, tensor);
-    std::vector<size_t> uses;
-    for (size_t i = 0; i < recording.inputs.size(); ++i) {
-      if (recording.inputs[i].tensor.is_alias_of(tensor)) uses.push_back(i);
+  std::vector<Placement> placements;
+  {
+    const compiler::PlainScope plain(tensors);
+    made = record_plain(given, subject.parameters, subject.written(), run);
+    graph = made.recording.graph;
+    compiler::verify(graph, "capture");
+    options.parallel_mode->partition(graph, mesh);
+    compiler::verify(graph, "partition");
+    for (const auto& tensor : tensors) {
+      placements.push_back(placement_of(made.recording, graph, tensor));
+      uses.push_back(inputs_in(made.recording, tensor));
     }
-    distribute_tensor_(tensor, mesh, {placement});
-    for (const auto i : uses) recording.inputs[i].tensor = replication::local_part(tensor);
-  };
-  for (const auto& parameter : subject.parameters) {
-    parameter.mutable_grad().reset();
-    distribute(parameter);
   }
-  if (subject.optimizer != nullptr) {
-    for (const auto& state : tensors_of(*subject.optimizer)) {
-      if (state.tensor.dim() > 0) distribute(state.tensor);
-    }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (is_first) tensors[i].mutable_grad().reset();
+    if (is_first) distribute_tensor_(tensors[i], mesh, {placements[i]});
+    for (const auto input : uses[i])
+      made.recording.inputs[input].tensor = replication::local_part(tensors[i]);
   }
   agreement.meet(compiler::groups_of(graph));
   note_capture();
-  variants.emplace_back(std::move(shape), std::move(recording), given);
+  variants.emplace_back(kind, shape, std::move(made.recording), given);
   auto& variant = variants.back();
-  if (ignores_gradients) variant.ignore_gradients();
+  if (made.ignores_gradients) variant.ignore_gradients();
   accept(variant, std::move(graph), options.parallel_mode->passes());
+  const auto misfit = variant.misfit(shape);
+  TORCH_CHECK(misfit.empty(), "compile: expected a step in a parallel mode that a call of another ",
+              "kind finds as the first did, but there was a change in ", misfit,
+              "; call zero_grad() before, or in the step");
   last = &variant;
   return variant.run(given);
 }

@@ -6,7 +6,6 @@
 #include "compiler/codegen/emit.h"
 #include "compiler/ir/operators.h"
 #include "compiler/passes/fuse_pointwise.h"
-#include "compiler/passes/passes.h"
 #include "compiler/passes/run.h"
 #include "compiler/runtime/program.h"
 
@@ -22,33 +21,41 @@ namespace {
 /// Where sources go while somebody collects them.
 thread_local std::vector<std::string>* collected = nullptr;
 
+/// The list; what passes demand of it is said where they are, in passes/run.cpp.
 std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
   const auto& config = compile_config();
-  // In this order: what is not there need not be bucketed; a wait belongs to a bucket; memory is
-  // reused last, since no pass may move a node past one that overwrites its arguments.
-  std::vector<Pass> passes = {{"skip_overwritten", skip_overwritten},
-                              {"remove_dead_code", remove_dead_code},
-                              {"fold_constants", fold_constants},
-                              {"merge_equal", merge_equal},
-                              {"drop_again", drop_again}};
-  if (config.reorder_for_locality) passes.push_back({"launch_early", launch_early});
-  passes.push_back(find_pass("bucket_reduce_scatters", config.bucket_bytes));
-  passes.push_back(find_pass("bucket_all_gathers", config.bucket_bytes));
-  for (const auto& name : config.fuse_ddp_passes)
+  std::vector<Pass> passes;
+  const auto add = [&](const std::string& name) {
     passes.push_back(find_pass(name, config.bucket_bytes));
+  };
+  for (const char* name :
+       {"skip_overwritten", "remove_dead_code", "fold_constants", "merge_equal", "drop_again"})
+    add(name);
+  if (config.reorder_for_locality) add("launch_early");
+  if (options.compress_gradients)
+    add(options.compress_gradients == at::kHalf ? "compress_to_float16" : "compress_to_bfloat16");
+  add("bucket_reduce_scatters");
+  add("bucket_all_gathers");
+  for (const auto& name : config.fuse_ddp_passes) add(name);
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
-  if (options.backend == "codegen") passes.push_back(find_pass("fuse_pointwise"));
-  passes.push_back({"reuse_memory", reuse_memory});
+  if (options.backend == "codegen") add("fuse_pointwise");
+  add("reuse_memory");
+  check_order(passes);
   return passes;
 }
 
 }  // namespace
 
-void check_backend(const CompileOptions& options) {
+void check_options(const CompileOptions& options) {
   TORCH_CHECK_VALUE(options.backend == "codegen" || options.backend == "interpret",
                     "compile: expected backend \"codegen\" or \"interpret\", got \"",
                     options.backend, "\"");
+  const auto dtype = options.compress_gradients.value_or(at::kHalf);
+  TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
+                    "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, ",
+                    "got ", dtype, "; leave it out to average gradients as they are");
+  passes_for(options, {});
 }
 
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {

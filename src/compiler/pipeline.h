@@ -12,8 +12,8 @@ namespace tessera::compiler {
 /// Runs the passes: ours, `further`, the user's, and those that need to come last.
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further = {});
 
-/// Throws a ValueError unless there is such a backend.
-void check_backend(const CompileOptions& options);
+/// Throws a ValueError unless the options can be had and passes are in an order they allow.
+void check_options(const CompileOptions& options);
 
 /// A graph as it is run.
 struct Prepared {

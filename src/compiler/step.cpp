@@ -26,8 +26,6 @@ using compiler::Variant;
 
 namespace {
 
-constexpr size_t kMostVariants = 8;
-
 void add_modules(torch::nn::Module& root, std::vector<torch::nn::Module*>& found) {
   if (std::find(found.begin(), found.end(), &root) != found.end()) return;
   found.push_back(&root);
@@ -38,6 +36,33 @@ std::vector<std::optional<bool>> gradients_before(const Recording& recording) {
   std::vector<std::optional<bool>> found;
   for (const auto& owner : recording.gradients) found.push_back(owner.had_gradient);
   return found;
+}
+
+/// The numbers that variants of such calls read anew at each, as they are.
+std::vector<compiler::VaryingScalar> scalars_now(const std::deque<Variant>& variants,
+                                                 const CallShape& shape) {
+  std::vector<compiler::VaryingScalar> found;
+  for (const auto& variant : variants) {
+    if (!variant.is_alike(shape)) continue;  // what they read may be gone
+    for (const auto& scalar : variant.recording().scalars) {
+      found.push_back(scalar);
+      found.back().value = scalar.read();
+    }
+  }
+  return found;
+}
+
+/// The name of one that the recorded function itself has set, before or after it was read; empty if
+/// there is none.
+std::string find_set(const Recording& recording,
+                     const std::vector<compiler::VaryingScalar>& before) {
+  for (const auto& scalar : recording.scalars) {
+    const bool is_set_before = std::any_of(before.begin(), before.end(), [&](const auto& was) {
+      return scalar.who == was.who && scalar.name == was.name && scalar.value != was.value;
+    });
+    if (is_set_before || scalar.read() != scalar.value) return scalar.name;
+  }
+  return {};
 }
 
 }  // namespace
@@ -76,6 +101,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   std::map<const c10::TensorImpl*, std::string> names_of;
   auto roots = given.modules;
   if (options.module) roots.push_back(&**options.module);
+  names.roots.assign(roots.begin(), roots.end());
   for (const auto* root : roots) {
     for (const auto& parameter : root->named_parameters()) {
       names.add(replication::local_part(parameter.value()), InputKind::Parameter, parameter.key());
@@ -128,7 +154,7 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
 }
 
 void Step::Impl::make_ready(Variant& variant) {
-  auto graph = variant.recording().graph;
+  auto graph = variant.captured();
   if (!options.keep_grads) {
     std::erase_if(graph.outputs,
                   [](const auto& output) { return output.kind == OutputKind::Gradient; });
@@ -160,19 +186,37 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
     return recording.keeps_tensors && kept_tensors == 0 ? "" : recording.broken;
   }
   for (const auto& variant : variants) {
-    if (!variant.misfit_besides_gradients(shape).empty()) continue;
-    const auto differs = compiler::difference(variant.recording(), recording);
-    if (differs.empty()) return {};
-    if (gradients_before(variant.recording()) == gradients_before(recording))
-      return "it is not the same at each call: " + differs;
+    if (!variant.is_alike(shape)) continue;
+    if (match(variant, shape, recording)) return {};
+    if (variant.shape().numbers == shape.numbers &&
+        gradients_before(variant.recording()) == gradients_before(recording))
+      return "it is not the same at each call: " +
+             compiler::difference(variant.recording(), recording);
   }
   if (variants.size() < kMostVariants) return {};
   return c10::str("it was captured ", kMostVariants,
                   " times, for as many kinds of calls; the last change was in ", why_again);
 }
 
+std::optional<std::vector<compiler::NumberUse>> Step::Impl::match(
+    const Variant& variant, const CallShape& shape, const Recording& recording) const {
+  auto uses = variant.match(shape, recording);
+  return uses && !uses->empty() && !takes_numbers ? std::nullopt : uses;
+}
+
+void Step::Impl::check_numbers(const CallShape& shape, const Recording& recording) {
+  for (auto& variant : variants) {
+    if (!variant.takes_numbers() || !variant.misfit_besides_gradients(shape).empty()) continue;
+    if (!recording.broken.empty() || variant.match(shape, recording)) continue;
+    variant.fix_numbers();
+    takes_numbers = false;
+    log.emplace_back("numbers among its arguments steer it: each has a program of its own");
+  }
+}
+
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
   agreement.meet(recording.groups);
+  check_numbers(shape, recording);
   const auto why_not = objection(shape, recording);
   // Note [ranks agree]: what one can't run, none does.
   const auto worst = agreement.exchange(!why_not.empty() ? 2 : !recording.broken.empty() ? 1 : 0);
@@ -186,18 +230,21 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   }
   kept_tensors = 0;
   for (auto& variant : variants) {
-    if (!variant.misfit_besides_gradients(shape).empty()) continue;
-    if (!compiler::difference(variant.recording(), recording).empty()) continue;
+    const auto uses = match(variant, shape, recording);
+    if (!uses) continue;
     const auto before = gradients_before(variant.recording());
     if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
-      variant = Variant(std::move(shape), std::move(recording), given);
+      variant = Variant(kind, std::move(shape), std::move(recording), given);
     else if (before != gradients_before(recording))
       variant.ignore_gradients();
-    if (!variant.is_ready()) make_ready(variant);
+    const bool learned = variant.vary(*uses);
+    for (const size_t number : learned ? compiler::used_numbers(*uses) : std::vector<size_t>())
+      log.push_back(c10::str("number ", number, " among its arguments is read at each call"));
+    if (learned || !variant.is_ready()) make_ready(variant);
     return;
   }
   note_capture();
-  variants.emplace_back(std::move(shape), std::move(recording), given);
+  variants.emplace_back(kind, std::move(shape), std::move(recording), given);
 }
 
 /// The program for this call; null if there is none, here or on a rank that this one talks to.
@@ -207,10 +254,11 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   });
   auto* mine = found == variants.end() ? nullptr : &*found;
   if (options.parallel_mode) {
-    const bool has_each = agreement.exchange(mine == nullptr ? 0 : 1).least == 1;
-    TORCH_CHECK(mine == nullptr || has_each,
-                "compile: expected calls of one kind on all ranks in a parallel mode, but another "
-                "rank has no program for its call; keep to one batch size on all of them");
+    // All have one or none has: otherwise some would send what nobody expects.
+    TORCH_CHECK(
+        agreement.exchange(mine == nullptr ? 0 : 1).is_one(),
+        "compile: expected calls of one kind on all ranks in a parallel mode, but some have "
+        "a program for theirs and others do not; give them batches of one size");
     return mine;
   }
   const auto all = agreement.exchange(mine == nullptr ? 0 : mine->messages());
@@ -220,7 +268,7 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
 }
 
 Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
-  compiler::check_backend(impl_->options);
+  compiler::check_options(impl_->options);
 }
 
 Step::~Step() = default;
@@ -235,6 +283,7 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   for (const auto& tensor : given.tensors) {
     if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
   }
+  const auto numbers = scalars_now(variants, shape);
   std::vector<at::Tensor> results;
   auto recording = compiler::record(
       [&] {
@@ -242,6 +291,8 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
         return results;
       },
       compiler::local_tensors(given), names_for(given), owners);
+  if (const auto name = find_set(recording, numbers); !name.empty() && recording.broken.empty())
+    recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
   // The program could not tell whether it is given the parameter or uses its own.
   for (size_t i = 0; i < given.tensors.size() && recording.broken.empty(); ++i) {
     const auto is_argument = [&](const auto& tensor) { return tensor.is_same(given.tensors[i]); };
@@ -262,18 +313,20 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
 std::vector<at::Tensor> Step::call(const StepArguments& given,
                                    c10::function_ref<std::vector<at::Tensor>()> run) {
   auto& self = *impl_;
+  self.kind = kNoKind;
   self.require_program();
   // Inside another function that is being recorded, this one is a part of it.
   if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
   auto shape = compiler::shape_of(given, self.modules_of(given), self.optimizers_of(given));
-  self.kind = self.kind_of(shape);
   if (auto* variant = self.find_ready(shape)) {
     self.last = variant;
+    self.kind = variant->kind;
     auto results = variant->run(given);
     self.drop_gradients(variant->recording());
     return results;
   }
   if (!self.why_eager.empty()) return run();
+  self.kind = self.kind_of(shape);
   // Now: what it depends on is another thing when the function has run.
   self.why_again = self.variants.empty() ? "" : self.variants.back().misfit(shape);
   if (self.options.parallel_mode) return self.record_parallel(given, std::move(shape), run);

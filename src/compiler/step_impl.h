@@ -13,6 +13,8 @@ namespace tessera::detail {
 struct Step::Impl {
   explicit Impl(CompileOptions given) : options(std::move(given)) {}
 
+  static constexpr size_t kMostVariants = 8;
+
   const CompileOptions options;
   std::deque<compiler::Variant> variants;  // they stay where they are
   std::vector<at::Tensor> parameters;      // whose gradients the function changes
@@ -20,9 +22,10 @@ struct Step::Impl {
   std::string why_eager;  // why the function runs as it is; empty if it needn't
   int kept_tensors = 0;   // recordings in a row that left tensors behind
   compiler::Variant* last = nullptr;
-  std::vector<compiler::CallShape> kinds;  // of calls, by number
-  size_t kind = 0;                         // of the last one
+  std::vector<compiler::CallShape> kinds;  // of recorded calls, by number
+  size_t kind = kNoKind;                   // of the last call
   std::string why_again;                   // why no program served it
+  bool takes_numbers = true;               // numbers among arguments may vary
   compiler::Agreement agreement;
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
@@ -33,11 +36,25 @@ struct Step::Impl {
   std::vector<at::Tensor> record_parallel(const StepArguments& given, compiler::CallShape shape,
                                           Run run);
 
+  /// What a step that was written for one rank does, without having done it.
+  struct ParallelRecording {
+    compiler::Recording recording;
+    bool ignores_gradients = false;
+  };
+  ParallelRecording record_plain(const StepArguments& given,
+                                 const std::vector<at::Tensor>& parameters,
+                                 const std::vector<at::Tensor>& written, Run run);
+
   std::vector<torch::nn::Module*> modules_of(const StepArguments& given) const;
   std::vector<torch::optim::Optimizer*> optimizers_of(const StepArguments& given) const;
   compiler::TensorNames names_for(const StepArguments& given) const;
   void learn(const compiler::Recording& recording, const StepArguments& given);
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
+  std::optional<std::vector<compiler::NumberUse>> match(const compiler::Variant& variant,
+                                                        const compiler::CallShape& shape,
+                                                        const compiler::Recording& recording) const;
+  /// Takes back that numbers may vary if this recording shows that they steer the function.
+  void check_numbers(const compiler::CallShape& shape, const compiler::Recording& recording);
   std::string objection(const compiler::CallShape& shape,
                         const compiler::Recording& recording) const;
   compiler::Variant* find_ready(const compiler::CallShape& shape);

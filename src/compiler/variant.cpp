@@ -3,6 +3,7 @@
 #include "compiler/agreement.h"
 #include "compiler/ir/aliases.h"
 #include "compiler/trace/key.h"
+#include "nn/post_accumulate.h"
 #include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
@@ -21,8 +22,9 @@ void give_gradient(const at::Tensor& parameter, at::Tensor value) {
 
 }  // namespace
 
-Variant::Variant(CallShape shape, Recording recording, const detail::StepArguments& given)
-    : shape_(std::move(shape)), recording_(std::move(recording)) {
+Variant::Variant(size_t kind_of_call, CallShape shape, Recording recording,
+                 const detail::StepArguments& given)
+    : kind(kind_of_call), shape_(std::move(shape)), recording_(std::move(recording)) {
   const auto tensors = local_tensors(given);
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
     const auto kind = recording_.graph.inputs[i].kind;
@@ -42,20 +44,68 @@ Variant::Variant(CallShape shape, Recording recording, const detail::StepArgumen
     if (place.argument >= 0 || place.owner >= 0) tensor.reset();  // each call brings its own
     places_.push_back(place);
   }
-  for (auto& owner : recording_.gradients) owner.before.reset();
+  for (auto& owner : recording_.gradients) {
+    owner.before.reset();
+    hooks_.push_back(nn::fingerprint_of_hooks(owner.parameter));
+  }
 }
 
 std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
-  if (auto why = difference(shape_, shape); !why.empty()) return why;
+  auto why = varying_.empty() ? difference(shape_, shape) : difference(shape_, fixed(shape));
+  if (!why.empty()) return why;
   for (const auto& dependency : recording_.dependencies) {
     if (dependency.read() != dependency.expected) return dependency.what;
   }
   return changed_inputs();
 }
 
+CallShape Variant::fixed(CallShape shape) const {
+  for (const size_t i : varying_) {
+    if (i < shape.numbers.size() &&
+        may_vary(shape_.numbers[i], shape.numbers[i], shape_.number_kinds[i]))
+      shape.numbers[i] = shape_.numbers[i];
+  }
+  return shape;
+}
+
+bool Variant::is_alike(const CallShape& shape) const {
+  return misfit_besides_gradients(with_numbers_of(shape, shape_)).empty();
+}
+
+std::optional<std::vector<NumberUse>> Variant::match(const CallShape& shape,
+                                                     const Recording& recording) const {
+  if (!is_alike(shape)) return std::nullopt;
+  auto uses = find_uses(recording_, shape_, recording, shape);
+  if (!uses) return std::nullopt;
+  // Where a number is known to be used it must be again.
+  for (const auto& use : uses_) {
+    if (shape.numbers[use.number] != shape_.numbers[use.number] &&
+        std::find(uses->begin(), uses->end(), use) == uses->end())
+      return std::nullopt;
+  }
+  return uses;
+}
+
+bool Variant::vary(const std::vector<NumberUse>& uses) {
+  const auto before = uses_.size();
+  for (const auto& use : uses) {
+    if (std::find(uses_.begin(), uses_.end(), use) == uses_.end()) uses_.push_back(use);
+  }
+  varying_ = used_numbers(uses_);
+  return uses_.size() > before;
+}
+
+void Variant::fix_numbers() {
+  uses_.clear();
+  varying_.clear();
+  program_.reset();
+}
+
 std::string Variant::changed_inputs() const {
-  for (const auto& owner : recording_.gradients) {
-    if (!owner.parameter.requires_grad()) return "requires_grad of a parameter";
+  for (size_t i = 0; i < recording_.gradients.size(); ++i) {
+    const auto& parameter = recording_.gradients[i].parameter;
+    if (!parameter.requires_grad()) return "requires_grad of a parameter";
+    if (nn::fingerprint_of_hooks(parameter) != hooks_[i]) return "hooks of a parameter";
   }
   const auto& graph = is_ready() ? graph_ : recording_.graph;  // parallel modes cut them
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
@@ -102,6 +152,8 @@ void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
     return static_cast<int>(found - inputs.begin());
   };
   const Aliases aliases(graph_);
+  targets_.clear();
+  knows_shared_memory_ = false;
   for (const auto& output : graph_.outputs) {
     Target target{.kind = output.kind};
     if (output.kind == OutputKind::Write) target.input = input_of(output.target);
@@ -140,6 +192,8 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   if (ignores_gradients_) drop_gradients();
   std::vector<double> scalars;
   for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
+  for (const size_t i : varying_)
+    scalars.push_back(number_of(given.numbers[i], given.number_kinds[i]));
   return place_outputs(program_->run(inputs, scalars), inputs);
 }
 

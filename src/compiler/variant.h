@@ -1,54 +1,42 @@
 #pragma once
 
-#include <tessera/compile/step.h>
-
+#include "compiler/numbers.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/recording.h"
 
+#include <memory>
+#include <optional>
+
 namespace tessera::compiler {
-
-/// What a recording was made with, as far as it can be told from a call.
-struct CallShape {
-  struct TensorShape {
-    ValueType type;
-    bool requires_grad;
-    bool is_defined;
-    bool is_conj = false, is_neg = false;
-    uint64_t distribution = 0;  // of a distributed tensor, 0 of others
-    int shares_with = -1;       // the first argument in the same storage
-    int64_t distance = 0;       // from its first element
-    bool operator==(const TensorShape&) const = default;
-  };
-  std::vector<TensorShape> tensors;
-  std::vector<uint64_t> numbers;
-  std::vector<const void*> objects;  // modules and optimizers
-  bool grad_mode = true;
-  std::vector<int> autocast;           // by device type: off, or the dtype
-  std::vector<double> learning_rates;  // of optimizers that are not ours, whose numbers are fixed
-  std::vector<bool> training;          // of every module below those given
-
-  bool operator==(const CallShape&) const = default;
-};
-/// The tensors given, of distributed ones this rank's parts.
-std::vector<at::Tensor> local_tensors(const detail::StepArguments& given);
-CallShape shape_of(const detail::StepArguments& given,
-                   const std::vector<torch::nn::Module*>& modules,
-                   const std::vector<torch::optim::Optimizer*>& optimizers);
-/// In what two calls differ, for a user; empty if in nothing.
-std::string difference(const CallShape& before, const CallShape& after);
 
 /// One program of a function, for one kind of call.
 class Variant {
  public:
-  Variant(CallShape shape, Recording recording, const detail::StepArguments& given);
+  Variant(size_t kind, CallShape shape, Recording recording, const detail::StepArguments& given);
+
+  size_t kind;  // of the calls it serves, see Step::last_kind
 
   /// Why it can't serve this call; empty if it can.
   std::string misfit(const CallShape& shape) const;
   /// The same, but for which gradients exist.
   std::string misfit_besides_gradients(const CallShape& shape) const;
 
+  /// Where numbers among the arguments go, if this recording, of a call of this shape, is the
+  /// variant's but for them; none if it is another.
+  std::optional<std::vector<NumberUse>> match(const CallShape& shape,
+                                              const Recording& recording) const;
+  /// Whether the call is one of its own but for numbers that may vary.
+  bool is_alike(const CallShape& shape) const;
+  /// From now on it takes these numbers from each call. False: it did already.
+  bool vary(const std::vector<NumberUse>& uses);
+  bool takes_numbers() const { return !varying_.empty(); }
+  /// The numbers steer what the function does: it takes none, and is not ready.
+  void fix_numbers();
+
   const CallShape& shape() const { return shape_; }
   const Recording& recording() const { return recording_; }
+  /// The recording's, with numbers of each call where they vary.
+  Graph captured() const { return with_numbers(recording_.graph, uses_); }
   bool is_ready() const { return program_ != nullptr; }
   /// Makes it ready: two recordings gave the same graph, of which this is the program; `compiled`
   /// as for Program.
@@ -75,6 +63,8 @@ class Variant {
     bool is_constant = false;    // a result that is the program's own
   };
 
+  /// The call, as if made with the variant's own numbers where it takes those of each call.
+  CallShape fixed(CallShape shape) const;
   bool reads_gradient(size_t owner) const;
   std::string changed_inputs() const;
   void drop_gradients() const;
@@ -86,8 +76,11 @@ class Variant {
 
   CallShape shape_;
   Recording recording_;
+  std::vector<NumberUse> uses_;
+  std::vector<size_t> varying_;  // numbers that are used so
   bool ignores_gradients_ = false;
   std::vector<Place> places_;       // by input
+  std::vector<uint64_t> hooks_;     // by owner of a gradient: what tells its hooks apart
   std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one
   std::unique_ptr<Program> program_;
   Graph graph_;  // as the program runs it

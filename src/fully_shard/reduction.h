@@ -32,6 +32,7 @@ class Reduction {
 
   /// Sums are divided by it instead of by the number of ranks.
   void divide_by(double factor) { factor_ = factor; }
+  std::optional<double> divisor() const { return factor_; }
   /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again.
   void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }
   /// Whether something is kept so, and whether the next reduction ends that.

@@ -15,6 +15,8 @@
 #include <ATen/ops/alias.h>
 #include <c10/util/StringUtil.h>
 
+#include <bit>
+
 namespace tessera::sharded {
 
 namespace {
@@ -30,6 +32,15 @@ std::string why_not_recorded(Unit& unit) {
   return "";
 }
 
+/// A number that changes with what users set of it; not 0.
+uint64_t way_of_reduction(Unit& unit) {
+  uint64_t way = unit.requires_sync ? 2 : 1;
+  auto* reduction = unit.reduction();
+  if (reduction == nullptr) return way;
+  way = 2 * way + (reduction->reduces_copies() ? 1 : 0);
+  return way ^ (std::bit_cast<uint64_t>(reduction->divisor().value_or(0)) << 3U);
+}
+
 }  // namespace
 
 /// Whether a recorder watches, so that this use goes by operators.
@@ -38,10 +49,10 @@ bool Unit::begin_recorded(Use use) {
   if (use == Use::Forward) {
     end_recorded();
     if (observer == nullptr) return false;
-    observer->depend_on(this, "whether gradients of " + where + " are reduced",
+    observer->depend_on(this, "whether, and how, gradients of " + where + " are reduced",
                         [weak = weak_from_this()]() -> uint64_t {
                           const auto self = weak.lock();
-                          return self ? self->requires_sync : 2;
+                          return self ? way_of_reduction(*self) : 0;
                         });
     const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
     if (!why_not.empty()) {

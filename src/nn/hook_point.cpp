@@ -1,5 +1,6 @@
 #include <tessera/nn/hook_point.h>
 
+#include "base/capture.h"
 #include "nn/backward_passage.h"
 #include "nn/module_hooks.h"
 
@@ -10,9 +11,13 @@
 namespace tessera {
 namespace nn {
 
+std::atomic<int> HookPoint::watchers{0};
+
 template <class Hook>
 HookHandle ModuleHooks::insert(HookList<Hook>& hooks, Hook hook, bool prepend, bool always_call) {
-  auto entry = std::make_shared<HookEntry<Hook>>(HookEntry<Hook>{std::move(hook), always_call});
+  static std::atomic<uint64_t> made{0};
+  auto entry =
+      std::make_shared<HookEntry<Hook>>(HookEntry<Hook>{std::move(hook), always_call, ++made});
   hooks.insert(prepend ? hooks.begin() : hooks.end(), entry);
   refresh();
   return HookHandle([this, &hooks, weak = std::weak_ptr(entry), alive = std::weak_ptr(alive_)] {
@@ -44,6 +49,26 @@ void ModuleHooks::refresh() {
       !before_.empty() || !after_.empty() || !before_backward_.empty() || !after_backward_.empty();
 }
 
+uint64_t ModuleHooks::fingerprint() const {
+  uint64_t hash = point_.module().is_training() ? 1 : 2;
+  const auto add = [&](const auto& hooks) {
+    for (const auto& hook : hooks) hash = hash * 0x9E3779B97F4A7C15ULL + hook->number;
+    hash = hash * 31 + hooks.size();
+  };
+  add(before_);
+  add(after_);
+  add(before_backward_);
+  add(after_backward_);
+  return hash;
+}
+
+std::function<uint64_t()> ModuleHooks::state_reader() const {
+  return [alive = std::weak_ptr(alive_)]() -> uint64_t {
+    const auto hooks = alive.lock();
+    return hooks ? (*hooks)->fingerprint() : 0;
+  };
+}
+
 HookPoint::HookPoint(torch::nn::Module& module, const std::type_info& type) : module_(module) {
   name_after(module, type);
 }
@@ -59,6 +84,7 @@ struct HookPoint::Call::Snapshot {
   HookList<ForwardHook> after;
   std::shared_ptr<BackwardPassage> passage;  // null without backward hooks
   size_t reached = 0;                        // hooks after forward that have been started
+  capture::Observer* observer = nullptr;     // that was told of the call
 
   explicit Snapshot(HookPoint& point)
       : before(point.hooks().before()), after(point.hooks().after()) {
@@ -69,8 +95,15 @@ struct HookPoint::Call::Snapshot {
 };
 
 HookPoint::Call::Call(HookPoint& point, Arguments& arguments)
-    : point_(point), arguments_(arguments), snapshot_(std::make_unique<Snapshot>(point)) {}
-HookPoint::Call::~Call() = default;
+    : point_(point), arguments_(arguments), snapshot_(std::make_unique<Snapshot>(point)) {
+  auto* observer = capture::observer();
+  if (observer == nullptr || !observer->watches_modules()) return;
+  observer->enter_module(point.module(), point.hooks().state_reader());
+  snapshot_->observer = observer;
+}
+HookPoint::Call::~Call() {
+  if (snapshot_->observer != nullptr) snapshot_->observer->leave_module();
+}
 
 // As in Python, the gradients that backward hooks see are those of the arguments that forward gets
 // and of the result that the caller gets.

@@ -11,6 +11,7 @@ template <class Hook>
 struct HookEntry {
   Hook run;
   bool always_call = false;
+  uint64_t number = 0;  // no other entry has it, at any time
 };
 template <class Hook>
 using HookList = std::vector<std::shared_ptr<HookEntry<Hook>>>;
@@ -31,10 +32,15 @@ class ModuleHooks {
   const HookList<BackwardHook>& after_backward() const { return after_backward_; }
   ComposableStates& states() { return states_; }
 
+  /// Reads a number that changes with training mode and with the hooks of the module, for as long
+  /// as it exists; 0 afterwards.
+  std::function<uint64_t()> state_reader() const;
+
  private:
   template <class Hook>
   HookHandle insert(HookList<Hook>& hooks, Hook hook, bool prepend, bool always_call = false);
   void refresh();
+  uint64_t fingerprint() const;
 
   HookPoint& point_;
   HookList<ForwardPreHook> before_;
@@ -50,6 +56,16 @@ class ModuleHooks {
 HookPoint* find_hook_point(torch::nn::Module& module);
 /// Throws, naming the function, the module and the remedy, if the module can't be hooked.
 HookPoint& require_hook_point(torch::nn::Module& module, const char* function);
+
+/// Calls of all hookable modules go through HookPoint::Call, which tells this thread's
+/// capture::Observer of them, while it lives.
+class WatchCalls {
+ public:
+  WatchCalls() { ++HookPoint::watchers; }
+  ~WatchCalls() { --HookPoint::watchers; }
+  WatchCalls(const WatchCalls&) = delete;
+  WatchCalls& operator=(const WatchCalls&) = delete;
+};
 
 /// Lets Module::name() say `type`, unless it has said something already.
 void name_after(torch::nn::Module& module, const std::type_info& type);

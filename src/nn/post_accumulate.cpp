@@ -11,13 +11,17 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace tessera {
 namespace {
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-using GradHook = std::function<void(const at::Tensor&)>;
+struct GradHook {
+  std::function<void(const at::Tensor&)> run;
+  uint64_t number;  // no other has it, at any time
+};
 
 /// libtorch has one slot per tensor; this owns it and serves any number. A hook that was there
 /// before runs first.
@@ -32,14 +36,21 @@ class Multiplexer final : public torch::autograd::PostAccumulateGradHook {
 
   void run(const at::Tensor& tensor) {
     if (earlier_) (*earlier_)(tensor);
-    for (const auto& hook : hooks()) (*hook)(tensor);
+    for (const auto& hook : hooks()) hook->run(tensor);
   }
 
   void intercept(std::function<bool(const at::Tensor&)> takes) { takes_ = std::move(takes); }
 
-  std::shared_ptr<GradHook> add(GradHook hook) {
+  std::shared_ptr<GradHook> add(std::function<void(const at::Tensor&)> hook) {
+    static std::atomic<uint64_t> made{0};
     const std::lock_guard lock(mutex_);
-    return hooks_.emplace_back(std::make_shared<GradHook>(std::move(hook)));
+    return hooks_.emplace_back(std::make_shared<GradHook>(GradHook{std::move(hook), ++made}));
+  }
+  uint64_t fingerprint() {
+    const std::lock_guard lock(mutex_);
+    uint64_t hash = 1;
+    for (const auto& hook : hooks_) hash = hash * 0x9E3779B97F4A7C15ULL + hook->number;
+    return hash;
   }
   void remove(const std::shared_ptr<GradHook>& hook) {
     const std::lock_guard lock(mutex_);
@@ -110,11 +121,24 @@ bool nn::owns_memory(const at::Tensor& gradient) {
   return gradient.storage().use_count() <= owners_of_own();
 }
 
+uint64_t nn::fingerprint_of_hooks(const at::Tensor& tensor) {
+  auto* multiplexer = find_multiplexer(tensor);
+  uint64_t hash = multiplexer == nullptr ? 0 : multiplexer->fingerprint();
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  if (meta == nullptr || !meta->cpp_hooks_list_) return hash;
+  hash = ~hash * 0x9E3779B97F4A7C15ULL;
+  // Places of hooks stay; those that were removed are empty.
+  for (const auto& hook : *meta->cpp_hooks_list_)
+    hash = hash * 0x9E3779B97F4A7C15ULL + (hook ? 2 : 1);
+  return hash;
+}
+
 void nn::run_post_accumulate_grad_hooks(const at::Tensor& tensor) {
   if (auto* multiplexer = find_multiplexer(tensor)) multiplexer->run(tensor);
 }
 
-HookHandle register_post_accumulate_grad_hook(const at::Tensor& tensor, GradHook hook) {
+HookHandle register_post_accumulate_grad_hook(const at::Tensor& tensor,
+                                              std::function<void(const at::Tensor&)> hook) {
   TORCH_CHECK_VALUE(hook,
                     "register_post_accumulate_grad_hook: expected a function, got an empty "
                     "one");

@@ -61,6 +61,31 @@ bool use_lists(const char* caller, const Tensors& tensors, std::optional<bool> f
   return foreach.value_or(device_has && std::all_of(tensors.begin(), tensors.end(), is_plain));
 }
 
+/// Makes distributed scalars plain; those that are spread alike travel together.
+void make_whole(Tensors& scalars) {
+  std::vector<size_t> waiting;
+  for (size_t i = 0; i < scalars.size(); ++i)
+    if (is_dtensor(scalars[i])) waiting.push_back(i);
+  while (!waiting.empty()) {
+    const auto first = DTensor::of(scalars[waiting.front()]);
+    std::vector<size_t> alike, others;
+    Tensors parts;
+    for (const size_t i : waiting) {
+      const auto scalar = DTensor::of(scalars[i]);
+      const bool is_alike = scalar.mesh() == first.mesh() &&
+                            scalar.placements() == first.placements() &&
+                            scalar.scalar_type() == first.scalar_type();
+      (is_alike ? alike : others).push_back(i);
+      if (is_alike) parts.push_back(scalar.to_local());
+    }
+    const auto whole =
+        DTensor::from_local(at::stack(parts), first.mesh(), first.placements()).full_tensor();
+    for (size_t k = 0; k < alike.size(); ++k)
+      scalars[alike[k]] = whole.select(0, static_cast<int64_t>(k));
+    waiting = std::move(others);
+  }
+}
+
 at::Tensor total_norm_of(const char* caller, const Tensors& tensors, double norm_type,
                          bool error_if_nonfinite, std::optional<bool> foreach) {
   if (tensors.empty()) return at::scalar_tensor(0.0, at::kFloat);
@@ -76,10 +101,8 @@ at::Tensor total_norm_of(const char* caller, const Tensors& tensors, double norm
     }
   });
   // Distributed and plain parameters may stand side by side; a norm is one number for all ranks.
-  for (at::Tensor& norm : norms) {
-    if (is_dtensor(norm)) norm = DTensor::of(norm).full_tensor();
-    norm = norm.to(device);
-  }
+  make_whole(norms);
+  for (at::Tensor& norm : norms) norm = norm.to(device);
   at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
   if (error_if_nonfinite) {
     TORCH_CHECK(std::isfinite(total.item<double>()), caller,

@@ -144,6 +144,7 @@ void Optimizer::add_param_group(const ParamGroup& group) {
   if (!copy.has_options()) copy.set_options(defaults_->clone());
   impl_->rule->demand(copy.options());
   param_groups_.push_back(std::move(copy));
+  ++impl_->rule->groups_added;
 }
 
 at::Tensor Optimizer::step(LossClosure closure) {
@@ -153,6 +154,12 @@ at::Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode enable(true);
     loss = closure();
   }
+  if (auto* observer = capture::observer())
+    observer->depend_on(impl_->rule.get(), c10::str("parameter groups of ", impl_->rule->name()),
+                        [weak = std::weak_ptr(impl_->rule)]() -> uint64_t {
+                          const auto alive = weak.lock();
+                          return alive ? alive->groups_added : 0;
+                        });
   impl_->plans.resize(param_groups_.size());
   for (const auto i : c10::irange(param_groups_.size())) {
     GroupPlan& plan = impl_->plans[i];

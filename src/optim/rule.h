@@ -53,6 +53,8 @@ class Optimizer::Rule {
   virtual std::vector<VaryingNumber> varying(Options& options) const = 0;
   virtual uint64_t fingerprint(Options& options) const = 0;
   virtual void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const = 0;
+
+  uint64_t groups_added = 0;  // for a recorder
 };
 
 /// One number of several, by their bits.

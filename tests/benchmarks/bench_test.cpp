@@ -105,11 +105,15 @@ TEST(BenchTrain, ComparesCompiledStepsWithOurOwn) {
 TEST(BenchCompile, TellsHowLongItTakes) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "compile.csv";
-  const auto result = bench({"compile", "--blocks", "1", "--repeats", "1", "--csv", path});
+  const auto result =
+      bench({"compile", "--blocks", "1", "--repeats", "1", "--nodes", "20", "--csv", path});
   ASSERT_TRUE(result.status.ok()) << result.output;
   const Table table(path);
   ASSERT_EQ(table.rows.size(), 1);
   EXPECT_GT(table.number(0, "ready_s"), 0);
+  const Table nodes(folder.path() / "compile-nodes.csv");
+  ASSERT_EQ(nodes.rows.size(), 3);
+  for (size_t i = 0; i < 3; ++i) EXPECT_GT(nodes.number(i, "program_us"), 0);
 }
 
 TEST(BenchTrain, NamesWhatItKnows) {

@@ -114,6 +114,13 @@ void expect_parity(const std::string& style, MakeOptimizer make_optimizer, Shape
   }
 }
 
+void expect_whole(SimpleMlp& net, SimpleMlp& copy, const std::string& style) {
+  const auto parameters = net->parameters(), reference = copy->parameters();
+  for (size_t k = 0; k < parameters.size(); ++k)
+    EXPECT_TRUE(torch::allclose(whole(parameters[k]), reference[k], 1.3e-6, 1e-5))
+        << style << ", parameter " << k;
+}
+
 const auto sgd = [](double momentum, bool foreach) {
   return [=](auto parameters) {
     return optim::SGD(parameters, {.lr = 0.1, .momentum = momentum, .foreach = foreach});
@@ -172,6 +179,111 @@ TEST_P(DataParallelRanks, ShardsUnevenRows) {
   run(3, [] {
     expect_parity<SimpleMlp>("fully_shard", fused_adam);
     expect_parity<SimpleMlp>("fully_shard", sgd(0.9, true));
+  });
+}
+
+/// Calls of other sizes have programs of their own; what is distributed stays so.
+TEST_P(DataParallelRanks, TakesBatchesOfOtherSizes) {
+  run(2, [] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      torch::manual_seed(1234);
+      SimpleMlp net;
+      torch::manual_seed(1234);
+      SimpleMlp copy;
+      replicate(copy);
+      auto optimizer = fused_adam(net->parameters()),
+           copy_optimizer = fused_adam(copy->parameters());
+      const auto first = draw({8, 50}, {8, 8}, Data::Same);
+      train_step(net, optimizer, first);
+      train_step(copy, copy_optimizer, first);
+      optimizer.zero_grad();
+      auto compiled = compile([](SimpleMlp& module, optim::Adam& opt,
+                                 const Batch& batch) { return train_step(module, opt, batch); },
+                              {.parallel_mode = DataParallel(style)});
+      for (const int64_t rows : {8, 6, 6, 8, 3, 6, 8}) {
+        const auto batch = draw({rows, 50}, {rows, 8}, Data::OfEachRank);
+        const auto wanted = train_step(copy, copy_optimizer, batch);
+        EXPECT_TRUE(torch::allclose(compiled(net, optimizer, batch), wanted, 1e-5, 1e-3));
+        expect_whole(net, copy, style);
+      }
+      EXPECT_THAT(explain(compiled), HasSubstr("captured again, because of a change in sizes"));
+    }
+  });
+}
+
+TEST_P(DataParallelRanks, RefusesBatchesOfDifferentSizesOnAllRanks) {
+  run(2, [] {
+    SimpleMlp net;
+    auto optimizer = sgd(0, false)(net->parameters());
+    auto compiled = compile([](SimpleMlp& module, optim::SGD& opt,
+                               const Batch& batch) { return train_step(module, opt, batch); },
+                            {.parallel_mode = DataParallel("fully_shard")});
+    const auto call = [&](int64_t rows) {
+      compiled(net, optimizer, draw({rows, 50}, {rows, 8}, Data::OfEachRank));
+    };
+    call(4);
+    EXPECT_THAT([&] { call(rank() == 0 ? 4 : 6); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr("batches of one size")));
+    call(4);
+    call(6);
+  });
+}
+
+TEST_P(DataParallelRanks, TrainsWithStockSgd) {
+  run(2, [] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      expect_parity<SimpleMlp>(style, [](auto parameters) {
+        return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+      });
+    }
+  });
+}
+
+TEST(DataParallelErrorsRanks, NameOptimizersThatCountOnTheHost) {
+  run_processes(2, [] {
+    SimpleMlp net;
+    torch::optim::Adam optimizer(net->parameters());
+    auto named = compile([](SimpleMlp& module, torch::optim::Adam& opt,
+                            const Batch& batch) { return train_step(module, opt, batch); },
+                         {.parallel_mode = DataParallel("replicate")});
+    const auto batch = draw({4, 50}, {4, 8}, Data::Same);
+    EXPECT_THAT([&] { named(net, optimizer, batch); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr(
+                    "got torch::optim::Adam, whose steps depend on numbers of the host")));
+  });
+}
+
+TEST(DataParallelErrorsRanks, NameNumbersOfTheHost) {
+  run_processes(2, [] {
+    SimpleMlp net;
+    int64_t calls = 0;
+    auto step = compile(
+        [&](SimpleMlp& module, const Batch& batch) {
+          module->zero_grad();
+          auto loss = (module(std::get<0>(batch)) * static_cast<double>(++calls)).sum();
+          loss.backward();
+          return loss.detach();
+        },
+        {.parallel_mode = DataParallel("replicate")});
+    EXPECT_THAT([&] { step(net, draw({4, 50}, {4, 8}, Data::Same)); },
+                ::testing::ThrowsMessage<c10::Error>(
+                    HasSubstr("expected a step that is the same at each call")));
+  });
+}
+
+TEST(DataParallelErrorsRanks, NameWhatIsWrittenBesides) {
+  run_processes(2, [] {
+    SimpleMlp net;
+    auto count = torch::zeros({});
+    auto step = compile(
+        [&](SimpleMlp& module, torch::Tensor x) {
+          const torch::NoGradGuard no_grad;
+          count.add_(1);
+          return module(x).sum();
+        },
+        {.parallel_mode = DataParallel("replicate")});
+    EXPECT_THAT([&] { step(net, torch::ones({4, 50})); },
+                ::testing::ThrowsMessage<c10::Error>(HasSubstr("but it writes outside")));
   });
 }
 

@@ -1,4 +1,7 @@
+#include <tessera/compile/config.h>
+
 #include "compiler/passes/run.h"
+#include "compiler/pipeline.h"
 #include "support/message_of.h"
 #include "support/temporary_folder.h"
 
@@ -62,6 +65,44 @@ TEST(RunPasses, FindsPassesByOursAndUpstreamsNames) {
   EXPECT_EQ(find_pass("fuse_ddp_with_coalesced_op").name, "bucket_all_reduces");
   EXPECT_EQ(find_pass("fuse_ddp_with_concat_op").name, "bucket_all_reduces_by_concat");
   EXPECT_EQ(find_pass("schedule_comm_wait").name, "schedule_waits");
+}
+
+TEST(PassOrder, IsWhatPassesDemand) {
+  const auto listed = [](const std::vector<std::string>& names) {
+    std::vector<Pass> passes;
+    for (const auto& name : names) passes.push_back(find_pass(name));
+    return passes;
+  };
+  EXPECT_NO_THROW(check_order(listed({"compress_to_float16", "fuse_ddp_with_coalesced_op",
+                                      "schedule_comm_wait", "reuse_memory"})));
+  EXPECT_NO_THROW(check_order(listed({"schedule_waits", "reuse_memory"})));
+  EXPECT_EQ(message_of(
+                [&] { check_order(listed({"schedule_comm_wait", "fuse_ddp_with_coalesced_op"})); }),
+            "compile: expected the pass bucket_all_reduces before schedule_waits, which needs it "
+            "done, got it after; change their order");
+  auto own = listed({"bucket_all_gathers", "remove_dead_code"});
+  own.insert(own.begin(), {"mine", [](Graph&) {}, {"remove_dead_code"}});
+  EXPECT_NE(message_of([&] { check_order(own); }).find("the pass remove_dead_code before mine"),
+            std::string::npos);
+}
+
+/// Every list that compile() may run is in order: nothing of it depends on the graph.
+TEST(PassOrder, HoldsForOursAndIsAskedOfOthers) {
+  for (const char* backend : {"codegen", "interpret"}) {
+    EXPECT_NO_THROW(check_options({.backend = backend}));
+    EXPECT_NO_THROW(check_options({.compress_gradients = at::kHalf, .backend = backend}));
+  }
+  EXPECT_NE(message_of([] {
+              check_options({.passes = {find_pass("compress_to_float16")}});
+            }).find("the pass compress_to_float16 before bucket_all_reduces_by_size"),
+            std::string::npos);
+  EXPECT_NE(message_of([] {
+              ConfigPatch patch({.fuse_ddp_passes = {{"schedule_waits", "bucket_all_reduces"}}});
+            }).find("the pass bucket_all_reduces before schedule_waits"),
+            std::string::npos);
+  EXPECT_EQ(message_of([] { check_options({.compress_gradients = at::kFloat}); }),
+            "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, got "
+            "Float; leave it out to average gradients as they are");
 }
 
 TEST(RunPasses, ErrorsNameTheNearestPasses) {

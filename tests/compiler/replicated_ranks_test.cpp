@@ -5,7 +5,7 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
-#include "replicate/local_part.h"
+#include "step_parity.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
@@ -34,68 +34,85 @@ class ReplicatedStepRanks : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Every, ReplicatedStepRanks, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
-struct Parity {
-  std::function<void(Mlp&)> prepare;   // makes it parallel
-  bool own_rows = true;                // every rank has a batch of its own
-  std::function<bool(int)> sync = {};  // whether a step averages; none: nobody asks
-};
+void expect_parity_of(const std::function<void(Mlp&)>& prepare,
+                      const std::function<void(Mlp&, int)>& before_step = {}) {
+  expect_step_parity<Mlp>(
+      {.prepare = prepare, .outputs = 4, .steps = 9, .before_step = before_step});
+}
 
-/// Trains an eager and a compiled model.
-void expect_parity(const Parity& which) {
-  constexpr int kSteps = 9;
-  Mlp nets[2];
-  for (auto& net : nets) {
-    torch::manual_seed(3);
-    net = Mlp();
-    which.prepare(net);
-  }
-  const optim::AdamWOptions options{.lr = 0.01, .fused = true};
-  optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
-                                optim::AdamW(nets[1]->parameters(), options)};
-  const auto step = [&](int of, const torch::Tensor& x, const torch::Tensor& y) {
-    auto loss = torch::mse_loss(nets[of](x), y);
-    loss.backward();
-    optimizers[of].step();
-    optimizers[of].zero_grad();
-    return loss;
-  };
-  auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
-                          {.module = nets[1], .optimizer = optimizers[1]});
-  for (int i = 0; i < kSteps; ++i) {
-    torch::manual_seed(100 + 10 * i + (which.own_rows ? rank() : 0));
-    const auto x = torch::randn({6, 10}), y = torch::randn({6, 4});
-    for (auto& net : nets) {
-      if (which.sync) set_requires_gradient_sync(net, which.sync(i));
-    }
-    const auto wanted = step(0, x, y);
-    EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
-    const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
-    for (size_t k = 0; k < got.size(); ++k)
-      EXPECT_TRUE(torch::allclose(replication::local_part(got[k]),
-                                  replication::local_part(reference[k]), 1e-5, 1e-5))
-          << "step " << i << ", parameter " << k;
-  }
-  EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
-  EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
+/// How many collectives of a program send tensors of this dtype.
+int sends_of_dtype(const Graph& graph, torch::ScalarType dtype) {
+  return static_cast<int>(
+      std::count_if(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+        return node.op.starts_with("_c10d_functional::all_reduce") &&
+               graph.type(node.used().front()).dtype == dtype;
+      }));
 }
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStep) {
-  run([] { expect_parity({.prepare = [](Mlp& net) { replicate(net); }}); });
+  run([] { expect_parity_of([](Mlp& net) { replicate(net); }); });
 }
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStepThatAveragesNowAndThen) {
   run([] {
-    expect_parity(
-        {.prepare = [](Mlp& net) { replicate(net); }, .sync = [](int i) { return i % 2 == 0; }});
+    expect_parity_of([](Mlp& net) { replicate(net); },
+                     [](Mlp& net, int i) { set_requires_gradient_sync(net, i % 2 == 0); });
   });
 }
 
 TEST_P(ReplicatedStepRanks, TrainsLikeTheStepWithACommHook) {
   run([] {
-    expect_parity({.prepare = [](Mlp& net) {
+    expect_parity_of([](Mlp& net) {
       replicate(net);
       register_comm_hook(net, bf16_compress_hook);
-    }});
+    });
+  });
+}
+
+/// Averages of a hook are buckets as others are.
+TEST_P(ReplicatedStepRanks, BucketsWhatACommHookSends) {
+  run([] {
+    Mlp net;
+    replicate(net);
+    register_comm_hook(net, fp16_compress_hook);
+    auto step = compile([&](torch::Tensor x) { net(x).sum().backward(); }, {.fullgraph = true});
+    for (int i = 0; i < 4; ++i) {
+      net->zero_grad();
+      step(torch::ones({2, 10}));
+    }
+    EXPECT_EQ(counters()["ddp_buckets"], 1);
+    EXPECT_EQ(sends_of_dtype(*step.step().graph(), torch::kHalf), 1) << *step.step().graph();
+  });
+}
+
+/// The option does what the hook does.
+TEST_P(ReplicatedStepRanks, CompressesGradients) {
+  run([] {
+    Mlp nets[2];
+    for (auto& net : nets) {
+      torch::manual_seed(3);
+      net = Mlp();
+      replicate(net);
+    }
+    register_comm_hook(nets[0], bf16_compress_hook);
+    auto step = compile([&](torch::Tensor x) { nets[1](x).square().sum().backward(); },
+                        {.fullgraph = true, .compress_gradients = torch::kBFloat16});
+    for (int i = 0; i < 5; ++i) {
+      torch::manual_seed(10 * i + rank());
+      const auto x = torch::randn({4, 10});
+      for (auto& net : nets) net->zero_grad();
+      nets[0](x).square().sum().backward();
+      step(x);
+      const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
+      // The first calls, which are recorded, average as they are.
+      for (size_t k = 0; k < got.size(); ++k)
+        EXPECT_TRUE(torch::allclose(got[k].grad(), wanted[k].grad(), 2e-2, 1e-3)) << i << " " << k;
+      const auto& last = got[0].grad();
+      const bool is_rounded = torch::equal(last, last.to(torch::kBFloat16).to(torch::kFloat));
+      EXPECT_TRUE(is_rounded || i < 4);
+    }
+    EXPECT_EQ(sends_of_dtype(*step.step().graph(), torch::kBFloat16), 1) << *step.step().graph();
+    EXPECT_EQ(sends_of_dtype(*step.step().graph(), torch::kFloat), 0);
   });
 }
 
@@ -103,13 +120,15 @@ TEST_P(ReplicatedStepRanks, TrainsLikeTheStepWithACommHook) {
 TEST_P(ReplicatedStepRanks, TrainsATensorParallelModel) {
   run([] {
     const auto mesh = init_device_mesh(torch::kCPU, {world_size()});
-    expect_parity({.prepare =
-                       [&](Mlp& net) {
-                         parallelize_module(
-                             net, mesh,
-                             {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
-                       },
-                   .own_rows = false});
+    expect_step_parity<Mlp>(
+        {.prepare =
+             [&](Mlp& net) {
+               parallelize_module(net, mesh,
+                                  {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
+             },
+         .outputs = 4,
+         .steps = 9,
+         .batch = [] { return 0; }});
   });
 }
 

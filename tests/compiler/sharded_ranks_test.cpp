@@ -7,6 +7,7 @@
 #include <tessera/parallelize.h>
 
 #include "replicate/local_part.h"
+#include "step_parity.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
@@ -45,6 +46,7 @@ struct StackImpl : torch::nn::Module {
 TESSERA_MODULE(Stack);
 
 using Prepare = std::function<void(Stack&)>;
+constexpr int64_t kOutputs = 3;
 
 /// Two units and the root's own.
 Prepare sharded(const FullyShardOptions& options = {}) {
@@ -53,61 +55,6 @@ Prepare sharded(const FullyShardOptions& options = {}) {
     fully_shard(net->second, options);
     fully_shard(net, options);
   };
-}
-
-struct Parity {
-  Prepare prepare;
-  bool clips = false;
-  bool evaluates = false;                     // between steps, as it is
-  std::map<std::string, int> operators = {};  // how often the program has those, if it says so
-  std::function<int()> batch = [] { return rank(); };
-};
-
-/// Trains an eager and a compiled model.
-void expect_parity(const Parity& which) {
-  Stack nets[2];
-  for (auto& net : nets) {
-    torch::manual_seed(3);
-    net = Stack();
-    which.prepare(net);
-  }
-  const optim::AdamWOptions options{.lr = 0.01, .fused = true};
-  optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), options),
-                                optim::AdamW(nets[1]->parameters(), options)};
-  const auto step = [&](int of, const torch::Tensor& x, const torch::Tensor& y) {
-    auto loss = torch::mse_loss(nets[of](x).to(y.scalar_type()), y);
-    loss.backward();
-    if (which.clips) optim::clip_grad_norm_(nets[of]->parameters(), 0.1);
-    optimizers[of].step();
-    optimizers[of].zero_grad();
-    return loss;
-  };
-  auto compiled = compile([&](torch::Tensor x, torch::Tensor y) { return step(1, x, y); },
-                          {.module = nets[1], .optimizer = optimizers[1]});
-  for (int i = 0; i < 6; ++i) {
-    torch::manual_seed(100 + 10 * i + which.batch());
-    const auto x = torch::randn({6, 10}), y = torch::randn({6, 3});
-    const auto wanted = step(0, x, y);
-    EXPECT_TRUE(torch::allclose(compiled(x, y), wanted, 1e-5, 1e-5)) << "step " << i;
-    const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
-    for (size_t k = 0; k < got.size(); ++k)
-      EXPECT_TRUE(torch::allclose(replication::local_part(got[k]),
-                                  replication::local_part(reference[k]), 1e-5, 1e-5))
-          << "step " << i << ", parameter " << k;
-    if (!which.evaluates) continue;
-    const torch::NoGradGuard no_grad;
-    EXPECT_TRUE(torch::allclose(nets[1](x), nets[0](x), 1e-5, 1e-5)) << "step " << i;
-  }
-  EXPECT_THAT(explain(compiled), HasSubstr("compiled: "));
-  EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
-  for (const auto& [op, wanted] : which.operators) {
-    const auto& nodes = compiled.step().graph()->nodes;
-    EXPECT_EQ(std::count_if(nodes.begin(), nodes.end(),
-                            [&op = op](const auto& node) { return node.op == op; }),
-              wanted)
-        << op << " in\n"
-        << *compiled.step().graph();
-  }
 }
 
 struct Layout {
@@ -134,60 +81,86 @@ constexpr auto* kScatter = "_c10d_functional::reduce_scatter_tensor_coalesced";
 
 /// What the units give up after forward is gathered once more; the root stays whole.
 TEST_P(ShardedStepRanks, TrainsLikeTheStep) {
-  run([] { expect_parity({.prepare = sharded(), .operators = {{kGather, 5}, {kScatter, 3}}}); });
+  run([] {
+    expect_step_parity<Stack>(
+        {.prepare = sharded(), .outputs = kOutputs, .operators = {{kGather, 5}, {kScatter, 3}}});
+  });
 }
 
 TEST_P(ShardedStepRanks, TrainsLikeTheStepThatKeepsParametersWhole) {
   run([] {
-    expect_parity({.prepare = sharded({.strategy = ShardingStrategy::SHARD_GRAD_OP}),
-                   .operators = {{kGather, 3}, {kScatter, 3}}});
-    expect_parity({.prepare = sharded({.strategy = ShardingStrategy::NO_SHARD})});
+    expect_step_parity<Stack>({.prepare = sharded({.strategy = ShardingStrategy::SHARD_GRAD_OP}),
+                               .outputs = kOutputs,
+                               .operators = {{kGather, 3}, {kScatter, 3}}});
+    expect_step_parity<Stack>(
+        {.prepare = sharded({.strategy = ShardingStrategy::NO_SHARD}), .outputs = kOutputs});
   });
 }
 
 TEST_P(ShardedStepRanks, TrainsLikeTheStepInMixedPrecision) {
   run([] {
-    expect_parity({.prepare = sharded({.mixed_precision = {.param_dtype = torch::kBFloat16,
-                                                           .reduce_dtype = torch::kFloat}})});
+    expect_step_parity<Stack>(
+        {.prepare = sharded(
+             {.mixed_precision = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat}}),
+         .outputs = kOutputs});
   });
 }
 
 TEST_P(ShardedStepRanks, ClipsLikeTheStep) {
-  run([] { expect_parity({.prepare = sharded(), .clips = true}); });
+  run([] {
+    expect_step_parity<Stack>({.prepare = sharded(), .outputs = kOutputs, .clips = true});
+  });
+}
+
+TEST_P(ShardedStepRanks, FollowsChangesOfTheDivisor) {
+  run([] {
+    expect_step_parity<Stack>({.prepare = sharded(),
+                               .outputs = kOutputs,
+                               .steps = 12,
+                               .before_step = [](Stack& net, int i) {
+                                 if (i == 4) set_gradient_divide_factor(net->first, 0.5);
+                                 if (i == 8) set_gradient_divide_factor(net, 8);
+                               }});
+  });
 }
 
 TEST_P(ShardedStepRanks, LeavesAModelThatRunsAsItIs) {
-  run([] { expect_parity({.prepare = sharded(), .evaluates = true}); });
+  run([] {
+    expect_step_parity<Stack>({.prepare = sharded(), .outputs = kOutputs, .evaluates = true});
+  });
 }
 
 TEST_P(ShardedStepRanks, ComputesCheckpointedPartsAgain) {
   run([] {
-    expect_parity({.prepare = [](Stack& net) {
-      checkpoint(net->first);  // inside of a unit
-      sharded()(net);
-      checkpoint(net->second);  // around one
-    }});
+    expect_step_parity<Stack>({.prepare =
+                                   [](Stack& net) {
+                                     checkpoint(net->first);  // inside of a unit
+                                     sharded()(net);
+                                     checkpoint(net->second);  // around one
+                                   },
+                               .outputs = kOutputs});
   });
 }
 
 TEST(ShardedMeshRanks, TrainsLikeTheStepInCopies) {
   run_processes(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"});
-    expect_parity({.prepare = sharded({.mesh = mesh})});
+    expect_step_parity<Stack>({.prepare = sharded({.mesh = mesh}), .outputs = kOutputs});
   });
 }
 
 TEST(ShardedMeshRanks, TrainsLikeTheStepThatIsTensorParallel) {
   run_processes(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
-    expect_parity({.prepare =
-                       [&](Stack& net) {
-                         parallelize_module(
-                             net, mesh["tp"],
-                             {{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
-                         sharded({.mesh = mesh["dp"]})(net);
-                       },
-                   .batch = [&] { return mesh.local_rank("dp"); }});
+    expect_step_parity<Stack>(
+        {.prepare =
+             [&](Stack& net) {
+               parallelize_module(net, mesh["tp"],
+                                  {{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel()}});
+               sharded({.mesh = mesh["dp"]})(net);
+             },
+         .outputs = kOutputs,
+         .batch = [&] { return mesh.local_rank("dp"); }});
   });
 }
 

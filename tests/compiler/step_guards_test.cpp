@@ -176,6 +176,20 @@ TEST(CompiledStepGuards, ResultsOfAnotherForm) {
   }
 }
 
+/// Inside another function it is a part of that one, whatever it knows itself.
+TEST(CompiledStepGuards, ResultsOfAnotherFormInside) {
+  auto inner = compile([](Tensor x, bool first) {
+    return first ? std::pair(std::optional(x * 2), std::optional<Tensor>())
+                 : std::pair(std::optional<Tensor>(), std::optional(x * 3));
+  });
+  auto outer = compile([&](Tensor x) { return *inner(x, false).second; });
+  const auto x = torch::ones({2});
+  repeat(4, [&] {
+    EXPECT_TRUE(inner(x, true).first.has_value());
+    EXPECT_TRUE(torch::equal(outer(x), x * 3));
+  });
+}
+
 TEST(CompiledStepGuards, GradientsThatNobodyWants) {
   auto net = nn::Linear(3, 2);
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});

@@ -124,6 +124,26 @@ TEST(CompiledStepMemory, CheckpointedPartsThatDraw) {
   EXPECT_THAT(explain(compiled), HasSubstr(kRan));
 }
 
+/// What backward computes again needs gradients where the forward did, or it saves other tensors.
+TEST(CompiledStepMemory, CheckpointedPartsInTheMiddle) {
+  for (const bool compiles : {false, true}) {
+    torch::manual_seed(3);
+    auto first = nn::Linear(6, 6), middle = nn::Linear(6, 6);
+    checkpoint(middle);
+    const auto run = [&](torch::Tensor x) {
+      auto loss = middle(first(x)).square().sum();
+      loss.backward();
+      return loss;
+    };
+    auto compiled = compile(run, {.fullgraph = true, .backend = "interpret"});
+    const auto x = torch::ones({2, 6});
+    for (int i = 0; i < 4; ++i) compiles ? compiled(x) : run(x);
+    static at::Tensor reference;
+    if (!compiles) reference = first->weight.grad();
+    EXPECT_TRUE(torch::allclose(first->weight.grad(), reference));
+  }
+}
+
 /// Equal computations are merged, but not those that save memory.
 TEST(CompiledStepMemory, CheckpointedPartsAreComputedAgain) {
   for (const bool checkpoints : {false, true}) {

@@ -79,8 +79,7 @@ struct Node {
 
 enum class InputKind { Parameter, Buffer, State, Gradient, Argument, Outside };
 
-/// A tensor that exists before the program runs. None that is written
-/// overlaps another in memory.
+/// A tensor that exists before the program runs. None that is written overlaps another in memory.
 struct GraphInput {
   ValueId value = kNoValue;
   InputKind kind = InputKind::Outside;

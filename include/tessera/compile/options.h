@@ -20,7 +20,8 @@ struct CompileOptions {
   /// rank makes the same calls; collective.
   AnyParallelMode parallel_mode = {};
   /// A module or an optimizer that the function uses without being given it: one that a lambda
-  /// captures. Names in the program are theirs, and training mode is watched.
+  /// captures. Names in the program are theirs, and training mode of libtorch's own modules, which
+  /// can't be hooked, is watched.
   std::optional<nn::ModuleRef> module = std::nullopt;
   std::optional<std::reference_wrapper<torch::optim::Optimizer>> optimizer = std::nullopt;
   /// What can't be compiled is an error. Otherwise it runs as it is, with one warning.
@@ -28,6 +29,9 @@ struct CompileOptions {
   /// False: no gradients of the parameters are left after a call, as if it ended with zero_grad();
   /// the program need not keep them.
   bool keep_grads = true;
+  /// torch::kHalf or torch::kBFloat16: gradients are averaged in that, as by replicate's
+  /// fp16_compress_hook and bf16_compress_hook: cast, divided, reduced, cast back.
+  std::optional<at::ScalarType> compress_gradients = std::nullopt;
   /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
   std::string backend = "codegen";
   /// Run after ours, in this order.

@@ -13,6 +13,8 @@ namespace tessera {
 struct Pass {
   std::string name;
   std::function<void(Graph&)> run;
+  /// Names of passes that must come before it, where a list has them.
+  std::vector<std::string> after = {};
 };
 
 /// What the compiler did, by name: "graphs", "recaptures", "ddp_buckets" (of the last graph),

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <concepts>
+#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -18,12 +19,25 @@
 
 namespace tessera::detail {
 
+/// What a number among the arguments may be to a program; see Note [numbers among arguments].
+enum class NumberKind : uint8_t {
+  Fixed,  // a program is for this one
+  Real,   // of a double
+  Whole,  // of an int64_t
+};
+
 /// What a compiled function was called with, as far as its program depends on it.
 struct StepArguments {
   std::vector<at::Tensor> tensors;
   std::vector<uint64_t> numbers;  // bit by bit; of texts their hashes
+  std::vector<NumberKind> number_kinds;
   std::vector<torch::nn::Module*> modules;
   std::vector<torch::optim::Optimizer*> optimizers;
+
+  void add_number(uint64_t bits, NumberKind kind = NumberKind::Fixed) {
+    numbers.push_back(bits);
+    number_kinds.push_back(kind);
+  }
 };
 
 /// Runs a function, or the program made of it.
@@ -37,7 +51,9 @@ class Step {
   std::vector<at::Tensor> call(const StepArguments& given,
                                c10::function_ref<std::vector<at::Tensor>()> run);
 
-  /// Of the last call: a number, equal for calls that a program can't tell apart.
+  /// Of the last call: a number, equal for calls that a program can't tell apart; kNoKind if the
+  /// function ran as it is, and was not recorded by this.
+  static constexpr size_t kNoKind = SIZE_MAX;
   size_t last_kind() const;
 
   std::string explain() const;
@@ -77,24 +93,26 @@ void add_argument(StepArguments& given, T& argument) {
   } else if constexpr (nn::ModuleLike<Plain>) {
     given.modules.push_back(&nn::as_module(argument));
   } else if constexpr (std::is_floating_point_v<Plain>) {
-    given.numbers.push_back(std::bit_cast<uint64_t>(static_cast<double>(argument)));
+    given.add_number(std::bit_cast<uint64_t>(static_cast<double>(argument)), NumberKind::Real);
   } else if constexpr (NumberLike<Plain>) {
-    given.numbers.push_back(static_cast<uint64_t>(argument));
+    constexpr bool kSteers = std::is_enum_v<Plain> || std::is_same_v<Plain, bool>;
+    given.add_number(static_cast<uint64_t>(argument),
+                     kSteers ? NumberKind::Fixed : NumberKind::Whole);
   } else if constexpr (std::is_convertible_v<const Plain&, std::string_view>) {
-    given.numbers.push_back(std::hash<std::string_view>()(argument));
+    given.add_number(std::hash<std::string_view>()(argument));
   } else if constexpr (std::is_same_v<Plain, std::vector<bool>>) {
-    given.numbers.push_back(std::hash<std::vector<bool>>()(argument));
+    given.add_number(std::hash<std::vector<bool>>()(argument));
   } else if constexpr (requires { argument.data, argument.target; }) {  // torch::data::Example
     add_argument(given, argument.data);
     add_argument(given, argument.target);
   } else if constexpr (Iterable<Plain>) {
-    given.numbers.push_back(static_cast<uint64_t>(std::distance(argument.begin(), argument.end())));
+    given.add_number(static_cast<uint64_t>(std::distance(argument.begin(), argument.end())));
     for (auto&& element : argument) add_argument(given, element);
   } else if constexpr (nn::detail::kIsA<Plain, std::optional>) {
-    given.numbers.push_back(argument.has_value());
+    given.add_number(argument.has_value());
     if (argument) add_argument(given, *argument);
   } else if constexpr (nn::detail::kIsA<Plain, std::variant>) {
-    given.numbers.push_back(argument.index());
+    given.add_number(argument.index());
     std::visit([&](auto& held) { add_argument(given, held); }, argument);
   } else {
     static_assert(nn::detail::TupleLike<Plain>,

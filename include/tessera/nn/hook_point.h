@@ -2,6 +2,8 @@
 
 #include <tessera/nn/hooks.h>
 
+#include <atomic>
+
 namespace tessera::nn {
 
 class ModuleHooks;
@@ -17,7 +19,9 @@ class HookPoint {
 
   torch::nn::Module& module() const { return module_; }
   /// Whether a call must go through Call; false is the fast path.
-  bool is_hooked() const { return hooked_; }
+  bool is_hooked() const { return hooked_ || watchers.load(std::memory_order_relaxed) > 0; }
+  /// How many recorders want to know of all calls; see WatchCalls.
+  static std::atomic<int> watchers;
   ModuleHooks& hooks();
 
   /// One call, from the first pre-hook to the last hook. Hooks added or removed meanwhile count

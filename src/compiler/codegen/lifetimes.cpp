@@ -3,6 +3,7 @@
 #include "compiler/codegen/kernel.h"
 #include "compiler/ir/aliases.h"
 #include "compiler/ir/operators.h"
+#include "compiler/passes/uses.h"
 
 #include <algorithm>
 
@@ -41,25 +42,9 @@ class InPlace {
   explicit InPlace(const Graph& graph)
       : graph_(graph),
         aliases_(graph),
-        last_use_(graph.value_count(), -1),
+        last_read_(last_reads(graph, Uses(graph))),
         is_output_(graph.value_count(), false),
         writes_to_(graph.value_count(), 0) {
-    for (size_t i = 0; i < graph.nodes.size(); ++i) {
-      for (const ValueId value : graph.nodes[i].used())
-        last_use_[static_cast<size_t>(value)] = static_cast<int64_t>(i);
-    }
-    // Collectives read what they were given until somebody has waited for them.
-    for (size_t i = graph.nodes.size(); i-- > 0;) {
-      const Node& node = graph.nodes[i];
-      if (!reads_until_waited(node)) continue;
-      int64_t waited = static_cast<int64_t>(i);
-      for (const ValueId pending : node.defined())
-        waited = std::max(waited, last_use_[static_cast<size_t>(pending)]);
-      for (const ValueId value : node.used()) {
-        auto& last = last_use_[static_cast<size_t>(value)];
-        last = std::max(last, waited);
-      }
-    }
     for (const GraphOutput& output : graph.outputs) {
       if (output.value == kNoValue) continue;
       is_output_.at(static_cast<size_t>(output.value)) = true;
@@ -76,8 +61,8 @@ class InPlace {
     if (from.device != to.device || writes_to_.at(static_cast<size_t>(output.target)) != 1)
       return false;
     for (const ValueId value : aliases_.overlapping(output.target)) {
-      const int64_t last = last_use_.at(static_cast<size_t>(value));
-      const int64_t here = static_cast<int64_t>(at);
+      const int last = last_read_.at(static_cast<size_t>(value));
+      const int here = static_cast<int>(at);
       if (is_output_[static_cast<size_t>(value)]) return false;
       if (value == output.target ? last > here : last >= here) return false;
     }
@@ -87,7 +72,7 @@ class InPlace {
  private:
   const Graph& graph_;
   const Aliases aliases_;
-  std::vector<int64_t> last_use_;
+  std::vector<int> last_read_;
   std::vector<bool> is_output_;
   std::vector<int> writes_to_;
 };

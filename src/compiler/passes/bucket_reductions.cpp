@@ -28,6 +28,7 @@ std::vector<Argument> launch_arguments(Argument tensors, const Node& launch) {
   return arguments;
 }
 
+constexpr const char* kAllReduces = "_c10d_functional::all_reduce_coalesced";
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
 
 /// Of a group that this process knows.
@@ -71,7 +72,7 @@ class Bucketer {
       (graph_.type(each.source).bytes() < kLargeBytes ? small : large).push_back(each);
     if (!small.empty()) concat(small);
     if (large.empty()) return;
-    averages(large) ? average(large) : coalesce(large, "_c10d_functional::all_reduce_coalesced");
+    averages(large) ? average(large) : coalesce(large, kAllReduces);
   }
 
   void concat(const Bucket& bucket) {
@@ -80,6 +81,7 @@ class Bucketer {
     std::vector<ValueId> flat, pieces;
     std::vector<int64_t> sizes;
     ValueType whole = graph_.type(bucket.front().source);
+    whole.placement.reset();
     int64_t total = 0;
     for (const Reduction& each : bucket) {
       sizes.push_back(graph_.type(each.source).numel());
@@ -129,8 +131,8 @@ class Bucketer {
     }
     auto arguments = launch_arguments(Argument::of(sources), node_at(bucket.front().launch));
     arguments[1] = Argument::of(c10::IValue("avg"));
-    add(ready_behind(bucket), make_node("_c10d_functional::all_reduce_coalesced",
-                                        std::move(arguments), {Argument::of(pending)}));
+    add(ready_behind(bucket),
+        make_node(kAllReduces, std::move(arguments), {Argument::of(pending)}));
     for (const Reduction& each : bucket) drop(each);
   }
 
@@ -176,31 +178,31 @@ std::vector<Bucket> buckets_of(const Graph& graph, const char* op, const BucketC
   return assign_buckets(graph, find_reductions(graph, op), caps);
 }
 
+template <class Replace>
+void replace_all_reduces(Graph& graph, const BucketCaps& caps, Replace replace) {
+  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
+  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
+  Bucketer bucketer(graph);
+  for (const Bucket& bucket : buckets) replace(bucketer, bucket);
+  bucketer.finish();
+}
+
 }  // namespace
 
 void bucket_all_reduces(Graph& graph, const BucketCaps& caps) {
-  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
-  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
-  Bucketer bucketer(graph);
-  for (const Bucket& bucket : buckets)
-    bucketer.coalesce(bucket, "_c10d_functional::all_reduce_coalesced");
-  bucketer.finish();
+  replace_all_reduces(graph, caps, [](Bucketer& bucketer, const Bucket& bucket) {
+    bucketer.coalesce(bucket, kAllReduces);
+  });
 }
 
 void bucket_all_reduces_by_concat(Graph& graph, const BucketCaps& caps) {
-  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
-  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
-  Bucketer bucketer(graph);
-  for (const Bucket& bucket : buckets) bucketer.concat(bucket);
-  bucketer.finish();
+  replace_all_reduces(graph, caps,
+                      [](Bucketer& bucketer, const Bucket& bucket) { bucketer.concat(bucket); });
 }
 
 void bucket_all_reduces_by_size(Graph& graph, const BucketCaps& caps) {
-  const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
-  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
-  Bucketer bucketer(graph);
-  for (const Bucket& bucket : buckets) bucketer.by_size(bucket);
-  bucketer.finish();
+  replace_all_reduces(graph, caps,
+                      [](Bucketer& bucketer, const Bucket& bucket) { bucketer.by_size(bucket); });
 }
 
 void bucket_reduce_scatters(Graph& graph, const BucketCaps& caps) {

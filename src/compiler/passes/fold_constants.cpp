@@ -105,7 +105,8 @@ class Folder {
     if (node.arguments.size() <= from || node.arguments[from].kind != Argument::Kind::Value)
       return std::nullopt;
     const ValueId source = node.arguments[from].values[0];
-    if (result == kNoValue || source == kNoValue || graph_.type(result) != graph_.type(source))
+    if (result == kNoValue || source == kNoValue ||
+        !same_layout(graph_.type(result), graph_.type(source)))
       return std::nullopt;
     if (kViewsFromTheStart.count(node.op) != 0)
       return is_input_given_back(source, result) ? std::nullopt : std::optional(source);

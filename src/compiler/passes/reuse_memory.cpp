@@ -19,9 +19,7 @@ class Reuser {
  public:
   explicit Reuser(Graph& graph) : graph_(graph), memory_(graph), uses_(graph) {
     consumed_at_.assign(graph.value_count(), kNever);
-    last_read_.assign(graph.value_count(), Uses::kInput);
-    for (ValueId value = 0; value < static_cast<ValueId>(graph.value_count()); ++value)
-      last_read_[index_of(value)] = uses_.last(value);
+    last_read_ = last_reads(graph, uses_);
     for (int i = 0; i < uses_.end(); ++i) note(i);
     for (const GraphOutput& output : graph.outputs) {
       if (output.kind == OutputKind::Write) target_of_write_.push_back(output.target);
@@ -55,11 +53,6 @@ class Reuser {
         if (value != kNoValue) consumed_at_[index_of(value)] = index;
       }
     }
-    if (!reads_until_waited(node)) return;
-    int waited = index;
-    for (const ValueId pending : node.defined()) waited = std::max(waited, uses_.last(pending));
-    for (const ValueId value : node.used())
-      last_read_[index_of(value)] = std::max(last_read_[index_of(value)], waited);
   }
 
   std::string form_in_place(const Node& node) const {

@@ -12,37 +12,63 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <variant>
 
 namespace tessera::compiler {
 namespace {
 
+std::vector<std::string> joined(const std::vector<std::vector<std::string>>& lists) {
+  std::vector<std::string> all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
 using Function = void (*)(Graph&);
 using BucketFunction = void (*)(Graph&, const BucketCaps&);
+using Names = std::vector<std::string>;
 
 struct Entry {
   const char* name;
-  Function run = nullptr;
-  BucketFunction run_with_caps = nullptr;
+  std::variant<Function, BucketFunction> run;
+  Names after = {};  // those that must have run before it, if they run at all
 };
 
-constexpr std::array kPasses = {
-    Entry{"skip_overwritten", skip_overwritten},
-    Entry{"remove_dead_code", remove_dead_code},
-    Entry{"merge_equal", merge_equal},
-    Entry{"drop_again", drop_again},
-    Entry{"fold_constants", fold_constants},
-    Entry{"compress_to_bfloat16", [](Graph& graph) { compress(graph, at::kBFloat16); }},
-    Entry{"compress_to_float16", [](Graph& graph) { compress(graph, at::kHalf); }},
-    Entry{"bucket_all_reduces", nullptr, bucket_all_reduces},
-    Entry{"bucket_all_reduces_by_concat", nullptr, bucket_all_reduces_by_concat},
-    Entry{"bucket_all_reduces_by_size", nullptr, bucket_all_reduces_by_size},
-    Entry{"bucket_reduce_scatters", nullptr, bucket_reduce_scatters},
-    Entry{"bucket_all_gathers", nullptr, bucket_all_gathers},
-    Entry{"launch_early", launch_early},
-    Entry{"schedule_waits", schedule_waits},
-    Entry{"fuse_pointwise", fuse_pointwise},
-    Entry{"reuse_memory", reuse_memory},
-};
+/// The order that passes demand of any list; pipeline.cpp has the one that is run.
+const std::vector<Entry>& all_passes() {
+  static const Names simplify = {"skip_overwritten", "remove_dead_code", "fold_constants",
+                                 "merge_equal"};
+  static const Names compress_to = {"compress_to_bfloat16", "compress_to_float16"};
+  static const Names bucket = {"bucket_all_reduces",         "bucket_all_reduces_by_concat",
+                               "bucket_all_reduces_by_size", "bucket_reduce_scatters",
+                               "bucket_all_gathers",         "compress_to_bfloat16",
+                               "compress_to_float16"};
+  static const std::vector<Entry> passes = {
+      {"skip_overwritten", skip_overwritten},
+      {"remove_dead_code", remove_dead_code},
+      {"fold_constants", fold_constants},
+      {"merge_equal", merge_equal},
+      // The marks keep recomputed values from being merged.
+      {"drop_again", drop_again, {"merge_equal"}},
+      {"launch_early", launch_early},
+      {"compress_to_bfloat16", [](Graph& graph) { compress(graph, at::kBFloat16); }},
+      {"compress_to_float16", [](Graph& graph) { compress(graph, at::kHalf); }},
+      // A bucket has one dtype, and divides once.
+      {"bucket_all_reduces", bucket_all_reduces, compress_to},
+      {"bucket_all_reduces_by_concat", bucket_all_reduces_by_concat, compress_to},
+      {"bucket_all_reduces_by_size", bucket_all_reduces_by_size, compress_to},
+      {"bucket_reduce_scatters", bucket_reduce_scatters},
+      {"bucket_all_gathers", bucket_all_gathers},
+      // A wait belongs to a bucket.
+      {"schedule_waits", schedule_waits, bucket},
+      // A kernel hides the operators that those look for.
+      {"fuse_pointwise", fuse_pointwise, joined({simplify, bucket, {"drop_again"}})},
+      // No pass may move a node past one that overwrites its arguments.
+      {"reuse_memory", reuse_memory,
+       joined(
+           {simplify, bucket, {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
+  };
+  return passes;
+}
 
 struct Alias {
   const char* upstream;
@@ -105,9 +131,21 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
   counters()["passes"] = ran;
 }
 
+void check_order(const std::vector<Pass>& passes) {
+  for (size_t i = 0; i < passes.size(); ++i) {
+    for (size_t later = i + 1; later < passes.size(); ++later) {
+      for (const auto& name : passes[i].after)
+        TORCH_CHECK_VALUE(our_name(name) != our_name(passes[later].name),
+                          "compile: expected the pass ", passes[later].name, " before ",
+                          passes[i].name,
+                          ", which needs it done, got it after; change their order");
+    }
+  }
+}
+
 std::vector<std::string> pass_names() {
   std::vector<std::string> names;
-  for (const Entry& each : kPasses) names.emplace_back(each.name);
+  for (const Entry& each : all_passes()) names.emplace_back(each.name);
   for (const Alias& each : kAliases) names.emplace_back(each.upstream);
   return names;
 }
@@ -117,12 +155,13 @@ Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes) {
                     "compile: expected a bucket size of at least 1 byte, got ",
                     bucket_bytes.value_or(0));
   const std::string ours = our_name(name);
-  for (const Entry& each : kPasses) {
+  for (const Entry& each : all_passes()) {
     if (ours != each.name) continue;
-    if (each.run != nullptr) return {ours, each.run};
+    if (const auto* run = std::get_if<Function>(&each.run)) return {ours, *run, each.after};
     BucketCaps caps;
     if (bucket_bytes) caps = {.first = *bucket_bytes, .later = *bucket_bytes};
-    return {ours, [run = each.run_with_caps, caps](Graph& graph) { run(graph, caps); }};
+    const auto run = std::get<BucketFunction>(each.run);
+    return {ours, [run, caps](Graph& graph) { run(graph, caps); }, each.after};
   }
   TORCH_CHECK_VALUE(false, "compile: expected the name of a pass, got '", name,
                     "'; nearest names: ", format_list(parallel::nearest_names(name, pass_names())));

@@ -24,6 +24,9 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
 /// names the nearest known ones if there is none.
 Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes = std::nullopt);
 
+/// Throws a ValueError that names both if a pass comes before one that it must come after.
+void check_order(const std::vector<Pass>& passes);
+
 /// Names of all passes, as find_pass takes them.
 std::vector<std::string> pass_names();
 

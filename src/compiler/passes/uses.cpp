@@ -28,6 +28,23 @@ Uses::Uses(const Graph& graph)
   }
 }
 
+std::vector<int> last_reads(const Graph& graph, const Uses& uses) {
+  std::vector<int> last;
+  for (size_t value = 0; value < graph.value_count(); ++value)
+    last.push_back(uses.last(static_cast<ValueId>(value)));
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (!reads_until_waited(node)) continue;
+    int waited = static_cast<int>(i);
+    for (const ValueId pending : node.defined()) waited = std::max(waited, uses.last(pending));
+    for (const ValueId value : node.used()) {
+      auto& until = last[static_cast<size_t>(value)];
+      until = std::max(until, waited);
+    }
+  }
+  return last;
+}
+
 Fates::Fates(const Graph& graph, const Aliases& aliases)
     : consumed(graph.value_count()), returned(graph.value_count()), written(graph.value_count()) {
   const auto mark = [&](std::vector<bool>& marks, ValueId value) {

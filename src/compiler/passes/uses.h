@@ -33,6 +33,10 @@ class Uses {
   int end_;
 };
 
+/// By value, the last node that reads it: collectives read what they were given until somebody has
+/// waited for them.
+std::vector<int> last_reads(const Graph& graph, const Uses& uses);
+
 /// Which values share memory with something that leaves the graph or is consumed in it.
 struct Fates {
   Fates(const Graph& graph, const Aliases& aliases);

@@ -133,7 +133,7 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
 Program::Instruction Program::make(const Node& node, size_t index) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  Instruction instruction{*op, {}, {}, {}, {}, {}, index, is_gather(node)};
+  Instruction instruction{*op, {}, {}, {}, {}, {}, index, is_gather(node), node.module};
   const auto& schema = op->schema();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
@@ -148,9 +148,9 @@ Program::Instruction Program::make(const Node& node, size_t index) {
 }
 
 Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
-  Slot slot{argument.kind,   argument.constant, argument.scalar,
-            argument.factor, argument.values,   is_optional_list(declared)};
-  if (slot.kind == Argument::Kind::Constant && wants_tensor(declared) && slot.constant.isScalar())
+  Slot slot{argument.kind,   argument.constant,          argument.scalar,       argument.factor,
+            argument.values, is_optional_list(declared), wants_tensor(declared)};
+  if (slot.kind == Argument::Kind::Constant && slot.wants_tensor && slot.constant.isScalar())
     slot.constant = number_as_tensor(slot.constant.toScalar());
   return slot;
 }
@@ -197,10 +197,15 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
     } else {
       for (const auto& instruction : instructions_) execute(*instruction);
     }
+  } catch (c10::Error& error) {
+    std::fill(values_.begin(), values_.end(), at::Tensor());
+    error.add_context(where());
+    throw;
   } catch (...) {
     std::fill(values_.begin(), values_.end(), at::Tensor());
     throw;
   }
+  running_ = nullptr;
   shared_.end();
   is_checked_ = true;
   std::vector<at::Tensor> outputs;
@@ -218,9 +223,12 @@ void Program::push(const Slot& slot) {
     case Argument::Kind::Constant:
       stack_.push_back(slot.constant);
       return;
-    case Argument::Kind::Scalar:
-      stack_.emplace_back(slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)]);
+    case Argument::Kind::Scalar: {
+      const double number = slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)];
+      slot.wants_tensor ? stack_.emplace_back(number_as_tensor(number))
+                        : stack_.emplace_back(number);
       return;
+    }
     case Argument::Kind::Value:
       if (slot.values[0] == kNoValue)
         stack_.emplace_back();
@@ -243,7 +251,15 @@ void Program::push(const Slot& slot) {
   }
 }
 
+std::string Program::where() const {
+  if (running_ == nullptr) return "compile: in a compiled program";
+  const auto& module = running_->module;
+  return "compile: in " + name_of(running_->op.schema()) +
+         (module.empty() ? "" : ", called by " + module) + ", in a compiled program";
+}
+
 void Program::execute(const Instruction& instruction) {
+  running_ = &instruction;
   if (!shared_.is_empty()) {
     shared_.reach(instruction.node);
     for (const size_t index : instruction.written) {
@@ -264,12 +280,8 @@ bool Program::see_in_place(const Instruction& instruction) {
   const auto& from = instruction.arguments[0].values;
   const auto& to = instruction.results[0];
   std::vector<at::Tensor> parts;
-  std::vector<ValueType> types;
-  for (size_t i = 0; i < from.size(); ++i) {
-    parts.push_back(at(from[i]));
-    types.push_back(types_[static_cast<size_t>(to[i])]);
-  }
-  auto wholes = shared_.open(instruction.node, parts, types);
+  for (const auto value : from) parts.push_back(at(value));
+  auto wholes = shared_.open(instruction.node, parts);
   if (wholes.empty()) return false;
   std::vector<at::Tensor> travelling;
   for (size_t i = 0; i < parts.size(); ++i) {

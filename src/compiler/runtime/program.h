@@ -38,6 +38,7 @@ class Program {
     double factor;
     std::vector<ValueId> values;
     bool is_optional_list;
+    bool wants_tensor;  // a number is given as one
   };
   struct Instruction {
     c10::OperatorHandle op;
@@ -48,6 +49,7 @@ class Program {
     std::vector<ValueId> last_used;
     size_t node;
     bool is_gather;
+    std::string module;  // for messages
   };
 
   /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.
@@ -70,6 +72,7 @@ class Program {
   void make_value(ValueId value);
   at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
   void check_result(const Instruction& instruction, ValueId value) const;
+  std::string where() const;
 
   std::vector<ValueType> types_;
   std::vector<ValueId> inputs_, outputs_;
@@ -79,6 +82,7 @@ class Program {
   std::unordered_map<ValueId, Sent> sent_;
   SharedGathers shared_;
   const std::vector<double>* scalars_ = nullptr;  // of the run under way
+  const Instruction* running_ = nullptr;
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates
   bool in_foreground_ = false;       // collectives take turns with computation

@@ -91,14 +91,17 @@ SharedGathers::SharedGathers(const Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (!is_gather(node)) continue;
-    Gather gather{
-        .last_reader = i, .is_candidate = {}, .group = node.arguments[2].constant.toStringRef()};
+    Gather gather{.last_reader = i,
+                  .is_candidate = {},
+                  .types = {},
+                  .group = node.arguments[2].constant.toStringRef()};
     int first_writer = INT_MAX;
     std::vector<ValueId> inputs;
     for (size_t k = 0; k < node.used().size(); ++k) {
       const auto input = story.input_of(node.used()[k]);
       const auto last = story.last_reader(node.defined()[k]);
       gather.is_candidate.push_back(input != kNoValue && last);
+      gather.types.push_back(graph.type(node.defined()[k]));
       if (!gather.is_candidate.back()) continue;
       inputs.push_back(input);
       gather.last_reader = std::max(gather.last_reader, static_cast<size_t>(*last));
@@ -122,8 +125,7 @@ void SharedGathers::begin() {
   next_end_ = SIZE_MAX;
 }
 
-std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::Tensor>& parts,
-                                            const std::vector<ValueType>& types) {
+std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::Tensor>& parts) {
   const auto found = gathers_.find(node);
   if (found == gathers_.end()) return {};
   const auto& gather = found->second;
@@ -133,13 +135,13 @@ std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::T
     if (!gather.is_candidate[i]) continue;
     const auto part = comm::find_shared_part(parts[i].const_data_ptr());
     const bool fits = part && part->group == gather.group &&
-                      std::cmp_equal(part->bytes, types[i].bytes()) &&
+                      std::cmp_equal(part->bytes, gather.types[i].bytes()) &&
                       (!memory || memory == part->memory);
     if (!fits) continue;
     memory = part->memory;
-    wholes[i] = at::for_blob(part->whole, types[i].sizes)
+    wholes[i] = at::for_blob(part->whole, gather.types[i].sizes)
                     .deleter([memory](void*) {})
-                    .options(at::TensorOptions(types[i].dtype))
+                    .options(at::TensorOptions(gather.types[i].dtype))
                     .make_tensor();
   }
   if (!memory) return {};

@@ -28,8 +28,7 @@ class SharedGathers {
   void begin();
   /// Results of the gather at `node`, if it is one that can be seen in place: undefined where the
   /// tensor must travel. Empty if all must.
-  std::vector<at::Tensor> open(size_t node, const std::vector<at::Tensor>& parts,
-                               const std::vector<ValueType>& types);
+  std::vector<at::Tensor> open(size_t node, const std::vector<at::Tensor>& parts);
   /// The node is about to run: readers before it have ended.
   void reach(size_t node) {
     if (node > next_end_) end_reading(node);
@@ -42,6 +41,7 @@ class SharedGathers {
   struct Gather {
     size_t last_reader;
     std::vector<bool> is_candidate;  // by tensor
+    std::vector<ValueType> types;    // of the results
     std::string group;
     bool writes_at_end = false;  // inputs are overwritten when the program has ended
   };

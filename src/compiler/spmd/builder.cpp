@@ -58,6 +58,7 @@ ValueId SpmdBuilder::rows(ValueId value, int64_t begin, int64_t end) {
   auto type = graph_.type(value);
   if (begin == 0 && end == type.sizes[0]) return value;
   type.sizes[0] = end - begin;  // a view: strides stay
+  type.placement.reset();
   return emit("aten::slice.Tensor",
               {Argument::of(value), constant(0), constant(begin), constant(end), constant(1)},
               std::move(type));
@@ -70,13 +71,15 @@ ValueId SpmdBuilder::waited(ValueId value) {
 
 ValueId SpmdBuilder::average(ValueId value) {
   const auto part = divided(contiguous(value));
+  graph_.type(part).placement.reset();
   return waited(emit("_c10d_functional::all_reduce",
                      {Argument::of(part), constant("sum"), constant(settings_.group)},
                      ValueType(graph_.type(part))));
 }
 
 ValueId SpmdBuilder::average_rows(ValueId value) {
-  const auto whole = graph_.type(value);
+  auto whole = graph_.type(value);
+  whole.placement.reset();  // a summand, which it is not when it was reduced
   const int64_t each = chunk(whole.sizes[0]);
   const auto part = padded(divided(contiguous(value)), each * settings_.ranks);
   const auto mine = waited(emit(

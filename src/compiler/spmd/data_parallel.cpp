@@ -1,6 +1,7 @@
 #include <tessera/comm.h>
 #include <tessera/compile/data_parallel.h>
 
+#include "compiler/spmd/batch_dims.h"
 #include "compiler/spmd/expand.h"
 
 #include <c10/util/Exception.h>
@@ -34,6 +35,7 @@ void DataParallel::partition(Graph& graph, const DeviceMesh& mesh) const {
                       dims, " dimensions; pass it from outside, or give another input_batch_dim");
     type.placement = Shard(options_.input_batch_dim);
   }
+  compiler::note_batch_dims(graph);
   compiler::expand_to_spmd(graph, {.group = mesh.group()->getGroupName(),
                                    .ranks = mesh.size(),
                                    .rank = mesh.local_rank(),

@@ -115,6 +115,7 @@ class Expansion {
       auto& type = graph_.type(value);
       known.is_shard = !type.sizes.empty();
       if (known.is_shard) type = build_.local_type(type);
+      type.placement = known.is_shard ? Shard(0) : Replicate();
     }
     build_.add(std::move(node));
   }

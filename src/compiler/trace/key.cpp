@@ -90,10 +90,7 @@ RecordScope::RecordScope() : before_(c10::impl::tls_local_dispatch_key_set()) {
 RecordScope::~RecordScope() { c10::impl::_force_tls_local_dispatch_key_set(before_); }
 
 RunScope::RunScope() : before_(c10::impl::tls_local_dispatch_key_set()) {
-  auto keys = before_;
-  // Of what is included, the recorder's bits alone: without BackendSelect no factory would work.
-  keys.included_ = DispatchKeySet(
-      DispatchKeySet::RAW, keys.included_.raw_repr() & ~DispatchKeySet(kRecordKey).raw_repr());
+  auto keys = capture::without_recorder(before_);
   keys.excluded_ = keys.excluded_ | kAboveBackends;
   c10::impl::_force_tls_local_dispatch_key_set(keys);
 }

@@ -5,11 +5,13 @@
 #include "base/capture.h"
 #include "compiler/trace/draws.h"
 #include "compiler/trace/memory.h"
+#include "compiler/trace/stand_in.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <memory>
+#include <unordered_map>
 
 namespace tessera::compiler {
 
@@ -19,6 +21,7 @@ struct Dependency {
   std::string what;
   std::function<uint64_t()> read;
   uint64_t expected;
+  bool is_of_module = false;
 };
 
 /// See capture::Observer::before_run.
@@ -31,26 +34,7 @@ struct VaryingScalar {
   const void* who;
   std::string name;
   std::function<double()> read;
-};
-
-/// An operator as it came, before it was made functional.
-struct RecordedCall {
-  std::string op;
-  std::vector<Argument> arguments;
-  /// By return of the schema, what it gave: tensors of these types, none where it is absent.
-  std::vector<std::vector<std::optional<ValueType>>> results = {};
-  bool gave_view = false;  // memory of an argument
-};
-
-/// Gives the results of operators that are not run.
-class StandIn {
- public:
-  virtual ~StandIn() = default;
-  /// Replaces the arguments of `call` on the stack by results, or returns false: it must be run.
-  virtual bool serve(const c10::OperatorHandle& op, const RecordedCall& call,
-                     torch::jit::Stack& stack) = 0;
-  /// Operators run from now on: what was not run must be, at once.
-  virtual void stop() = 0;
+  double value;  // that it read
 };
 
 /// Writes down the operators that come to it, and runs them. What it has written computes the same
@@ -74,9 +58,15 @@ class Recorder final : public capture::Observer {
   void end_vary() override { pending_.pop_back(); }
   void begin_random(const void* who, bool again) override { draws_.begin(who, again); }
   void end_random() override { draws_.end(); }
+  bool watches_modules() const override { return is_whole_; }
+  void enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) override;
+  void leave_module() override { entered_.pop_back(); }
   bool takes_averages() const override;
   void before_run(const void* who, std::function<void()> action) override;
   void give_up(const std::string& why) override;
+
+  /// Modules below `root` are called by their paths there.
+  void name_modules(const torch::nn::Module& root);
 
   /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
   /// a moment.
@@ -88,6 +78,9 @@ class Recorder final : public capture::Observer {
   /// Names of the groups in which it communicates, also if it can't be run.
   const std::vector<std::string>& groups() const { return groups_; }
   Memory& memory() { return memory_; }
+  /// What the function itself does to modules that it calls is as it was when it began; those that
+  /// it made are gone.
+  void end_modules();
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
   const std::vector<VaryingScalar>& scalars() const { return scalars_; }
   const std::vector<FirstAction>& first_actions() const { return first_actions_; }
@@ -108,6 +101,7 @@ class Recorder final : public capture::Observer {
   void run(Call& call);
   void stop_standing_in();
   void before(Call& call);
+  std::string in_module() const;  // for a message
   void after(Call& call);
   Argument argument(Call& call, size_t index);
   Argument number(const std::string& name, const c10::IValue& value) const;
@@ -131,6 +125,8 @@ class Recorder final : public capture::Observer {
   std::string broken_;
   const bool is_whole_;  // forward and backward come to it
   Draws draws_;
+  std::unordered_map<const torch::nn::Module*, std::string> paths_;
+  std::vector<const std::string*> entered_;  // paths of modules whose forwards are under way
 };
 
 class Recorder::Scope {

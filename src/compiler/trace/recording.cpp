@@ -155,22 +155,6 @@ bool same_tensor(const RecordedInput& first, const RecordedInput& second) {
          first.tensor.equal(second.tensor);
 }
 
-std::string different_inputs(const Recording& first, const Recording& second) {
-  if (first.inputs.size() != second.inputs.size())
-    return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
-                    second.inputs.size());
-  for (size_t i = 0; i < first.inputs.size(); ++i) {
-    const auto& input = first.graph.inputs[i];
-    if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
-    const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
-    if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
-      return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
-                      first.inputs[i].tensor.sizes(),
-                      ") is another one at each call; pass it as an argument");
-  }
-  return {};
-}
-
 }  // namespace
 
 void TensorNames::add(const at::Tensor& tensor, InputKind kind, const std::string& name) {
@@ -191,6 +175,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
     gradients[parameter.unsafeGetTensorImpl()] =
         parameter.grad().defined() ? replication::local_gradient(parameter) : at::Tensor();
   Recorder recorder;
+  for (const auto* root : names.roots) recorder.name_modules(*root);
   for (const auto& argument : arguments) {
     if (argument.defined() && argument.has_storage() && argument.numel() > 0)
       recorder.memory().read(argument);
@@ -217,6 +202,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
     }
   }
   recording.inputs = recorder.memory().inputs();
+  recorder.end_modules();
   recording.dependencies = recorder.dependencies();
   recording.scalars = recorder.scalars();
   recording.first_actions = recorder.first_actions();
@@ -226,9 +212,28 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
   return recording;
 }
 
+std::string different_inputs(const Recording& first, const Recording& second) {
+  if (first.inputs.size() != second.inputs.size())
+    return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
+                    second.inputs.size());
+  for (size_t i = 0; i < first.inputs.size(); ++i) {
+    const auto& input = first.graph.inputs[i];
+    if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
+    const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
+    if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
+      return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
+                      first.inputs[i].tensor.sizes(),
+                      ") is another one at each call; pass it as an argument");
+  }
+  return {};
+}
+
 std::string difference(const Recording& first, const Recording& second) {
   auto found = different_inputs(first, second);
-  if (!found.empty()) return found;
+  return found.empty() ? difference(first.graph, second.graph) : found;
+}
+
+std::string difference(const Graph& first, const Graph& second) {
   // Numbers are given in order of appearance: equal programs have equal texts.
   const auto split = [](const std::string& text) {
     std::vector<std::string> lines;
@@ -239,8 +244,8 @@ std::string difference(const Recording& first, const Recording& second) {
     }
     return lines;
   };
-  const auto before = split(first.graph.str());
-  const auto after = split(second.graph.str());
+  const auto before = split(first.str());
+  const auto after = split(second.str());
   for (size_t i = 0; i < std::max(before.size(), after.size()); ++i) {
     const std::string left = i < before.size() ? before[i] : "(nothing)";
     const std::string right = i < after.size() ? after[i] : "(nothing)";

@@ -14,6 +14,8 @@ class TensorNames {
   void add(const at::Tensor& tensor, InputKind kind, const std::string& name);
   const std::pair<InputKind, std::string>* find(const at::Tensor& tensor) const;
 
+  std::vector<const torch::nn::Module*> roots;  // from which paths of modules begin
+
  private:
   std::map<std::pair<const c10::StorageImpl*, Window>, std::pair<InputKind, std::string>> names_;
 };
@@ -48,5 +50,8 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
 
 /// In what two recordings of one function differ, for a user; empty if they are the same program.
 std::string difference(const Recording& first, const Recording& second);
+/// The same of the tensors they use, and of their graphs.
+std::string different_inputs(const Recording& first, const Recording& second);
+std::string difference(const Graph& first, const Graph& second);
 
 }  // namespace tessera::compiler

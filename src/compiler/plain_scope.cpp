@@ -1,0 +1,42 @@
+#include "compiler/plain_scope.h"
+
+#include "dtensor/part.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+
+namespace tessera::compiler {
+namespace {
+
+/// The same distributed tensor once more: with the same part.
+at::Tensor twin_of(const at::Tensor& tensor) {
+  auto part = c10::static_intrusive_pointer_cast<dtensor::Part>(
+      tensor.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
+  return dtensor::wrap(std::move(part), tensor.sizes(), tensor.strides(), tensor.dtype(),
+                       tensor.device());
+}
+
+}  // namespace
+
+PlainScope::PlainScope(const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  for (const auto& tensor : tensors) {
+    if (!dtensor::has_part(tensor)) continue;
+    const auto options = at::TensorOptions(tensor.device()).dtype(tensor.dtype());
+    const auto plain = at::empty_strided(tensor.sizes(), tensor.strides(), options).zero_();
+    auto gradient = tensor.is_leaf() ? tensor.grad() : at::Tensor();
+    if (gradient.defined()) tensor.mutable_grad().reset();
+    shown_.emplace_back(sharded::TwoFaced(tensor, twin_of(tensor), plain), std::move(gradient));
+    shown_.back().first.show_copy(plain);
+  }
+}
+
+PlainScope::~PlainScope() {
+  for (auto& [tensor, gradient] : shown_) {
+    tensor.end_copy();
+    if (gradient.defined() || tensor.parameter().grad().defined())
+      tensor.parameter().mutable_grad() = gradient;
+  }
+}
+
+}  // namespace tessera::compiler

@@ -4,6 +4,7 @@
 
 PREFIX ?= /usr/local
 FILES ?=
+ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
 RESULTS := benchmarks/results/$(shell date +%F)
 
@@ -20,7 +21,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup build test train bench format tidy test-dtensor test-compose test-asan test-tsan build-cuda deps install clean
+.PHONY: help setup build test train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan build-cuda deps install clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,9 +36,9 @@ test: build  ## all tests; leaves build/release/test-results.xml
 	@ctest --preset release; status=$$?; \
 	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
 
-train: setup  ## the main training job, on two ranks
-	$(call build,release,tessera_tool 01_replicate)
-	@build/release/bin/tessera run -n 2 -- build/release/bin/01_replicate README.md
+train: setup  ## the main training job: a GPT learns the documents and sources here, on two ranks (ARGS="--steps 50")
+	$(call build,release,tessera_tool tessera_train)
+	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools $(ARGS)
 
 bench: build  ## measures; tables go into benchmarks/results
 	@mkdir -p benchmarks/results
@@ -52,8 +53,19 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench train --jobs mlp,net2000,gpt --modes compile,replicate+compile,fully_shard+compile,tp+compile \
 	  --peer eager --csv $(RESULTS)-train-compile-2ranks.csv
 	build/release/bin/tessera bench compile --csv $(RESULTS)-compile.csv
+	build/release/bin/tessera bench save --csv $(RESULTS)-save.csv
 	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv
+	.venv/bin/python benchmarks/job.py --csv $(RESULTS)-job-2ranks.csv
+
+bench-job: setup  ## the main job against the same in PyTorch: losses, tokens per second, start (ARGS="--pairs 3")
+	$(call build,release,tessera_tool tessera_train)
+	@mkdir -p benchmarks/results
+	@.venv/bin/python benchmarks/job.py --csv $(RESULTS)-job-2ranks.csv $(ARGS)
+
+docs:  ## the API reference from the public headers into build/docs (by doxygen)
+	@scripts/setup.sh doxygen
+	@python3 scripts/reference.py build/docs
 
 format: setup  ## formats all sources
 	@python3 tests/style/check_format.py --fix
@@ -79,9 +91,17 @@ test-compose: setup  ## 240 drawn nestings of checkpoint, replicate, fully_shard
 	$(call build,release,compose)
 	@TESSERA_COMPOSE_SHARE=1 build/release/bin/tests/compose --gtest_filter='*Nestings*'
 
+test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses must be those of an undisturbed one
+	$(call build,release,tessera_tool tessera_train)
+	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20
+
 test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 	$(call build,asan)
 	@ctest --preset asan
+
+test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under AddressSanitizer
+	$(call build,asan,fuzz_readers)
+	@build/asan/bin/fuzz_readers 100000
 
 test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
 	$(call build,tsan)

@@ -7,9 +7,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <fstream>
+#include <filesystem>
 #include <iostream>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -162,9 +161,10 @@ float accumulated() {
 }
 
 /// The loop of step 2, for a batch of which this rank has one of so many parts.
-float train(Gpt& net, torch::optim::Optimizer& optimizer, int64_t part, int64_t parts) {
+float train(Gpt& net, torch::optim::Optimizer& optimizer, int64_t part, int64_t parts,
+            int first = 1, int steps = kSteps) {
   float last = 0;
-  for (int step = 1; step <= kSteps; ++step) {
+  for (int step = first; step <= steps; ++step) {
     const auto [x, y] = batch(step, part, parts);
     optimizer.zero_grad();
     const auto loss = loss_of(net(x), y);
@@ -303,50 +303,6 @@ float sharded_and_parallel() {
   return train(net, optimizer, mesh["dp"].local_rank(), mesh["dp"].size());
 }
 
-/// A file that Python's torch.load(path, weights_only=False) reads as a dict of tensors.
-void write_file(const std::string& path, const tessera::StateDict& values) {
-  c10::Dict<std::string, at::Tensor> dict;
-  for (const auto& [name, value] : values) dict.insert(name, value);
-  const auto bytes = torch::pickle_save(dict);
-  std::ofstream file(path, std::ios::binary);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  TORCH_CHECK(file.flush(), "expected to be able to write ", path);
-}
-
-tessera::StateDict read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
-  TORCH_CHECK(!bytes.empty(), "expected a file ", path);
-  tessera::StateDict values;
-  for (const auto& item : torch::pickle_load(bytes).toGenericDict())
-    values.insert(item.key().toStringRef(), item.value().toTensor());
-  return values;
-}
-
-/// Saves the model whole, in one file.
-void save_whole(Gpt& net, const std::string& path) {
-  const tessera::StateDictTypeScope scope(net, tessera::StateDictType::FULL_STATE_DICT,
-                                          tessera::FullStateDictConfig{.rank0_only = true});
-  const auto values = tessera::state_dict(net);  // every rank calls it, the first has the values
-  if (tessera::rank() == 0) write_file(path, values);
-  tessera::barrier();  // nobody reads before it is there
-}
-
-/// Saves this rank's rows in a file of its own.
-void save_parts(Gpt& net, const std::string& path) {
-  const tessera::StateDictTypeScope scope(net, tessera::StateDictType::SHARDED_STATE_DICT);
-  tessera::StateDict parts;
-  for (const auto& [name, value] : tessera::state_dict(net))
-    parts.insert(name, tessera::DTensor::of(value).to_local().clone());  // its rows alone
-  write_file(path + "." + std::to_string(tessera::rank()), parts);
-}
-
-/// Loads what save_parts has written, on the same number of ranks.
-void load_parts(Gpt& net, const std::string& path) {
-  const tessera::StateDictTypeScope scope(net, tessera::StateDictType::LOCAL_STATE_DICT);
-  tessera::load_state_dict(net, read_file(path + "." + std::to_string(tessera::rank())));
-}
-
 /// Writes what Gpt itself has; torch::nn's modules start with their own values.
 void init_own(torch::nn::Module& module) {
   if (auto* gpt = module.as<GptImpl>()) torch::nn::init::normal_(gpt->places, 0, 0.02);
@@ -361,27 +317,6 @@ Gpt sharded_from_shapes() {
   tessera::fully_shard(
       net, {.policy = tessera::ModuleWrapPolicy::of<BlockImpl>(), .param_init_fn = init_own});
   return net;
-}
-
-/// Step 5, saved and loaded into nets that were built without memory.
-float saved() {
-  torch::manual_seed(1);
-  Gpt net;
-  tessera::fully_shard(net, {.policy = tessera::ModuleWrapPolicy::of<BlockImpl>()});
-  tessera::optim::AdamW optimizer(net->parameters(), {.lr = 3e-3});
-  const auto last = train(net, optimizer, tessera::rank(), tessera::world_size());
-  save_whole(net, "tutorial.pt");
-  save_parts(net, "tutorial.part");
-
-  const auto [x, y] = batch(kSteps + 1, tessera::rank(), tessera::world_size());
-  const auto expected = loss_of(net(x), y);
-  Gpt first = sharded_from_shapes(), second = sharded_from_shapes();
-  tessera::load_state_dict(first, read_file("tutorial.pt"));
-  load_parts(second, "tutorial.part");
-  TORCH_CHECK(torch::equal(loss_of(first(x), y), expected), "expected the whole model back");
-  TORCH_CHECK(torch::equal(loss_of(second(x), y), expected), "expected all parts back");
-  if (tessera::rank() == 0) std::cout << "saved and loaded" << std::endl;
-  return last;
 }
 
 /// Step 6: the step of the loop is one program.
@@ -409,6 +344,41 @@ float compiled() {
   return last;
 }
 
+/// Step 7: step 5, which begins, or goes on with what it finds in the folder.
+float train_until(int steps) {
+  torch::manual_seed(1);
+  Gpt net;
+  for (const auto& block : net->blocks->children())
+    tessera::fully_shard(tessera::checkpoint(block));
+  tessera::fully_shard(net);
+  tessera::optim::AdamW optimizer(net->parameters(), {.lr = 3e-3});
+  int done = 0;
+  if (const auto checkpoint = tessera::latest_checkpoint("tutorial-run"))
+    done = std::stoi(tessera::load(*checkpoint, net, optimizer).at("step"));
+  const auto last = train(net, optimizer, tessera::rank(), tessera::world_size(), done + 1, steps);
+  const auto step = std::to_string(steps);
+  tessera::save("tutorial-run/step-" + step, net, optimizer, {{"step", step}}, {.keep_last = 2});
+  return last;
+}
+
+/// Step 7, stopped half-way; then the weights alone, for models that are parallel in other ways.
+float saved() {
+  if (tessera::rank() == 0) std::filesystem::remove_all("tutorial-run");
+  tessera::barrier();
+  train_until(kSteps / 2);
+  const auto last = train_until(kSteps);  // makes all anew, and loads what the first has saved
+
+  Gpt sharded = sharded_from_shapes(), plain;
+  tessera::load("tutorial-run/step-40", sharded);
+  tessera::export_safetensors("tutorial.safetensors", sharded);
+  tessera::import_safetensors("tutorial.safetensors", plain);
+  const auto [x, y] = batch(kSteps + 1);
+  TORCH_CHECK(torch::allclose(loss_of(sharded(x), y), loss_of(plain(x), y)),
+              "expected the same model");
+  if (tessera::rank() == 0) std::cout << "saved and loaded" << std::endl;
+  return last;
+}
+
 int main(int argc, char** argv) try {
   at::set_num_threads(1);
   tessera::init();
@@ -421,8 +391,8 @@ int main(int argc, char** argv) try {
       {"sharded", sharded},
       {"in_bfloat16", in_bfloat16},
       {"sharded_and_parallel", sharded_and_parallel},
-      {"saved", saved},
-      {"compiled", compiled}};
+      {"compiled", compiled},
+      {"saved", saved}};
   std::optional<float> expected;
   for (const auto& [name, run] : steps) {
     if (argc > 1 && argv[1] != name) continue;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what the build needs: system packages (apt, when root) and a .venv with libtorch and the formatters.
-# Does nothing, quickly, when all of it is there. Reads:
+# Does nothing, quickly, when all of it is there. Arguments: programs that one target alone needs (doxygen). Reads:
 #   TESSERA_TORCH     folder of a libtorch to use instead (an active environment's torch is found by itself)
 #   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
 #                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
@@ -49,9 +49,11 @@ has_header() {
     return 1
 }
 
-# Sets `required` and `wanted` to the Debian packages that are missing.
+# Sets `required` and `wanted` to the Debian packages that are missing; arguments are programs named as their packages.
 find_missing_packages() {
     required=() wanted=()
+    local program
+    for program in "$@"; do command -v "$program" >/dev/null || required+=("$program"); done
     command -v g++ >/dev/null || command -v c++ >/dev/null || required+=(g++)
     command -v cmake >/dev/null || required+=(cmake)
     python3 -c 'import ensurepip' 2>/dev/null || required+=(python3-venv)
@@ -100,7 +102,7 @@ install_python_packages() {
 }
 
 find_torch
-find_missing_packages
+find_missing_packages "$@"
 stamp=.venv/.tessera-setup-$({ cat requirements.txt requirements-dev.txt; echo "torch=$torch"; } | sha256sum | head -c 16)
 if [[ -e $stamp ]] && ((${#required[@]} == 0)) && .venv/bin/python -c '' 2>/dev/null; then
     exit 0

@@ -3,6 +3,7 @@
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
 #include <tessera/compile.h>
+#include <tessera/data.h>
 #include <tessera/dtensor.h>
 #include <tessera/fully_shard.h>
 #include <tessera/mesh.h>
@@ -11,4 +12,6 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
+#include <tessera/serialize.h>
 #include <tessera/state_dict.h>
+#include <tessera/trace.h>

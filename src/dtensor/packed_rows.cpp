@@ -9,13 +9,14 @@ namespace {
 /// Of all threads: ranks may be threads of one process.
 class PackedParameters {
  public:
-  int64_t find(const at::Tensor& parameter) {
+  PackedRows find(const at::Tensor& parameter) {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(parameter.unsafeGetTensorImpl());
     // An address may come back with another tensor.
-    return found == entries_.end() || found->second.tensor.expired() ? 1 : found->second.packed;
+    return found == entries_.end() || found->second.tensor.expired() ? PackedRows()
+                                                                     : found->second.packed;
   }
-  void add(const at::Tensor& parameter, int64_t packed) {
+  void add(const at::Tensor& parameter, PackedRows packed) {
     const std::lock_guard lock(mutex_);
     std::erase_if(entries_, [](const auto& entry) { return entry.second.tensor.expired(); });
     entries_.insert_or_assign(
@@ -26,7 +27,7 @@ class PackedParameters {
  private:
   struct Entry {
     c10::weak_intrusive_ptr<at::TensorImpl> tensor;
-    int64_t packed;
+    PackedRows packed;
   };
   std::mutex mutex_;
   std::unordered_map<const at::TensorImpl*, Entry> entries_;
@@ -39,9 +40,11 @@ PackedParameters& packed_parameters() {
 
 }  // namespace
 
-int64_t packed_parts(const at::Tensor& parameter) { return packed_parameters().find(parameter); }
+PackedRows packed_rows(const at::Tensor& parameter) { return packed_parameters().find(parameter); }
 
-void remember_packed(const at::Tensor& parameter, int64_t packed) {
+int64_t packed_parts(const at::Tensor& parameter) { return packed_rows(parameter).parts; }
+
+void remember_packed(const at::Tensor& parameter, PackedRows packed) {
   packed_parameters().add(parameter, packed);
 }
 

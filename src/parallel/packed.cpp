@@ -31,7 +31,7 @@ void pack_parameter(const at::Tensor& parameter, int64_t packed, int64_t ranks) 
   parameter.copy_(pack_rows(parameter, packed, ranks));
   if (parameter.grad().defined())
     parameter.grad().copy_(pack_rows(parameter.grad(), packed, ranks));
-  dtensor::remember_packed(parameter, packed);
+  dtensor::remember_packed(parameter, {.parts = packed, .ranks = ranks});
 }
 
 }  // namespace parallel

@@ -2,10 +2,9 @@
 #include <tessera/state_dict.h>
 
 #include "state/named_groups.h"
-#include "state/optimizer_kind.h"
+#include "state/optimizer_loader.h"
 #include "state/optimizer_options.h"
 #include "state/placed.h"
-#include "state/presentation.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -15,10 +14,9 @@
 #include <set>
 #include <unordered_map>
 
-namespace tessera {
+namespace tessera::state {
 namespace {
 
-constexpr const char* kCaller = "load_optimizer_state_dict";
 constexpr const char* kNothing = "; nothing was loaded; ";
 
 using Group = OptimizerStateDict::Group;
@@ -30,7 +28,8 @@ std::string list(const char* title, const Names& names) {
 }
 
 /// The dict's group for each of the optimizer's. Throws if names or groups do not match.
-std::vector<const Group*> match_groups(const NamedGroups& own, const OptimizerStateDict& dict) {
+std::vector<const Group*> match_groups(const char* function, const NamedGroups& own,
+                                       const OptimizerStateDict& dict) {
   std::unordered_map<std::string, const Group*> given;
   for (const auto& group : dict.param_groups)
     for (const auto& name : group.params) given.emplace(name, &group);
@@ -46,7 +45,7 @@ std::vector<const Group*> match_groups(const NamedGroups& own, const OptimizerSt
     if (!known.count(name)) unexpected.insert(name);
   for (const auto& [name, values] : dict.state)
     if (!known.count(name)) unexpected.insert(name);
-  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), kCaller,
+  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), function,
                     ": expected the names of the optimizer's parameters", list("missing", missing),
                     list("unexpected", Names(unexpected.begin(), unexpected.end())), kNothing,
                     "make the optimizer of the same parameters, and pass the dict of all of them "
@@ -55,7 +54,7 @@ std::vector<const Group*> match_groups(const NamedGroups& own, const OptimizerSt
   for (size_t g = 0; g < own.size(); ++g) {
     groups.push_back(own[g].empty() ? nullptr : given.at(own[g][0]));
     for (const auto& name : own[g]) {
-      TORCH_CHECK_VALUE(given.at(name) == groups.back(), kCaller,
+      TORCH_CHECK_VALUE(given.at(name) == groups.back(), function,
                         ": expected the parameters of "
                         "group ",
                         g, " of the optimizer in one group of the dict, but '", own[g][0],
@@ -67,122 +66,116 @@ std::vector<const Group*> match_groups(const NamedGroups& own, const OptimizerSt
 }
 
 /// Throws if they are of another kind, or have values that the optimizer refuses.
-void check_options(size_t index, const torch::optim::OptimizerOptions& own, const Group& given) {
-  const auto names_of = [](const state::OptionValues& values) {
+void check_options(const char* function, size_t index, const torch::optim::OptimizerOptions& own,
+                   const Group& given) {
+  const auto names_of = [](const OptionValues& values) {
     Names names;
     for (const auto& [name, value] : values) names.push_back(name);
     return names;
   };
-  const auto expected = names_of(state::read_options(own));
+  const auto expected = names_of(read_options(own));
   const auto got = names_of(given.options);
-  TORCH_CHECK_VALUE(expected == got, kCaller, ": expected the options ", c10::Join(", ", expected),
+  TORCH_CHECK_VALUE(expected == got, function, ": expected the options ", c10::Join(", ", expected),
                     " for group ", index, ", got ", c10::Join(", ", got), kNothing,
                     "load the dict of the same kind of optimizer");
   const auto copy = own.clone();
-  state::write_options(*copy, given.options);
+  write_options(*copy, given.options);
 }
 
-class Loader {
- public:
-  Loader(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-         const OptimizerStateDict& dict)
-      : optimizer_(optimizer),
-        dict_(dict),
-        kind_(state::kind_of(optimizer, kCaller)),
-        names_(state::named_groups(module, optimizer, kCaller)),
-        groups_(match_groups(names_, dict)),
-        presentation_(module, state::Presentation::Of::OptimizerState, kCaller) {}
-
-  /// Throws before anything is changed.
-  void check() const {
-    for (size_t g = 0; g < names_.size(); ++g) {
-      if (groups_[g] == nullptr) continue;
-      const auto& own = optimizer_.param_groups()[g];
-      check_options(g, own.options(), *groups_[g]);
-      for (size_t i = 0; i < names_[g].size(); ++i)
-        check_state(names_[g][i], own.params()[i], *groups_[g]);
-    }
-  }
-
-  void load() {
-    for (size_t g = 0; g < names_.size(); ++g) {
-      auto& own = optimizer_.param_groups()[g];
-      if (groups_[g] != nullptr) state::write_options(own.options(), groups_[g]->options);
-      for (size_t i = 0; i < names_[g].size(); ++i)
-        kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
-    }
-  }
-
- private:
-  void check_state(const std::string& name, const at::Tensor& parameter, const Group& group) const {
-    const auto found = dict_.state.find(name);
-    const bool has_state = found != dict_.state.end() && !found->second.empty();
-    TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), kCaller, ": expected state for '",
-                      name, "', which ", kind_->name(), " has from the start, got none", kNothing,
-                      "load the dict of the same kind of optimizer");
-    if (!has_state) return;
-    const auto known = kind_->state_names();
-    for (const auto& [field, value] : found->second) {
-      TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), kCaller,
-                        ": expected state of ", c10::Join(", ", known), " for '", name, "', got '",
-                        field, "'", kNothing, "load the dict of the same kind of optimizer");
-      check_value(name, field, parameter, value);
-    }
-    auto required = kind_->required_names();
-    const auto amsgrad = group.options.find("amsgrad");
-    if (amsgrad != group.options.end() && amsgrad->second.toBool())
-      required.emplace_back("max_exp_avg_sq");
-    for (const auto& field : required) {
-      TORCH_CHECK_VALUE(found->second.count(field), kCaller, ": expected '", field, "' for '", name,
-                        "', got state without it", kNothing,
-                        "load the dict of the same kind of optimizer");
-    }
-  }
-
-  void check_value(const std::string& name, const std::string& field, const at::Tensor& parameter,
-                   const at::Tensor& value) const {
-    const auto label = name + "' ('" + field;
-    TORCH_CHECK_VALUE(value.defined(), kCaller, ": expected a tensor for '", label,
-                      "'), got an undefined one", kNothing, "leave it out");
-    const std::vector<int64_t> expected = field == "step" ? std::vector<int64_t>()
-                                          : is_dtensor(value)
-                                              ? parameter.sizes().vec()
-                                              : presentation_.plain_sizes(parameter);
-    const bool fits = field == "step" ? value.numel() == 1 : value.sizes() == expected;
-    TORCH_CHECK_VALUE(fits, kCaller, ": expected a tensor of shape ", c10::IntArrayRef(expected),
-                      " for '", label, "'), got one of ", value.sizes(), kNothing,
-                      "load the state of the same parameters");
-    if (field == "step") return;
-    state::check_mesh(kCaller, name, parameter, value);
-    state::check_packed(kCaller, name, parameter, value, presentation_.is_local(parameter));
-  }
-
-  optim::State placed_state(const std::string& name, const at::Tensor& parameter) const {
-    optim::State placed;
-    const auto found = dict_.state.find(name);
-    if (found == dict_.state.end()) return placed;
-    for (const auto& [field, value] : found->second) {
-      placed[field] = field == "step"
-                          ? value
-                          : state::placed_like(parameter, value, presentation_.is_local(parameter));
-    }
-    return placed;
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  const OptimizerStateDict& dict_;
-  std::unique_ptr<state::OptimizerKind> kind_;
-  NamedGroups names_;
-  std::vector<const Group*> groups_;
-  state::Presentation presentation_;
-};
-
 }  // namespace
+
+OptimizerLoader::OptimizerLoader(const char* function, const torch::nn::Module& module,
+                                 torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict)
+    : function_(function),
+      optimizer_(optimizer),
+      dict_(dict),
+      kind_(kind_of(optimizer, function)),
+      names_(named_groups(module, optimizer, function)),
+      groups_(match_groups(function, names_, dict)),
+      presentation_(module, Presentation::Of::OptimizerState, function) {}
+
+void OptimizerLoader::check() const {
+  for (size_t g = 0; g < names_.size(); ++g) {
+    if (groups_[g] == nullptr) continue;
+    const auto& own = optimizer_.param_groups()[g];
+    check_options(function_, g, own.options(), *groups_[g]);
+    for (size_t i = 0; i < names_[g].size(); ++i)
+      check_state(names_[g][i], own.params()[i], *groups_[g]);
+  }
+}
+
+void OptimizerLoader::load() {
+  for (size_t g = 0; g < names_.size(); ++g) {
+    auto& own = optimizer_.param_groups()[g];
+    if (groups_[g] != nullptr) write_options(own.options(), groups_[g]->options);
+    for (size_t i = 0; i < names_[g].size(); ++i)
+      kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
+  }
+}
+
+void OptimizerLoader::check_state(const std::string& name, const at::Tensor& parameter,
+                                  const Group& group) const {
+  const auto found = dict_.state.find(name);
+  const bool has_state = found != dict_.state.end() && !found->second.empty();
+  TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), function_, ": expected state for '",
+                    name, "', which ", kind_->name(), " has from the start, got none", kNothing,
+                    "load the dict of the same kind of optimizer");
+  if (!has_state) return;
+  const auto known = kind_->state_names();
+  for (const auto& [field, value] : found->second) {
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), function_,
+                      ": expected state of ", c10::Join(", ", known), " for '", name, "', got '",
+                      field, "'", kNothing, "load the dict of the same kind of optimizer");
+    check_value(name, field, parameter, value);
+  }
+  auto required = kind_->required_names();
+  const auto amsgrad = group.options.find("amsgrad");
+  if (amsgrad != group.options.end() && amsgrad->second.toBool())
+    required.emplace_back("max_exp_avg_sq");
+  for (const auto& field : required) {
+    TORCH_CHECK_VALUE(found->second.count(field), function_, ": expected '", field, "' for '", name,
+                      "', got state without it", kNothing,
+                      "load the dict of the same kind of optimizer");
+  }
+}
+
+void OptimizerLoader::check_value(const std::string& name, const std::string& field,
+                                  const at::Tensor& parameter, const at::Tensor& value) const {
+  const auto label = name + "' ('" + field;
+  TORCH_CHECK_VALUE(value.defined(), function_, ": expected a tensor for '", label,
+                    "'), got an undefined one", kNothing, "leave it out");
+  const std::vector<int64_t> expected = field == "step"     ? std::vector<int64_t>()
+                                        : is_dtensor(value) ? parameter.sizes().vec()
+                                                            : presentation_.plain_sizes(parameter);
+  const bool fits = field == "step" ? value.numel() == 1 : value.sizes() == expected;
+  TORCH_CHECK_VALUE(fits, function_, ": expected a tensor of shape ", c10::IntArrayRef(expected),
+                    " for '", label, "'), got one of ", value.sizes(), kNothing,
+                    "load the state of the same parameters");
+  if (field == "step") return;
+  check_mesh(function_, name, parameter, value);
+  check_packed(function_, name, parameter, value, presentation_.is_local(parameter));
+}
+
+optim::State OptimizerLoader::placed_state(const std::string& name,
+                                           const at::Tensor& parameter) const {
+  optim::State placed;
+  const auto found = dict_.state.find(name);
+  if (found == dict_.state.end()) return placed;
+  for (const auto& [field, value] : found->second) {
+    placed[field] =
+        field == "step" ? value : placed_like(parameter, value, presentation_.is_local(parameter));
+  }
+  return placed;
+}
+
+}  // namespace tessera::state
+
+namespace tessera {
 
 void load_optimizer_state_dict(nn::ModuleRef module, torch::optim::Optimizer& optimizer,
                                const OptimizerStateDict& dict) {
   const c10::AutoGradMode no_grad(false);
-  Loader loader(*module, optimizer, dict);
+  state::OptimizerLoader loader("load_optimizer_state_dict", *module, optimizer, dict);
   loader.check();
   loader.load();
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks that code in the documentation is what it says to be: lines of a file that is compiled and tested.
 
-    <!-- examples/07_tutorial.cpp -->          before a block of cpp: these lines, in a row, byte for byte;
+    <!-- examples/07_tutorial.cpp -->          before a block of cpp: these lines, in a row, byte for byte; a line
+                                               "// ..." stands for those that are left out;
                                                of diff: hunks, split by lines that begin with @@, both sides of each
     <!-- after: examples/07_tutorial.cpp -->   of diff: the side after the change alone
 
@@ -18,17 +19,18 @@ BLOCK = re.compile(rf"(?:{MARK_TEXT})?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re
 
 
 def pages():
-    return sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+    return sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 def runs(kind, text, after):
     """The runs of lines that a block says to be in the file."""
     lines = text.splitlines()
-    if kind != "diff":
-        return [lines]
     hunks = [[]]
     for line in lines:
-        hunks.append([]) if line.startswith("@@") else hunks[-1].append(line)
+        is_border = line.startswith("@@") if kind == "diff" else line.strip() == "// ..."
+        hunks.append([]) if is_border else hunks[-1].append(line)
+    if kind != "diff":
+        return hunks
     sides = ("+ ",) if after else ("+ ", "- ")
     return [[line[1:] for line in hunk if line[:1] in side or not line] for side in sides for hunk in hunks if hunk]
 

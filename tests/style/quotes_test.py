@@ -32,6 +32,7 @@ class Quotes(unittest.TestCase):
             MARK + "```cpp\n  first();\n\n  second();\n```\n",
             MARK + "```diff\n int other() {\n   first();\n@@\n-\n-  second();\n+  third();\n }\n```\n",
             AFTER + "```diff\n-  zeroth();\n   first();\n+  third();\n```\n",
+            MARK + "```cpp\nint main() {\n  // ...\n  second();\n}\n```\n",
             MARK + "```cpp\nint main() {\n```\n\nand\n\n```\noutput\n```\n",
             "```cpp\na page that quotes nothing\n```\n",
         ):
@@ -41,6 +42,7 @@ class Quotes(unittest.TestCase):
         for text in (
             MARK + "```cpp\n  first();\n  second();\n```\n",
             MARK + "```cpp\nfirst();\n```\n",
+            MARK + "```cpp\nint main() {\n// ...\n  fourth();\n```\n",
             MARK + "```diff\n-  zeroth();\n   first();\n+  third();\n```\n",
             AFTER + "```diff\n   first();\n+  fourth();\n```\n",
             "<!-- examples/b.cpp -->\n```cpp\nint main() {\n```\n",

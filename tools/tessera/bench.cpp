@@ -1,6 +1,6 @@
 #include "bench.h"
 
-#include <unistd.h>
+#include "own_program.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -17,8 +17,6 @@ struct BenchOptions {
   std::string question;
   int ranks = 2;
 };
-
-fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
 
 std::string known_questions() {
   std::string names;
@@ -43,18 +41,14 @@ std::string known_questions() {
                                     std::to_string(options.ranks), "--no-prefix", "--env",
                                     "OMP_NUM_THREADS=1",           "--",          program.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> raw;
-  for (auto& word : words) raw.push_back(word.data());
-  raw.push_back(nullptr);
-  execv(words[0].c_str(), raw.data());
-  throw std::system_error(errno, std::generic_category(), words[0]);
+  become(std::move(words));
 }
 
 }  // namespace
 
 void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
   auto* bench =
-      app.add_subcommand("bench", "Measure: comm, compile, dtensor, hooks, memory, train");
+      app.add_subcommand("bench", "Measure: comm, compile, dtensor, hooks, memory, save, train");
   auto options = std::make_shared<BenchOptions>();
   bench->footer(
       "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");

@@ -1,6 +1,9 @@
 #include "bench.h"
 #include "command_line.h"
+#include "inspect.h"
+#include "report/report.h"
 #include "run.h"
+#include "train.h"
 #include "unknown_words.h"
 
 #include <CLI/CLI.hpp>
@@ -16,8 +19,9 @@ constexpr int kUsageError = 2;
 
 // One row per subcommand, each declared in a header of its name.
 constexpr void (*kCommands[])(CLI::App&, CommandLine&) = {
-    tessera::tool::add_run_command,
-    tessera::tool::add_bench_command,
+    tessera::tool::add_run_command,     tessera::tool::add_train_command,
+    tessera::tool::add_inspect_command, tessera::tool::add_bench_command,
+    tessera::tool::add_report_command,
 };
 
 /// CLI11's own words tell of its types and counts.

@@ -104,9 +104,13 @@ void refuse_unknown_words(const CLI::App& app, const std::vector<std::string>& a
     refuse("subcommand", first, names);
   }
   if (subcommand->get_allow_extras()) return;
-  for (std::size_t at = 1; at < arguments.size(); ++at) {
-    refuse_unknown_option(*subcommand, arguments[at]);
-    const auto* option = subcommand->get_option_no_throw(arguments[at]);
+  refuse_unknown_options(*subcommand, {arguments.begin() + 1, arguments.end()});
+}
+
+void refuse_unknown_options(const CLI::App& app, const std::vector<std::string>& arguments) {
+  for (std::size_t at = 0; at < arguments.size(); ++at) {
+    refuse_unknown_option(app, arguments[at]);
+    const auto* option = app.get_option_no_throw(arguments[at]);
     if (option != nullptr && option->get_items_expected_min() > 0) ++at;  // its value
   }
 }

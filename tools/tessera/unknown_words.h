@@ -12,6 +12,9 @@ namespace tessera::tool {
 /// is missing instead. Words that a subcommand passes on are not looked at.
 void refuse_unknown_words(const CLI::App& app, const std::vector<std::string>& arguments);
 
+/// The same for the options of one command.
+void refuse_unknown_options(const CLI::App& app, const std::vector<std::string>& arguments);
+
 /// The subcommand of this name; null if there is none.
 const CLI::App* find_subcommand(const CLI::App& app, const std::string& name);
 

@@ -1,5 +1,7 @@
 #include "comm/gloo/work.h"
 
+#include <tessera/trace.h>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
@@ -16,6 +18,7 @@ GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors output
       future_result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())) {}
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
+  const Span span(SpanKind::Communication, "gloo");
   try {
     return Work::wait(timeout);
   } catch (const c10::DistBackendError&) {

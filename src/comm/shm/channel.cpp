@@ -1,5 +1,7 @@
 #include "comm/shm/channel.h"
 
+#include <tessera/trace.h>
+
 #include "base/text.h"
 #include "comm/shm/graveyard.h"
 #include "comm/shm/join.h"
@@ -233,6 +235,8 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
 
 void Channel::await(const Pending& pending, int peer, const std::atomic<uint64_t>& counter,
                     uint64_t target, Bell& bell) {
+  if (counter.load(std::memory_order_acquire) >= target) return;
+  const Span span(SpanKind::Wait, "wait", peer);
   if (spin(peer, counter, target)) return;
   wait(pending, bell, peer, [&] { return counter.load(std::memory_order_seq_cst) >= target; });
   tell_core();  // waking up often means waking elsewhere

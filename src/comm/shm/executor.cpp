@@ -1,5 +1,7 @@
 #include "comm/shm/executor.h"
 
+#include <tessera/trace.h>
+
 #include "base/text.h"
 
 #include <c10/util/Exception.h>
@@ -68,6 +70,8 @@ void Executor::run_front(Lock& lock) {
 }
 
 void Executor::run_until_done(ShmWork& work, std::chrono::milliseconds timeout) {
+  const auto& first = work.collectives().front()->descriptor();
+  const Span span(SpanKind::Communication, name_of(first.kind), static_cast<int64_t>(first.bytes));
   if (timeout > kNoTimeout) return wait_until_done(work, timeout);
   Lock lock(mutex_);
   while (!work.is_done()) !running_ && !queue_.empty() ? run_front(lock) : changed_.wait(lock);

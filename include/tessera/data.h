@@ -1,0 +1,116 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// What a model is trained on: texts as rows of tokens, and who of the ranks sees which of them.
+namespace tessera::data {
+
+struct SamplerOptions {
+  uint64_t seed = 0;
+  bool shuffle = true;
+  std::optional<int> rank = std::nullopt;        // none: the world's; without init(): 0 of 1
+  std::optional<int> world_size = std::nullopt;  // set both or none
+};
+
+/// Deals samples out to ranks. Epochs follow each other, each a permutation (of seed and epoch) of
+/// all samples, and are read as one endless row; so every sample is seen exactly once per epoch,
+/// whatever the number of ranks and the size of batches. Takes no memory and talks to nobody.
+class ShardedSampler {
+ public:
+  explicit ShardedSampler(int64_t samples, SamplerOptions options = {});
+
+  /// This rank's `count` of the row's next `world_size * count` samples: ranks in order, `count`
+  /// neighbours each. All ranks ask for the same counts in the same order.
+  std::vector<int64_t> next(int64_t count);
+
+  /// How many samples all ranks together have taken. With it a row goes on on any number of ranks.
+  int64_t position() const { return position_; }
+  void seek(int64_t position);
+
+  int64_t samples() const { return samples_; }
+  /// Of the next sample.
+  int64_t epoch() const { return position_ / samples_; }
+
+ private:
+  int64_t samples_;
+  uint64_t seed_;
+  bool shuffle_;
+  int rank_ = 0;
+  int world_size_ = 1;
+  int64_t position_ = 0;
+};
+
+/// Text to numbers and back. Copies share what they are made of; safe to use from several threads.
+class Tokenizer {
+ public:
+  /// One token per byte, 256 of them.
+  Tokenizer();
+  /// A tokenizer.json of Hugging Face's `tokenizers` with a byte-level BPE, as GPT-2's and its
+  /// relatives. Gives the very tokens of that package without those that its post-processor adds,
+  /// or refuses the file by the name of what it does not know.
+  static Tokenizer from_file(const std::string& path);
+
+  /// Every token is below this.
+  int64_t vocabulary() const;
+  /// Bytes that are no UTF-8 become U+FFFD first, as in Python's `errors="replace"`, unless each
+  /// byte is a token.
+  std::vector<int64_t> encode(std::string_view text) const;
+  std::string decode(c10::ArrayRef<int64_t> tokens) const;
+
+  bool is_bytes() const;
+  /// "bytes", or the file's name with a checksum of what is in it: goes into checkpoints.
+  std::string name() const;
+
+ private:
+  friend class Corpus;
+  struct Impl;
+  explicit Tokenizer(std::shared_ptr<const Impl> impl);
+
+  std::shared_ptr<const Impl> impl_;  // null: bytes
+};
+
+struct CorpusOptions {
+  /// Folder for tokens made by a BPE tokenizer. Empty: tessera/tokens in $XDG_CACHE_HOME or in
+  /// ~/.cache.
+  std::string cache = {};
+};
+
+/// The tokens of text files as one row, mapped into memory, not read. Copies share the mapping;
+/// safe to use from several threads.
+class Corpus {
+ public:
+  /// Files and folders as they come, the text files of a folder in order of path, each file once.
+  /// Left out of folders are hidden files and folders, `build`, `runs`, `node_modules`, links to
+  /// folders, empty files and those that are not text (a zero byte in their first 64 KiB); a file
+  /// that is named is taken as it is. A BPE tokenizer's tokens are made once, by one of the
+  /// processes that ask for them at the same time, into a file in the cache that is found again by
+  /// the contents of files and tokenizer.
+  explicit Corpus(const std::vector<std::string>& paths, Tokenizer tokenizer = {},
+                  CorpusOptions options = {});
+
+  int64_t tokens() const;
+  int64_t files() const;
+  int64_t bytes() const;
+  const Tokenizer& tokenizer() const;
+  /// Of names, sizes and tokenizer: says whether a position in it still means the same.
+  std::string fingerprint() const;
+
+  /// [count], int64. Throws if a file has changed its size since it was opened.
+  at::Tensor read(int64_t first, int64_t count) const;
+  /// Rows of `length` tokens; row i begins at token `indices[i] * stride`. [indices, length], int64
+  at::Tensor windows(c10::ArrayRef<int64_t> indices, int64_t stride, int64_t length) const;
+
+ private:
+  struct Impl;
+
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+namespace tessera::state {
+
+/// A file and the public function that works on it: how messages begin.
+struct FileName {
+  std::string function;
+  std::string path;
+
+  template <class... Words>
+  [[noreturn]] void refuse(const Words&... words) const {
+    TORCH_CHECK_VALUE(false, function, ": ", path, ": ", words...);
+    std::abort();  // not reached: the check throws
+  }
+  template <class... Words>
+  void require(bool holds, const Words&... words) const {
+    if (!holds) refuse(words...);
+  }
+};
+
+}  // namespace tessera::state

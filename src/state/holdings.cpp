@@ -1,0 +1,127 @@
+#include "state/holdings.h"
+
+#include "dtensor/packed_rows.h"
+#include "dtensor/part.h"
+#include "fully_shard/state_impl.h"
+#include "state/entries.h"
+#include "state/named_groups.h"
+#include "state/optimizer_kind.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace tessera::state {
+namespace {
+
+Box own_box(const std::string& function, const std::string& name, const at::Tensor& tensor) {
+  Box box;
+  if (!dtensor::has_part(tensor)) {
+    box.offset.assign(static_cast<size_t>(tensor.dim()), 0);
+    box.length = tensor.sizes().vec();
+    return box;
+  }
+  const auto& spec = *dtensor::part_of(tensor).spec;
+  TORCH_CHECK_VALUE(!spec.has_partial, function, ": expected '", name,
+                    "' to be whole or sharded, got ", c10::str(spec.placements),
+                    ", of which each rank holds a summand; redistribute it first");
+  for (const auto& chunk :
+       dtensor::local_box(tensor.sizes(), spec.placements, spec.mesh_shape, spec.coordinate)) {
+    box.offset.push_back(chunk.offset);
+    box.length.push_back(chunk.length);
+  }
+  return box;
+}
+
+/// Cuts the box where the order of ranks departs from the module's own. See Note [packed rows].
+std::vector<Piece> unpacked_pieces(const Box& box, int64_t rows, dtensor::PackedRows packed) {
+  const auto each = rows / (packed.parts * packed.ranks);
+  std::vector<Piece> pieces;
+  const auto end = box.offset[0] + box.length[0];
+  for (auto row = box.offset[0]; row < end;) {
+    const auto segment = row / each;
+    const auto rank = segment / packed.parts;
+    const auto part = segment % packed.parts;
+    Piece piece{.box = box, .row = row - box.offset[0]};
+    piece.box.offset[0] = (part * packed.ranks + rank) * each + row % each;
+    piece.box.length[0] = std::min(end, (segment + 1) * each) - row;
+    row += piece.box.length[0];
+    pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
+
+}  // namespace
+
+std::string state_name(const std::string& parameter, const std::string& field) {
+  return kOptimizerPrefix + parameter + "/" + field;
+}
+
+Holding hold(const std::string& function, std::string name, const at::Tensor& tensor,
+             const at::Tensor& parameter) {
+  const bool is_distributed = dtensor::has_part(tensor);
+  Holding holding{
+      .name = std::move(name),
+      .tensor = tensor,
+      .local = is_distributed ? dtensor::part_of(tensor).local().detach() : tensor.detach(),
+      .shape = tensor.sizes().vec(),
+      .pieces = {}};
+  if (is_distributed && !dtensor::part_of(tensor).spec->is_member) return holding;
+  const auto box = own_box(function, holding.name, tensor);
+  if (volume(box.length) == 0) return holding;
+  const auto packed = dtensor::packed_rows(parameter);
+  if (packed.parts > 1 && tensor.sizes() == parameter.sizes())
+    holding.pieces = unpacked_pieces(box, tensor.size(0), packed);
+  else
+    holding.pieces = {{box, 0}};
+  return holding;
+}
+
+std::vector<Piece> whole_pieces(const at::Tensor& parameter) {
+  const Box box{std::vector<int64_t>(static_cast<size_t>(parameter.dim()), 0),
+                parameter.sizes().vec()};
+  const auto packed = dtensor::packed_rows(parameter);
+  if (packed.parts == 1 || volume(box.length) == 0) return {{box, 0}};
+  return unpacked_pieces(box, parameter.size(0), packed);
+}
+
+Holdings hold_module(const std::string& function, const torch::nn::Module& module) {
+  for (const auto& state : nn::find_all_states<sharded::State>(module))
+    state->unit().require_shards(function.c_str());
+  Holdings holdings;
+  std::unordered_map<const at::TensorImpl*, std::string> known;
+  for (const auto& entry : entries_of(module)) {
+    TORCH_CHECK_VALUE(
+        !entry.name.starts_with(kOptimizerPrefix) && !entry.name.starts_with(kExtraPrefix),
+        function, ": expected names of parameters and buffers that do not begin with '",
+        kOptimizerPrefix, "' or '", kExtraPrefix, "', got '", entry.name, "'; rename it");
+    if (!entry.tensor.defined()) continue;
+    const auto [found, is_first] =
+        known.try_emplace(entry.tensor.unsafeGetTensorImpl(), entry.name);
+    if (is_first)
+      holdings.tensors.push_back(hold(function, entry.name, entry.tensor, entry.tensor));
+    else
+      holdings.aliases.emplace(entry.name, found->second);
+  }
+  return holdings;
+}
+
+Holdings hold_optimizer(const std::string& function, const torch::nn::Module& module,
+                        const torch::optim::Optimizer& optimizer) {
+  const auto kind = kind_of(optimizer, function.c_str());
+  const auto names = named_groups(module, optimizer, function.c_str());
+  Holdings holdings;
+  for (size_t g = 0; g < names.size(); ++g) {
+    for (size_t i = 0; i < names[g].size(); ++i) {
+      const auto& parameter = optimizer.param_groups()[g].params()[i];
+      for (const auto& [field, value] : kind->read(optimizer, parameter)) {
+        holdings.tensors.push_back(
+            hold(function, state_name(names[g][i], field), value, parameter));
+      }
+    }
+  }
+  return holdings;
+}
+
+}  // namespace tessera::state

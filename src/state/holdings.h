@@ -1,0 +1,53 @@
+#pragma once
+
+#include "state/files/boxes.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/api/include/torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+/// What this rank holds of everything that is saved.
+namespace tessera::state {
+
+/// A box of a whole tensor, in the order of the model that is not parallel.
+struct Piece {
+  Box box;
+  int64_t row = 0;  // of the local tensor at which it begins; it has all of the other dimensions
+};
+
+struct Holding {
+  std::string name;
+  at::Tensor tensor;           // the module's or the optimizer's, itself
+  at::Tensor local;            // this rank's part: plain, sharing memory
+  std::vector<int64_t> shape;  // of the whole
+  std::vector<Piece> pieces;  // what the local tensor is made of, in its order; empty ones left out
+};
+
+/// `parameter`: the tensor itself, or the parameter whose state it is and as which it is placed.
+Holding hold(const std::string& function, std::string name, const at::Tensor& tensor,
+             const at::Tensor& parameter);
+
+/// Pieces of the whole tensor as full_tensor() gives it: one, unless its rows are packed.
+std::vector<Piece> whole_pieces(const at::Tensor& parameter);
+
+struct Holdings {
+  std::vector<Holding> tensors;                // each tensor once
+  std::map<std::string, std::string> aliases;  // further names -> the name it is held under
+};
+
+/// Of a module. Throws if a fully sharded unit's parameters are whole, or a name is reserved.
+Holdings hold_module(const std::string& function, const torch::nn::Module& module);
+/// Of the state of an optimizer of the module's parameters.
+Holdings hold_optimizer(const std::string& function, const torch::nn::Module& module,
+                        const torch::optim::Optimizer& optimizer);
+
+/// Names under which state and extras are saved: "optimizer/<parameter>/<field>", "extra/<name>".
+inline constexpr const char* kOptimizerPrefix = "optimizer/";
+inline constexpr const char* kExtraPrefix = "extra/";
+std::string state_name(const std::string& parameter, const std::string& field);
+
+}  // namespace tessera::state

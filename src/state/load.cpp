@@ -1,0 +1,108 @@
+#include <tessera/serialize.h>
+
+#include "state/files/folders.h"
+#include "state/files/stored_checkpoint.h"
+#include "state/optimizer_loader.h"
+#include "state/optimizer_text.h"
+#include "state/read_values.h"
+#include "state/together.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <optional>
+
+namespace tessera {
+namespace {
+
+constexpr const char* kLoad = "load";
+
+/// State of optimizers is stored under "optimizer/<parameter>/<field>"; fields have no slash.
+std::pair<std::string, std::string> parameter_and_field(const std::string& name) {
+  const auto begin = std::strlen(state::kOptimizerPrefix);
+  const auto slash = name.rfind('/');
+  if (slash < begin || slash == std::string::npos) return {name.substr(begin), ""};
+  return {name.substr(begin, slash - begin), name.substr(slash + 1)};
+}
+
+/// What is stored for an optimizer, with values placed as the module's parameters are.
+OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::nn::Module& module,
+                                  const std::string& dir) {
+  TORCH_CHECK_VALUE(!source.index().optimizer.empty(), kLoad, ": ", dir,
+                    ": expected a checkpoint with the state of an optimizer, got one that was "
+                    "saved without; nothing was loaded; load the module alone");
+  OptimizerStateDict dict;
+  dict.param_groups = state::parse_optimizer({kLoad, dir}, source.index().optimizer);
+  std::map<std::string, state::Holding> parameters;
+  for (auto& holding : state::hold_module(kLoad, module).tensors) {
+    auto name = holding.name;
+    parameters.emplace(std::move(name), std::move(holding));
+  }
+  for (const auto& name : source.names()) {
+    if (!name.starts_with(state::kOptimizerPrefix)) continue;
+    const auto& stored = *source.find(name);
+    const auto [parameter, field] = parameter_and_field(name);
+    const auto found = parameters.find(parameter);
+    const bool is_placed =
+        found != parameters.end() && field != "step" && stored.shape == found->second.shape;
+    dict.state[parameter][field] = is_placed ? state::read_part_of(source, stored, found->second)
+                                             : state::read_whole(source, stored);
+  }
+  return dict;
+}
+
+/// One load, up to the point from which on nothing can go wrong.
+struct Prepared {
+  std::optional<state::ModuleValues> values;
+  OptimizerStateDict dict;
+  std::optional<state::OptimizerLoader> loader;
+  Extra extra;
+};
+
+void prepare(const std::string& given, const torch::nn::Module& module,
+             torch::optim::Optimizer* optimizer, const CheckpointLoadOptions& options,
+             const state::Together& ranks, Prepared& prepared) {
+  const auto dir = state::clean_path(kLoad, given);
+  state::StoredCheckpoint source(kLoad, dir);
+  auto& values = prepared.values.emplace(kLoad, module, source, /*converts=*/false);
+  TORCH_CHECK_VALUE(!options.strict || values.differences().empty(), kLoad, ": ", dir.string(),
+                    ": expected the names, shapes and dtypes of ", module.name(),
+                    values.differences().to_string(),
+                    "; nothing was loaded; load it into the model it was saved from, or what fits "
+                    "with {.strict = false}");
+  values.read(source);
+  if (optimizer != nullptr) {
+    prepared.dict = read_optimizer(source, module, dir.string());
+    prepared.loader.emplace(kLoad, module, *optimizer, prepared.dict).check();
+  }
+  const bool same_ranks = source.index().files.size() == static_cast<size_t>(ranks.size());
+  prepared.extra = source.read_extra(same_ranks ? static_cast<size_t>(ranks.rank()) : 0);
+}
+
+Extra load_checkpoint(const std::string& dir, const torch::nn::Module& module,
+                      torch::optim::Optimizer* optimizer, const CheckpointLoadOptions& options) {
+  const c10::AutoGradMode no_grad(false);
+  const state::Together ranks(options.group);
+  Prepared prepared;
+  ranks.run(kLoad, [&] {
+    prepare(dir, module, optimizer, options, ranks, prepared);
+    return std::string();
+  });
+  prepared.values->apply();
+  if (prepared.loader) prepared.loader->load();
+  return std::move(prepared.extra);
+}
+
+}  // namespace
+
+Extra load(const std::string& dir, nn::ModuleRef module, CheckpointLoadOptions options) {
+  return load_checkpoint(dir, *module, nullptr, options);
+}
+
+Extra load(const std::string& dir, nn::ModuleRef module, torch::optim::Optimizer& optimizer,
+           CheckpointLoadOptions options) {
+  return load_checkpoint(dir, *module, &optimizer, options);
+}
+
+}  // namespace tessera

@@ -1,0 +1,84 @@
+// The program behind `tessera inspect`.
+#include <tessera/tessera.h>
+
+#include "support/ranks.h"
+#include "support/subprocess.h"
+#include "support/temporary_folder.h"
+#include "support/twins.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ProgramResult inspect(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), TESSERA_INSPECT);
+  const TemporaryFolder folder;
+  return run_program({.arguments = std::move(arguments), .output = folder.path() / "output"});
+}
+
+class InspectOnThreads : public ::testing::Test {
+ protected:
+  InspectOnThreads() {
+    run_threads(2, [&] {
+      auto net = seeded(1, [] { return nn::Linear(3, 5); });
+      fully_shard(net);
+      save((run_ / "checkpoints" / "step-9").string(), net, {{"step", "9"}});
+      save((run_ / "checkpoints" / "step-10").string(), net, {{"step", "10"}});
+    });
+  }
+
+  TemporaryFolder folder_;
+  fs::path run_ = folder_.path() / "run";
+};
+
+TEST_F(InspectOnThreads, ListsACheckpoint) {
+  const auto result = inspect({(run_ / "checkpoints" / "step-10").string(), "--verify"});
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("weight  Float  [5, 3]  60 B"), HasSubstr("rank 0 [0:3, 0:3]"),
+                    HasSubstr("rank 1 [3:5, 0:3]"), HasSubstr("2 tensors, 80 B, saved by 2 ranks"),
+                    HasSubstr("step (2 B)"), HasSubstr("verified: every byte")));
+}
+
+TEST_F(InspectOnThreads, ListsARunAndItsLatestCheckpoint) {
+  const auto result = inspect({run_.string(), "--json"});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto json = nlohmann::json::parse(result.output);
+  EXPECT_EQ(json["kind"], "run");
+  ASSERT_EQ(json["checkpoints"].size(), 2U);
+  EXPECT_EQ(json["checkpoints"][0]["name"], "step-9");
+  EXPECT_EQ(json["path"], (run_ / "checkpoints" / "step-10").string());
+  EXPECT_EQ(json["index"]["world_size"], 2);
+  EXPECT_EQ(json["index"]["tensors"][1]["parts"][1]["offset"], (std::vector<int64_t>{3, 0}));
+
+  fs::remove(run_ / "checkpoints" / "step-10" / "rank-00001-of-00002.safetensors");
+  const auto older = inspect({run_.string()});
+  EXPECT_TRUE(older.status.ok());
+  EXPECT_THAT(older.output, AllOf(HasSubstr("incomplete"), HasSubstr("checkpoints/step-9\n")));
+}
+
+TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
+  const auto file = (folder_.path() / "a.safetensors").string();
+  write_safetensors(file, {{"w", at::ones({2, 2}, at::kHalf)}});
+  EXPECT_THAT(inspect({file}).output,
+              AllOf(HasSubstr("w       Half   [2, 2]  8 B"), HasSubstr("1 tensors, 8 B")));
+  std::ofstream(file) << "nonsense";
+  for (const auto& path : {file, (folder_.path() / "none").string()}) {
+    const auto result = inspect({path});
+    EXPECT_EQ(result.status.code, 1);
+    EXPECT_THAT(result.output, AllOf(HasSubstr("tessera inspect: "), HasSubstr(path)));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,205 @@
+// The job from start to end, and what it leaves behind.
+#include "train/train_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(TrainJob, LearnsAndLeavesARunBehind) {
+  const TrainingGround ground;
+  const auto result = ground.train("run", {"--trace", "1"});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto losses = ground.losses("run");
+  ASSERT_EQ(losses.size(), 12);
+  EXPECT_LT(losses.at(12), losses.at(1) - 1) << result.output;
+  EXPECT_EQ(ground.validation_losses("run").size(), 1);
+  EXPECT_THAT(result.output, HasSubstr("validation loss"));
+  EXPECT_THAT(result.output, HasSubstr("tokens/s"));
+  EXPECT_THAT(result.output, HasSubstr("The "));
+  EXPECT_EQ(ground.checkpoints("run"),
+            (std::vector<std::string>{"step-00000008", "step-00000012"}));
+  const auto facts = nlohmann::json::parse(ground.read("run", "run.json"));
+  EXPECT_EQ(facts["world_size"], 2);
+  EXPECT_EQ(facts["mesh"]["dim_names"], nlohmann::json({"dp"}));
+  EXPECT_FALSE(facts["sharding"].empty());
+  const auto config = nlohmann::json::parse(ground.read("run", "config.json"));
+  EXPECT_EQ(config["blocks"], "2");
+  EXPECT_EQ(config["precision"], "fp32");
+  for (const auto* file : {"timeline.json", "trace.json"}) {
+    const auto events = nlohmann::json::parse(ground.read("run", file))["traceEvents"];
+    std::set<int> ranks;
+    std::set<std::string> kinds;
+    for (const auto& event : events) {
+      ranks.insert(event["pid"].get<int>());
+      kinds.insert(event.value("cat", ""));
+    }
+    EXPECT_EQ(ranks.size(), 2) << file;
+    for (const auto* kind : {"data", "forward", "backward", "optimizer", "communication"})
+      EXPECT_TRUE(kinds.contains(kind)) << file << " lacks " << kind;
+    EXPECT_EQ(kinds.contains("operator"), std::string(file) == "trace.json");
+  }
+}
+
+TEST(TrainJob, MetricsTellOfEachStep) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--steps", "3"}).status.ok());
+  std::istringstream lines(ground.read("run", "metrics.jsonl"));
+  std::string first;
+  std::getline(lines, first);
+  const auto line = nlohmann::json::parse(first);
+  for (const auto* field : {"step", "loss", "lr", "tokens_per_s", "comm_share", "memory_bytes",
+                            "tokens", "grad_norm", "seconds", "epoch"})
+    EXPECT_TRUE(line.contains(field)) << field;
+  EXPECT_EQ(line["tokens"], 4 * 32);
+  EXPECT_GE(line["comm_share"], 0);
+  EXPECT_LE(line["comm_share"], 1);
+}
+
+TEST(TrainJob, SameSeedSameLosses) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("first", {"--steps", "4"}).status.ok());
+  ASSERT_TRUE(ground.train("second", {"--steps", "4"}).status.ok());
+  ASSERT_TRUE(ground.train("third", {"--steps", "4", "--seed", "2"}).status.ok());
+  EXPECT_EQ(ground.losses("first"), ground.losses("second"));
+  EXPECT_NE(ground.losses("first"), ground.losses("third"));
+}
+
+/// Settings of the small model that leave the losses as they are, but for rounding.
+class TrainLayout : public ::testing::TestWithParam<Words> {};
+
+TEST_P(TrainLayout, TrainsAsOneRankDoes) {
+  const TrainingGround ground;
+  const auto plain = ground.train("plain", {"--ranks", "1"});
+  ASSERT_TRUE(plain.status.ok()) << plain.output;
+  const auto result = ground.train("other", GetParam());
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  ASSERT_EQ(ground.losses("other").size(), 12);
+  // Rounding; with fp16 the first steps are left out, until the scale fits.
+  const auto has = [](const char* word) { return std::ranges::count(GetParam(), word) > 0; };
+  const double bound = has("fp16") ? 0.5 : has("bf16") ? 0.1 : 2e-3;
+  EXPECT_LT(largest_difference(ground.losses("plain"), ground.losses("other")), bound);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , TrainLayout,
+    ::testing::Values(Words{"--ranks", "2"}, Words{"--ranks", "4"},
+                      Words{"--parallel", "fully_shard"},
+                      Words{"--ranks", "4", "--parallel", "hybrid", "--mesh", "replicas=2,dp=2"},
+                      Words{"--mesh", "tp=2"}, Words{"--ranks", "4", "--mesh", "dp=2,tp=2"},
+                      Words{"--ranks", "4", "--mesh", "dp=2,tp=2", "--parallel", "fully_shard"},
+                      Words{"--accumulate", "2"},
+                      Words{"--accumulate", "2", "--parallel", "fully_shard"},
+                      Words{"--checkpoint-activations", "block"},
+                      Words{"--checkpoint-activations", "selective", "--parallel", "fully_shard"},
+                      Words{"--compile"}, Words{"--compile", "--parallel", "fully_shard"},
+                      Words{"--compile", "--checkpoint-activations", "block"},
+                      Words{"--compile", "--accumulate", "2"}, Words{"--compile", "--mesh", "tp=2"},
+                      Words{"--comm-hook", "bf16"}, Words{"--precision", "bf16"},
+                      Words{"--precision", "bf16", "--parallel", "fully_shard"},
+                      Words{"--precision", "fp16"}, Words{"--precision", "bf16", "--compile"}),
+    [](const auto& info) {
+      std::string name;
+      for (auto word : info.param) {
+        for (const char c : word) name += std::isalnum(c) != 0 ? c : '_';
+      }
+      return name;
+    });
+
+TEST(TrainJob, CompiledLeavesItsProgram) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--compile"}).status.ok());
+  EXPECT_THAT(ground.read("run", "program.cpp"), HasSubstr("aten"));
+}
+
+TEST(TrainJob, ShowsOneLineOnATerminal) {
+  const TrainingGround ground;
+  auto words = ground.words("run", {"--steps", "3"});
+  std::string command;
+  for (const auto& word : words) command += "'" + word + "' ";
+  const auto result = ground.call({"script", "-qec", command, "/dev/null"});
+  if (result.output.find("not found") != std::string::npos) GTEST_SKIP() << "no script(1)";
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("\033[1A\033[2K"));
+  EXPECT_THAT(result.output, HasSubstr("left"));
+}
+
+TEST(TrainJob, RunsUnderAnotherLauncher) {
+  const TrainingGround ground;
+  auto words = ground.words("run", {"--steps", "2"});
+  words.insert(words.begin(), {TESSERA_TOOL, "run", "-n", "3", "--"});
+  words.insert(words.end(), {"--batch", "3"});
+  const auto result = ground.call(words);
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_EQ(nlohmann::json::parse(ground.read("run", "run.json"))["world_size"], 3);
+}
+
+TEST(TrainSettings, ComeFromAFileWithTheSameNames) {
+  const TrainingGround ground;
+  std::ofstream(ground.path() / "train.toml")
+      << "steps = 2\nlr = 0.005\nparallel = \"fully_shard\"\n";
+  auto words = ground.words("run");
+  for (const auto* name : {"--steps", "--lr"}) {
+    const auto at = std::ranges::find(words, name);
+    words.erase(at, at + 2);
+  }
+  words.insert(words.end(), {"--config", "train.toml"});
+  const auto result = ground.call(words);
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_EQ(ground.losses("run").size(), 2);
+  EXPECT_THAT(ground.read("run", "config.toml"), HasSubstr("fully_shard"));
+}
+
+struct Refusal {
+  Words words;
+  const char* message;
+};
+class TrainRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(TrainRefuses, BeforeAnythingStarts) {
+  const TrainingGround ground;
+  std::ofstream(ground.path() / "bad.toml") << "blcks = 2\n";
+  std::ofstream(ground.path() / "empty.txt");
+  auto words = GetParam().words;
+  const auto result = ground.train("run", words);
+  EXPECT_FALSE(result.status.ok());
+  EXPECT_THAT(result.output, HasSubstr(GetParam().message));
+  EXPECT_THAT(result.output, Not(HasSubstr("frame #")));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , TrainRefuses,
+    ::testing::Values(Refusal{{"--parallel", "fully_shart"}, "did you mean fully_shard?"},
+                      Refusal{{"--blcks", "2"}, "did you mean --blocks?"},
+                      Refusal{{"--config", "bad.toml"}, "did you mean blocks?"},
+                      Refusal{{"--heads", "3"}, "expected a multiple of --heads 3"},
+                      Refusal{{"--batch", "5"}, "expected a multiple of 2"},
+                      Refusal{{"--mesh", "dp=3"}, "expected 2 ranks"},
+                      Refusal{{"--mesh", "replica=2"}, "did you mean replicas?"},
+                      Refusal{{"--mesh", "tp=2,dp=1"}, "in this order"},
+                      Refusal{{"--parallel", "hybrid"}, "replicas=R,dp=D"},
+                      Refusal{{"--comm-hook", "fp16", "--parallel", "fully_shard"},
+                              "expected --parallel replicate"},
+                      Refusal{{"--steps", "0"}, "the nearest is 1"},
+                      Refusal{{"--data", "/nowhere"}, "/nowhere"},
+                      Refusal{{"--data", "empty.txt"}, "empty.txt"},
+                      Refusal{{"--context", "1000000"}, "shorter --context"},
+                      Refusal{{"--tokenizer", "/nowhere.json"}, "/nowhere.json"},
+                      Refusal{{"--resume"}, "found no config.toml"}),
+    [](const auto& info) {
+      std::string name;
+      for (const auto& word : info.param.words) {
+        for (const char c : word) name += std::isalnum(c) != 0 ? c : '_';
+      }
+      return name;
+    });
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,186 @@
+// What a run survives, and what it says when it does not.
+#include "train/train_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+ExitStatus end_of(Subprocess& job) {
+  const auto status = job.wait(90s);
+  EXPECT_TRUE(status) << "the job still runs: " << job.output();
+  return status.value_or(ExitStatus{});
+}
+
+TEST(TrainResume, GoesOnWithTheSameBits) {
+  const TrainingGround ground;
+  for (const Words& layout :
+       {Words{"--dropout", "0.1"}, Words{"--parallel", "fully_shard"}, Words{"--accumulate", "2"},
+        Words{"--mesh", "tp=2"}, Words{"--precision", "fp16"}}) {
+    const auto run = "run" + layout.back();
+    auto words = layout;
+    words.insert(words.end(), {"--keep-last", "0"});
+    ASSERT_TRUE(ground.train(run, words).status.ok());
+    const auto straight = ground.losses(run);
+    fs::remove_all(fs::path(ground.run(run)) / "checkpoints" / "step-00000012");
+    fs::remove_all(fs::path(ground.run(run)) / "checkpoints" / "step-00000008");
+    const auto result = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run(run)});
+    ASSERT_TRUE(result.status.ok()) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("goes on after step 4"));
+    EXPECT_EQ(ground.losses(run), straight) << run;
+  }
+}
+
+TEST(TrainResume, OnOtherRanksAndInAnotherLayout) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--keep-last", "0"}).status.ok());
+  const auto straight = ground.losses("run");
+  for (const Words& layout :
+       {Words{"--ranks", "1"}, Words{"--ranks", "4", "--parallel", "fully_shard"},
+        Words{"--ranks", "2", "--mesh", "tp=2", "--parallel", "replicate"},
+        Words{"--ranks", "4", "--mesh", "dp=2,tp=2", "--parallel", "fully_shard"}}) {
+    for (const auto* later : {"step-00000008", "step-00000012"})
+      fs::remove_all(fs::path(ground.run("run")) / "checkpoints" / later);
+    Words words = {TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")};
+    words.insert(words.end(), layout.begin(), layout.end());
+    const auto result = ground.call(words);
+    ASSERT_TRUE(result.status.ok()) << result.output;
+    EXPECT_LT(largest_difference(ground.losses("run"), straight), 2e-3) << layout.back();
+  }
+}
+
+TEST(TrainSurvives, BeingTerminated) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("straight", {"--steps", "60"}).status.ok());
+  auto job = ground.start("run", {"--steps", "60", "--save-every", "0"});
+  ground.await_step("run", 5);
+  job.signal(SIGTERM);
+  const auto status = end_of(job);
+  EXPECT_EQ(status.code, 128 + SIGTERM) << job.output();
+  EXPECT_THAT(job.output(), HasSubstr("stopped by SIGTERM"));
+  const auto result = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_EQ(ground.losses("run"), ground.losses("straight"));
+}
+
+TEST(TrainSurvives, CtrlC) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "10000", "--save-every", "0"});
+  ground.await_step("run", 5);
+  kill(-job.pid(), SIGINT);  // as a terminal does: to the launcher and to all it has started
+  EXPECT_EQ(end_of(job).code, 130) << job.output();
+  EXPECT_EQ(ground.checkpoints("run").size(), 1);
+}
+
+TEST(TrainSurvives, TheDeathOfARankStopsTheJobAndIsNamed) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "10000"});
+  ground.await_step("run", 5);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 2);
+  const auto begun = std::chrono::steady_clock::now();
+  kill(ranks[1], SIGKILL);
+  EXPECT_NE(end_of(job).code, 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
+  EXPECT_THAT(job.output(), HasSubstr("rank 1 of 2 failed with SIGKILL"));
+}
+
+TEST(TrainSurvives, TheDeathOfARankWithRestarts) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("straight", {"--steps", "60"}).status.ok());
+  auto job = ground.start("run", {"--steps", "60", "--max-restarts", "2"});
+  ground.await_step("run", 10);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 2) << job.output();
+  kill(ranks[0], SIGKILL);
+  EXPECT_EQ(end_of(job).code, 0) << job.output();
+  EXPECT_THAT(job.output(), HasSubstr("restart 1 of 2"));
+  EXPECT_THAT(job.output(), HasSubstr("goes on after step"));
+  EXPECT_EQ(ground.losses("run"), ground.losses("straight"));
+}
+
+TEST(TrainSurvives, ALossThatIsNotFiniteByStopping) {
+  const TrainingGround ground;
+  const auto result =
+      ground.train("run", {"--lr", "1e20", "--clip", "0", "--steps", "30", "--warmup", "0"});
+  EXPECT_EQ(result.status.code, 1) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("is not finite; first not finite: "));
+  EXPECT_THAT(result.output, HasSubstr(" on rank 0"));
+  EXPECT_THAT(result.output, HasSubstr("--skip-nonfinite"));
+}
+
+TEST(TrainSurvives, ALossThatIsNotFiniteByLeavingStepsOut) {
+  const TrainingGround ground;
+  const auto result = ground.train(
+      "run", {"--lr", "1e20", "--clip", "0", "--steps", "30", "--warmup", "0", "--skip-nonfinite"});
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("step left out"));
+  EXPECT_THAT(ground.read("run", "metrics.jsonl"), HasSubstr("\"nonfinite\""));
+}
+
+TEST(TrainSurvives, ASecondJobInItsFolderIsRefused) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "10000"});
+  ground.await_step("run", 5);
+  const auto second = ground.train("run", {"--resume"});
+  EXPECT_NE(second.status.code, 0);
+  EXPECT_THAT(second.output, HasSubstr("is training in"));
+  job.signal(SIGTERM);
+  EXPECT_EQ(end_of(job).code, 143);
+}
+
+TEST(TrainSurvives, ARunThatIsThereIsNotOverwritten) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--steps", "2"}).status.ok());
+  const auto before = ground.read("run", "metrics.jsonl");
+  const auto second = ground.train("run", {"--steps", "2"});
+  EXPECT_NE(second.status.code, 0);
+  EXPECT_THAT(second.output, HasSubstr("--resume"));
+  EXPECT_EQ(ground.read("run", "metrics.jsonl"), before);
+}
+
+TEST(TrainSurvives, ACheckpointOfAnotherModelIsRefusedByName) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run").status.ok());
+  const auto deeper = ground.train("run", {"--resume", "--blocks", "3"});
+  EXPECT_NE(deeper.status.code, 0);
+  EXPECT_THAT(deeper.output, HasSubstr("blocks.2."));
+  const auto longer = ground.train("run", {"--resume", "--context", "16"});
+  EXPECT_NE(longer.status.code, 0);
+  EXPECT_THAT(longer.output, HasSubstr("positions.weight"));
+}
+
+TEST(TrainSurvives, OtherDataIsRefused) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run").status.ok());
+  std::ofstream(ground.path() / "text" / "more.txt") << "other words\n";
+  const auto result = ground.train("run", {"--resume", "--steps", "20"});
+  EXPECT_NE(result.status.code, 0);
+  EXPECT_THAT(result.output, HasSubstr("have changed"));
+}
+
+TEST(TrainSurvives, ADamagedCheckpointIsRefusedByName) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--keep-last", "1"}).status.ok());
+  const auto file =
+      fs::path(ground.run("run")) / "checkpoints/step-00000012/rank-00001-of-00002.safetensors";
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-100, std::ios::end);
+  stream.put('\x55');
+  stream.close();
+  const auto result = ground.train("run", {"--resume", "--steps", "20"});
+  EXPECT_NE(result.status.code, 0);
+  EXPECT_THAT(result.output, HasSubstr("rank-00001-of-00002.safetensors"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

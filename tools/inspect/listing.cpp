@@ -1,0 +1,189 @@
+#include "inspect/listing.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+
+namespace tessera::inspect {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Row = std::vector<std::string>;
+
+std::string bytes_text(uint64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto amount = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; amount >= 1024 && unit + 1 < std::size(kUnits); ++unit) amount /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f %s" : "%.1f %s", amount, kUnits[unit]);
+  return text;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t dim = 0; dim < shape.size(); ++dim)
+    text += (dim == 0 ? "" : ", ") + std::to_string(shape[dim]);
+  return text + "]";
+}
+
+/// As Python would cut it out of the whole.
+std::string slice_text(const CheckpointIndex::Part& part) {
+  std::string text = "[";
+  for (size_t dim = 0; dim < part.shape.size(); ++dim) {
+    text += (dim == 0 ? "" : ", ") + std::to_string(part.offset[dim]) + ":" +
+            std::to_string(part.offset[dim] + part.shape[dim]);
+  }
+  return text + "]";
+}
+
+std::string checksum_text(const CheckpointIndex::Part& part) {
+  if (part.checksums.empty()) return "";
+  char text[64];
+  if (part.checksums.size() == 1)
+    std::snprintf(text, sizeof(text), "%08x", part.checksums[0]);
+  else
+    std::snprintf(text, sizeof(text), "%08x, %zu more", part.checksums[0],
+                  part.checksums.size() - 1);
+  return text;
+}
+
+std::map<std::string, size_t> ranks_by_file(const CheckpointIndex& index) {
+  std::map<std::string, size_t> ranks;
+  for (const auto& file : index.files) ranks.emplace(file.name, ranks.size());
+  return ranks;
+}
+
+/// Columns as wide as their widest entry; the last one is not padded.
+std::string aligned(const std::vector<Row>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line += std::string(widths[i] - row[i].size() + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+void add_tensor(const CheckpointIndex::Tensor& tensor, const std::map<std::string, size_t>& ranks,
+                std::vector<Row>& rows) {
+  Row row = {tensor.name, c10::toString(tensor.dtype), shape_text(tensor.shape)};
+  if (!tensor.alias_of.empty()) {
+    row.push_back("-");
+    row.push_back("the same as " + tensor.alias_of);
+    rows.push_back(std::move(row));
+    return;
+  }
+  row.push_back(bytes_text(tensor.bytes()));
+  for (const auto& part : tensor.parts) {
+    if (ranks.size() > 1 || tensor.parts.size() > 1) {
+      const bool is_whole = part.shape == tensor.shape;
+      row.push_back("rank " + std::to_string(ranks.at(part.file)) +
+                    (is_whole ? "" : " " + slice_text(part)));
+    } else {
+      row.emplace_back("");
+    }
+    row.push_back(checksum_text(part));
+    rows.push_back(std::move(row));
+    row = {"", "", "", ""};
+  }
+  if (tensor.parts.empty()) rows.push_back(std::move(row));
+}
+
+std::string index_table(const Subject& subject) {
+  const auto& index = *subject.index;
+  const bool is_file = subject.kind == Subject::Kind::File;
+  const auto ranks =
+      is_file ? std::map<std::string, size_t>{{subject.path.string(), 0}} : ranks_by_file(index);
+  std::vector<Row> rows = {
+      {"tensor", "dtype", "shape", "size", is_file ? "" : "held by", is_file ? "" : "CRC-32C"}};
+  for (const auto& tensor : index.tensors) add_tensor(tensor, ranks, rows);
+  auto text = aligned(rows) + "\n" + std::to_string(index.tensors.size()) + " tensors, " +
+              bytes_text(index.bytes());
+  if (is_file) return text + "\n";
+  text += ", saved by " + std::to_string(index.world_size) +
+          (index.world_size == 1 ? " rank, " : " ranks, ") +
+          (index.has_optimizer ? "with an optimizer\n\n" : "without an optimizer\n\n");
+  rows = {{"file", "size", "extras"}};
+  for (size_t rank = 0; rank < index.files.size(); ++rank) {
+    std::string extras;
+    for (const auto& [name, bytes] : index.extras[rank])
+      extras += (extras.empty() ? "" : ", ") + name + " (" + bytes_text(bytes) + ")";
+    rows.push_back({index.files[rank].name, bytes_text(index.files[rank].bytes), extras});
+  }
+  return text + aligned(rows);
+}
+
+Json index_json(const CheckpointIndex& index) {
+  auto json = Json::object();
+  json["world_size"] = index.world_size;
+  json["has_optimizer"] = index.has_optimizer;
+  json["bytes"] = index.bytes();
+  json["tensors"] = Json::array();
+  for (const auto& tensor : index.tensors) {
+    auto parts = Json::array();
+    for (const auto& part : tensor.parts) {
+      parts.push_back({{"file", part.file},
+                       {"position", part.position},
+                       {"bytes", part.bytes},
+                       {"offset", part.offset},
+                       {"shape", part.shape},
+                       {"checksums", part.checksums}});
+    }
+    json["tensors"].push_back({{"name", tensor.name},
+                               {"dtype", c10::toString(tensor.dtype)},
+                               {"shape", tensor.shape},
+                               {"bytes", tensor.bytes()},
+                               {"alias_of", tensor.alias_of},
+                               {"parts", std::move(parts)}});
+  }
+  json["files"] = Json::array();
+  for (const auto& file : index.files)
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}});
+  json["extras"] = index.extras;
+  return json;
+}
+
+}  // namespace
+
+std::string to_table(const Subject& subject) {
+  std::string text;
+  if (subject.kind == Subject::Kind::Run) {
+    std::vector<Row> rows = {{"checkpoint", "size", ""}};
+    for (const auto& one : subject.checkpoints)
+      rows.push_back({one.name, one.problem.empty() ? bytes_text(one.bytes) : "-", one.problem});
+    text = aligned(rows) + "\n";
+    if (!subject.index) return text + "no whole checkpoint\n";
+    text += subject.path.string() + "\n\n";
+  }
+  return text + index_table(subject);
+}
+
+std::string to_json(const Subject& subject) {
+  constexpr const char* kKinds[] = {"file", "checkpoint", "run"};
+  auto json = Json::object();
+  json["kind"] = kKinds[static_cast<size_t>(subject.kind)];
+  json["path"] = subject.path.string();
+  if (subject.kind == Subject::Kind::Run) {
+    json["checkpoints"] = Json::array();
+    for (const auto& one : subject.checkpoints) {
+      json["checkpoints"].push_back(
+          {{"name", one.name}, {"bytes", one.bytes}, {"problem", one.problem}});
+    }
+  }
+  json["index"] = subject.index ? index_json(*subject.index) : Json();
+  return json.dump(2) + "\n";
+}
+
+}  // namespace tessera::inspect

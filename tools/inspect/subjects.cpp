@@ -1,0 +1,81 @@
+#include "inspect/subjects.h"
+
+#include <tessera/serialize.h>
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace tessera::inspect {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kIndex = "index.json";
+constexpr const char* kCheckpoints = "checkpoints";
+
+RunCheckpoint describe(const fs::path& path) {
+  RunCheckpoint checkpoint{.name = path.filename().string(), .bytes = 0, .problem = {}};
+  try {
+    for (const auto& file : read_checkpoint_index(path.string()).files)
+      checkpoint.bytes += file.bytes;
+  } catch (const c10::Error& error) {
+    checkpoint.problem = error.what_without_backtrace();
+  }
+  return checkpoint;
+}
+
+/// Names that end with numbers, in the order of these.
+bool is_before(const fs::path& left, const fs::path& right) {
+  const auto key = [](const fs::path& path) {
+    const auto name = path.filename().string();
+    const auto last = name.find_last_not_of("0123456789");
+    const auto digits = last == std::string::npos ? name : name.substr(last + 1);
+    return std::pair(digits.size(), name);
+  };
+  return key(left) < key(right);
+}
+
+Subject run_subject(const fs::path& path) {
+  Subject subject{.kind = Subject::Kind::Run, .path = path, .index = {}, .checkpoints = {}};
+  std::vector<fs::path> folders;
+  for (const auto& entry : fs::directory_iterator(path / kCheckpoints)) {
+    if (fs::exists(entry.path() / kIndex) && !entry.path().filename().string().starts_with('.'))
+      folders.push_back(entry.path());
+  }
+  std::sort(folders.begin(), folders.end(), is_before);
+  for (const auto& folder : folders) subject.checkpoints.push_back(describe(folder));
+  if (const auto latest = latest_checkpoint((path / kCheckpoints).string())) {
+    subject.path = *latest;
+    subject.index = read_checkpoint_index(*latest);
+  }
+  return subject;
+}
+
+}  // namespace
+
+Subject find_subject(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) {
+    return {.kind = Subject::Kind::File,
+            .path = path,
+            .index = read_safetensors_index(path.string()),
+            .checkpoints = {}};
+  }
+  if (fs::is_directory(path / kCheckpoints, ignored) && !fs::exists(path / kIndex, ignored))
+    return run_subject(path);
+  return {.kind = Subject::Kind::Checkpoint,
+          .path = path,
+          .index = read_checkpoint_index(path.string()),
+          .checkpoints = {}};
+}
+
+void verify_subject(const Subject& subject) {
+  if (!subject.index) return;
+  if (subject.kind == Subject::Kind::File)
+    read_safetensors(subject.path.string());
+  else
+    verify_checkpoint(subject.path.string());
+}
+
+}  // namespace tessera::inspect

@@ -1,0 +1,32 @@
+#pragma once
+
+#include "report/metrics.h"
+#include "report/timeline.h"
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::report {
+
+/// What a trainer left in its run folder.
+struct Run {
+  std::string name;  // the folder's, with as much of its path as tells the runs apart
+  std::filesystem::path folder;
+  Metrics metrics;                     // metrics.jsonl
+  nlohmann::ordered_json config;       // config.json, in its order; an object
+  nlohmann::json facts;                // run.json; an object
+  std::optional<Timeline> timeline;    // timeline.json
+  std::optional<std::string> program;  // program.cpp
+  std::optional<std::string> sample;   // sample.txt, text that the model wrote
+  std::vector<std::string> notes;      // what was skipped or could not be read, for the reader
+};
+
+/// Reads run folders. Throws ReportError for one that is missing, given twice or without a
+/// metrics.jsonl; what is wrong with its other files becomes a note.
+std::vector<Run> read_runs(const std::vector<std::filesystem::path>& folders);
+
+}  // namespace tessera::report

@@ -1,0 +1,72 @@
+#include "train.h"
+
+#include "own_program.h"
+#include "train/settings.h"
+#include "train/terminal.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+namespace tessera::tool {
+namespace {
+
+// By which launchers tell a process its rank. A Slurm script outside of srun has a SLURM_PROCID,
+// too, but is no rank.
+constexpr const char* kRankVariables[] = {"TESSERA_RANK", "RANK", "SLURM_STEP_ID",
+                                          "OMPI_COMM_WORLD_RANK", "PMI_RANK"};
+// A checkpoint that is being written when the job is told to end has this long to be finished.
+constexpr const char* kGraceSeconds = "120";
+
+bool has_rank() {
+  return std::ranges::any_of(kRankVariables,
+                             [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
+void start(const std::vector<std::string>& arguments) {
+  CLI::App app("Trains a GPT on text: on the text files of a folder, on several ranks",
+               "tessera train");
+  train::Settings settings;
+  train::add_settings(app, settings);
+  app.footer(
+      "tessera train --data FOLDER                   two ranks, a folder under runs/\n"
+      "tessera train --ranks 4 --mesh dp=2,tp=2      two by two\n"
+      "tessera train --resume --run runs/NAME        goes on where it was stopped or killed\n"
+      "tessera run, torchrun, mpirun and srun may start it as well: then --ranks is theirs.");
+  try {
+    train::parse_settings(app, settings, arguments);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return;
+  }
+  std::vector<std::string> words;
+  if (!has_rank()) {
+    train::check(settings, settings.ranks);
+    words = {own_program().string(),
+             "run",
+             "-n",
+             std::to_string(settings.ranks),
+             "--no-prefix",
+             "--grace",
+             kGraceSeconds,
+             "--max-restarts",
+             std::to_string(settings.max_restarts),
+             "--env",
+             std::string(train::kColumnsVariable) + "=" + std::to_string(train::terminal_columns()),
+             "--"};
+  }
+  words.push_back(program_beside("tessera-train"));
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  become(std::move(words));
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, CommandLine& /*line*/) {
+  auto* train = app.add_subcommand("train", "Train a GPT on text, on several ranks");
+  train->set_help_flag();  // its options are settings, which have a parser of their own
+  train->allow_extras();
+  train->callback([train] { start(train->remaining()); });
+}
+
+}  // namespace tessera::tool

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <tessera/data.h>
+
+#include "train/parallelize.h"
+
+namespace tessera::train {
+
+struct Batch {
+  at::Tensor tokens;   // [sequences, context]
+  at::Tensor targets;  // the tokens after them
+};
+
+/// The text as sequences: its beginning to train on, its end to validate.
+class Batches {
+ public:
+  /// Throws a ValueError if the text is too short for one sequence of each.
+  Batches(const Settings& settings, const Layout& layout, at::Device device);
+
+  /// This rank's part of the next `sequences` times the ranks along the batch.
+  Batch next(int64_t sequences);
+  /// This rank's part of a fixed selection of what is not trained on. `number` from 0.
+  Batch validation(int64_t number, int64_t sequences) const;
+  /// How many of those there are: enough to tell a trend, not all of a long text.
+  int64_t validations(int64_t sequences) const;
+
+  const data::Corpus& corpus() const { return corpus_; }
+  int64_t position() const { return sampler_.position(); }
+  int64_t epoch() const { return sampler_.epoch(); }
+  int64_t train_sequences() const { return sampler_.samples(); }
+  void seek(int64_t position) { sampler_.seek(position); }
+
+ private:
+  Batch read(const std::vector<int64_t>& sequences) const;
+
+  data::Corpus corpus_;
+  int64_t context_;
+  int64_t data_rank_, data_ranks_;
+  at::Device device_;
+  int64_t validation_sequences_;
+  data::ShardedSampler sampler_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,80 @@
+#include "train/facts.h"
+
+#include <tessera/dtensor.h>
+
+#include <unistd.h>
+
+#include <ctime>
+#include <set>
+#include <sstream>
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string time_now() {
+  const auto now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+template <class T>
+std::string text_of(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+json row_of(const std::string& name, const at::Tensor& parameter) {
+  const bool is_spread = is_dtensor(parameter);
+  const auto local = is_spread ? DTensor::of(parameter).to_local() : parameter;
+  return {{"name", name},
+          {"shape", parameter.sizes().vec()},
+          {"dtype", text_of(parameter.scalar_type())},
+          {"placements", is_spread ? text_of(DTensor::of(parameter).placements()) : "Replicate()"},
+          {"local_shape", local.sizes().vec()},
+          {"bytes_per_rank", local.nbytes()}};
+}
+
+}  // namespace
+
+int64_t parameter_count(const Gpt& model) {
+  int64_t count = 0;
+  for (const auto& parameter : model->parameters()) count += parameter.numel();
+  return count;
+}
+
+json facts_of(const Gpt& model, const Layout& layout, const Batches& batches,
+              const std::string& command) {
+  const c10::AutoGradMode no_grad(false);
+  std::set<std::string> hosts;
+  for (const auto& host : gather_bytes(host_name())) hosts.insert(host);
+  json sharding = json::array();
+  for (const auto& parameter : model->named_parameters())
+    sharding.push_back(row_of(parameter.key(), parameter.value()));
+  return {{"version", TESSERA_VERSION},
+          {"started", time_now()},
+          {"command", command},
+          {"world_size", world_size()},
+          {"mesh", {{"dim_names", layout.mesh.dim_names()}, {"shape", layout.mesh.shape()}}},
+          {"hosts", hosts},
+          {"device", layout.mesh.device_type() == c10::DeviceType::CUDA ? "cuda" : "cpu"},
+          {"parameters", parameter_count(model)},
+          {"dataset",
+           {{"tokens", batches.corpus().tokens()},
+            {"files", batches.corpus().files()},
+            {"tokenizer", batches.corpus().tokenizer().name()}}},
+          {"sharding", sharding}};
+}
+
+}  // namespace tessera::train

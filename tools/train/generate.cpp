@@ -1,0 +1,69 @@
+#include "train/generate.h"
+
+#include <tessera/comm.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/topk.h>
+#include <torch/utils.h>
+
+namespace tessera::train {
+namespace {
+
+constexpr int64_t kCandidates = 8;
+constexpr double kTemperature = 0.8;
+
+/// Bytes of a model that has not learned letters yet are shown as what they are: none.
+std::string printable(const std::string& text) {
+  std::string made;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const size_t length = byte < 0x80       ? 1
+                          : byte >> 5 == 6  ? 2
+                          : byte >> 4 == 14 ? 3
+                          : byte >> 3 == 30 ? 4
+                                            : 0;
+    bool is_whole = length > 0 && i + length <= text.size();
+    for (size_t k = 1; is_whole && k < length; ++k)
+      is_whole = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
+    const bool is_control = byte < 0x20 && byte != '\n' && byte != '\t';
+    made += is_whole && !is_control ? text.substr(i, length) : "\uFFFD";
+    i += is_whole ? length : 1;
+  }
+  return made;
+}
+
+}  // namespace
+
+std::string generate(Gpt& model, const data::Tokenizer& tokenizer, const std::string& prompt,
+                     int64_t count, uint64_t seed, at::Device device) {
+  const torch::NoGradGuard no_grad;
+  const bool was_training = model->is_training();
+  model->eval();
+  auto generator = at::detail::createCPUGenerator(seed);
+  auto tokens = tokenizer.encode(prompt);
+  if (tokens.empty()) tokens.push_back(0);
+  const auto begin = tokens.size();
+  const auto context = model->shape().context;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto seen = std::min(static_cast<size_t>(context), tokens.size());
+    const auto window =
+        at::tensor(at::ArrayRef<int64_t>(tokens).slice(tokens.size() - seen), at::kLong);
+    const auto logits = model(window.unsqueeze(0).to(device))[0][-1].to(at::kCPU, at::kFloat);
+    if (!at::isfinite(logits).all().item<bool>()) break;  // a model that has come to nothing
+    const auto candidates = std::min<int64_t>(kCandidates, logits.size(0));
+    const auto likely = at::topk(logits, candidates);
+    const auto chances = at::softmax(std::get<0>(likely) / kTemperature, 0);
+    const auto chosen = at::multinomial(chances, 1, /*replacement=*/false, generator);
+    // Ranks see the same numbers; one that did not would leave the others' text for good.
+    const at::Tensor token = broadcast(std::get<1>(likely).index_select(0, chosen).to(device));
+    tokens.push_back(token.item<int64_t>());
+  }
+  model->train(was_training);
+  return printable(tokenizer.decode(at::ArrayRef<int64_t>(tokens).slice(begin)));
+}
+
+}  // namespace tessera::train

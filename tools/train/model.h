@@ -1,0 +1,54 @@
+#pragma once
+
+#include <tessera/nn.h>
+
+#include <torch/nn/modules/container/modulelist.h>
+
+/// The GPT that is trained. benchmarks/peers/train_gpt.py has the same for PyTorch: names, shapes
+/// and, with one seed, values.
+namespace tessera::train {
+
+struct ModelShape {
+  int64_t vocabulary = 256, blocks = 6, width = 256, heads = 4, context = 128;
+  double dropout = 0;
+};
+
+/// Pre-norm attention and a layer of four times the width.
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const ModelShape& shape);
+  at::Tensor forward(at::Tensor x);  // [batch, tokens, width]
+
+ private:
+  at::Tensor attend(const at::Tensor& x);
+
+  int64_t head_size_;
+  nn::LayerNorm attention_norm_, mlp_norm_;
+  nn::Linear
+      qkv_;  // features ordered [head, query or key or value, size]: a cut leaves heads whole
+  nn::Linear projection_, up_, down_;
+  nn::Dropout dropout_;
+};
+TESSERA_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  explicit GptImpl(const ModelShape& shape);
+  at::Tensor forward(const at::Tensor& tokens);  // [batch, tokens] -> [batch, tokens, vocabulary]
+
+  const torch::nn::ModuleList& blocks() const { return blocks_; }
+  const ModelShape& shape() const { return shape_; }
+
+ private:
+  ModelShape shape_;
+  nn::Embedding tokens_, positions_;
+  torch::nn::ModuleList blocks_;
+  nn::LayerNorm norm_;
+  nn::Linear head_;
+};
+TESSERA_MODULE(Gpt);
+
+/// Mean cross entropy of the next tokens, in float32.
+at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets);
+
+}  // namespace tessera::train

@@ -1,0 +1,83 @@
+#include "train/parallelize.h"
+
+#include <tessera/checkpoint.h>
+#include <tessera/fully_shard.h>
+#include <tessera/parallelize.h>
+#include <tessera/replicate.h>
+
+#include <algorithm>
+
+namespace tessera::train {
+namespace {
+
+bool has(const DeviceMesh& mesh, const std::string& name) {
+  return std::ranges::count(mesh.dim_names(), name) > 0;
+}
+
+/// A layer cut by outputs followed by one cut by inputs: one all-reduce for the two.
+ParallelPlan tensor_plan(int64_t heads) {
+  return {{"blocks.*.qkv", ColwiseParallel({.heads = heads})},
+          {"blocks.*.projection", RowwiseParallel({.heads = heads})},
+          {"blocks.*.up", ColwiseParallel()},
+          {"blocks.*.down", RowwiseParallel()}};
+}
+
+CommHook hook_of(const std::string& name) {
+  if (name == "fp16") return fp16_compress_hook;
+  if (name == "bf16") return bf16_compress_hook;
+  return powersgd_hook();
+}
+
+}  // namespace
+
+Layout make_layout(const Settings& settings) {
+  auto dims = parse_mesh(settings.mesh);
+  if (dims.empty()) dims.emplace_back("dp", world_size());
+  std::vector<int64_t> shape;
+  std::vector<std::string> names;
+  for (const auto& [name, size] : dims) {
+    shape.push_back(size);
+    names.push_back(name);
+  }
+  Layout layout{
+      .mesh = init_device_mesh(
+          settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, shape, names)};
+  for (const auto& [name, size] : dims) {
+    if (name == "tp") continue;
+    layout.data_rank = layout.data_rank * size + layout.mesh.local_rank(name);
+    layout.data_ranks *= size;
+  }
+  return layout;
+}
+
+void parallelize(Gpt& model, const Layout& layout, const Settings& settings) {
+  const auto& mesh = layout.mesh;
+  const auto blocks = model->blocks()->children();
+
+  if (has(mesh, "tp")) parallelize_module(model, mesh["tp"], tensor_plan(settings.heads));
+
+  if (settings.checkpoint_activations != "none") {
+    CheckpointOptions options;
+    if (settings.checkpoint_activations == "selective")
+      options.context_fn = selective_contexts(save_matmul_results());
+    for (const auto& block : blocks) checkpoint(block, options);
+  }
+
+  if (!has(mesh, "dp") || mesh.root().size() == 1) return;
+  if (settings.parallel == "replicate") {
+    replicate(model, {.mesh = mesh["dp"]});
+    if (settings.comm_hook != "none") register_comm_hook(model, hook_of(settings.comm_hook));
+    return;
+  }
+  FullyShardOptions options;
+  if (settings.parallel == "hybrid") {
+    options.strategy = ShardingStrategy::HYBRID_SHARD;
+    options.mesh = mesh[{"replicas", "dp"}];
+  } else {
+    options.mesh = mesh["dp"];
+  }
+  for (const auto& block : blocks) fully_shard(block, options);
+  fully_shard(model, options);
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <tessera/mesh.h>
+
+#include "train/model.h"
+#include "train/settings.h"
+
+namespace tessera::train {
+
+/// The ranks, by what they are for.
+struct Layout {
+  DeviceMesh mesh;        // replicas, dp, tp, as far as asked for
+  int64_t data_rank = 0;  // which part of the batch is this rank's
+  int64_t data_ranks = 1;
+};
+
+/// Of all ranks of the world; every rank calls it.
+Layout make_layout(const Settings& settings);
+
+/// Spreads the model over the ranks; every rank calls it, before the optimizer is made.
+void parallelize(Gpt& model, const Layout& layout, const Settings& settings);
+
+}  // namespace tessera::train

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera::train {
+
+/// How a step went, all ranks taken together.
+struct StepReport {
+  int64_t step = 0, steps = 0;  // from 1
+  double loss = 0, learning_rate = 0;
+  double tokens_per_second = 0;  // of all ranks
+  int ranks = 1;
+  double communication = 0;  // share of time, mean of the ranks
+  int64_t memory = 0;        // bytes, of the rank that has most
+  double seconds_left = 0;
+};
+
+/// One line that is rewritten on a terminal; plain lines, now and then, elsewhere.
+class Progress {
+ public:
+  explicit Progress(int64_t log_every);
+  void show(const StepReport& report);
+  /// A line of its own that stays.
+  void say(const std::string& text);
+
+ private:
+  int columns_;  // of the terminal; 0: there is none
+  int64_t log_every_;
+  std::string line_;  // that is there and will be rewritten
+};
+
+/// "12.3 MB", "1 h 02 min".
+std::string format_size(int64_t bytes);
+std::string format_duration(double seconds);
+
+}  // namespace tessera::train

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <fstream>
+#include <string>
+
+namespace tessera::train {
+
+/// The folder that a run leaves behind, written by rank 0:
+///   config.toml, config.json   settings
+///   run.json                   ranks, mesh, what is sharded how
+///   metrics.jsonl              one line per step, validation and event
+///   checkpoints/step-000100    see docs/checkpoints.md
+///   events/                    for TensorBoard
+///   timeline.json, trace.json  where the time of some steps went, for Perfetto and the report
+///   program.cpp                of a compiled step
+/// A lock keeps a second job out of it.
+class RunFolder {
+ public:
+  /// Rank 0 makes and locks it. Throws a ValueError, on all ranks, if another job has it, or if it
+  /// holds a run and this is not to go on with it.
+  RunFolder(const std::string& path, bool goes_on);
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string checkpoints() const { return path_ + "/checkpoints"; }
+  std::string checkpoint(int64_t step) const;
+
+  /// One line of metrics.jsonl, there at once. Rank 0 alone.
+  void add_metrics(const nlohmann::json& line);
+  /// A whole file, replaced in one step. Rank 0 alone.
+  void write(const std::string& name, const std::string& text) const;
+
+ private:
+  std::string path_;
+  int lock_ = -1;
+  std::ofstream metrics_;
+};
+
+/// runs/2026-11-16-153000, with a number behind it if that is taken.
+std::string new_run_path();
+
+}  // namespace tessera::train

@@ -1,0 +1,38 @@
+#include "train/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace tessera::train {
+
+double learning_rate(const Settings& settings, int64_t step) {
+  if (step < settings.warmup)
+    return settings.lr * static_cast<double>(step + 1) / static_cast<double>(settings.warmup);
+  const auto length = std::max<int64_t>(1, settings.steps - settings.warmup);
+  const auto passed = std::min<int64_t>(step - settings.warmup, length);
+  const double cosine =
+      std::cos(std::numbers::pi * static_cast<double>(passed) / static_cast<double>(length));
+  return settings.min_lr + (settings.lr - settings.min_lr) * (1 + cosine) / 2;
+}
+
+optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings) {
+  optim::AdamWOptions options{.lr = settings.lr,
+                              .betas = {settings.beta1, settings.beta2},
+                              .weight_decay = settings.weight_decay,
+                              .fused = true};
+  auto without_decay = options;
+  without_decay.weight_decay = 0;
+  std::vector<at::Tensor> matrices, vectors;
+  for (const auto& parameter : model.parameters())
+    (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  return optim::AdamW(
+      {optim::param_group(matrices, options), optim::param_group(vectors, without_decay)}, options);
+}
+
+void set_learning_rate(optim::AdamW& optimizer, double rate) {
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group)
+    optimizer.options(group).lr = rate;
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,108 @@
+#include "train/step.h"
+
+#include <tessera/replicate.h>
+#include <tessera/trace.h>
+
+#include "train/precision.h"
+
+#include <torch/utils.h>
+
+#include <optional>
+
+namespace tessera::train {
+namespace {
+
+c10::DeviceType device_type_of(const Settings& settings) {
+  return settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
+}  // namespace
+
+TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings)
+    : model_(std::move(model)),
+      optimizer_(optimizer),
+      settings_(settings),
+      scaler_({.device = device_type_of(settings),
+               .enabled = settings.precision == "fp16",
+               .group = default_group()}) {
+  part_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale) {
+    return run_part(tokens, targets, scale);
+  };
+  update_ = [this] { apply(); };
+  program_ = [] { return std::string(); };
+  if (!settings.compile) return;
+  auto part = compile(part_, {.module = model_});
+  auto update = compile([this] { apply(); }, {.module = model_, .optimizer = optimizer});
+  part_ = part;
+  program_ = [part, update] { return generated_code(part) + "\n" + generated_code(update); };
+  // The scaler looks at numbers, which a program can't.
+  if (!scaler_.is_enabled()) update_ = update;
+}
+
+at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
+                               const at::Tensor& scale) {
+  at::Tensor loss;
+  {
+    const Span span(SpanKind::Forward, "forward");
+    const PrecisionScope precision(settings_.precision, device_type_of(settings_));
+    loss = next_token_loss(model_(tokens), targets);
+  }
+  const Span span(SpanKind::Backward, "backward");
+  (loss * scale).backward();
+  return loss.detach();
+}
+
+at::Tensor TrainStep::backward(const std::function<Batch()>& next_part) {
+  at::Tensor sum;
+  const auto one = at::full({}, 1.0 / static_cast<double>(settings_.accumulate),
+                            at::TensorOptions(device_type_of(settings_)));
+  for (int64_t i = 0; i < settings_.accumulate; ++i) {
+    std::optional<Batch> batch;
+    {
+      const Span span(SpanKind::Data, "data");
+      batch = next_part();
+    }
+    // Shards add up as they are; whole gradients need not travel before the last part.
+    std::optional<NoSync> no_sync;
+    if (settings_.parallel == "replicate" && i + 1 < settings_.accumulate) no_sync.emplace(model_);
+    const Span span(SpanKind::Other, settings_.compile ? "program" : "part");
+    const auto loss = part_(batch->tokens, batch->targets, scaler_.scale(one));
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  return sum / static_cast<double>(settings_.accumulate);
+}
+
+at::Tensor TrainStep::clip() {
+  const Span span(SpanKind::Optimizer, "clip");
+  if (scaler_.is_enabled()) scaler_.unscale_(optimizer_);
+  if (settings_.clip == 0) return {};
+  return optim::clip_grad_norm_(model_->parameters(), settings_.clip);
+}
+
+void TrainStep::apply() {
+  optimizer_.step();
+  optimizer_.zero_grad();
+}
+
+void TrainStep::update() {
+  const Span span(SpanKind::Optimizer, "update");
+  if (!scaler_.is_enabled()) return update_();
+  scaler_.step(optimizer_);
+  scaler_.update();
+  optimizer_.zero_grad();
+}
+
+void TrainStep::discard() {
+  if (scaler_.is_enabled()) scaler_.update();  // to a lower scale
+  optimizer_.zero_grad();
+}
+
+at::Tensor TrainStep::evaluate(const Batch& batch) {
+  const torch::NoGradGuard no_grad;
+  const PrecisionScope precision(settings_.precision, device_type_of(settings_));
+  return next_token_loss(model_(batch.tokens), batch.targets);
+}
+
+std::string TrainStep::program() const { return program_(); }
+
+}  // namespace tessera::train

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <tessera/compile.h>
+#include <tessera/optim.h>
+
+#include "train/batches.h"
+#include "train/model.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace tessera::train {
+
+/// One step of training: gradients of a batch, then the optimizer's update, which can be left out
+/// once it is known what the gradients are.
+class TrainStep {
+ public:
+  TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings);
+
+  /// Forward and backward of all parts of this rank's batch. The mean loss, of this rank.
+  at::Tensor backward(const std::function<Batch()>& next_part);
+  /// The norm of the gradient before clipping, of all ranks; undefined without clipping.
+  at::Tensor clip();
+  void update();
+  /// Leaves the step out.
+  void discard();
+
+  /// Without gradients.
+  at::Tensor evaluate(const Batch& batch);
+
+  /// As C++; empty unless compiled.
+  std::string program() const;
+  optim::GradScaler& scaler() { return scaler_; }
+
+ private:
+  using Part = std::function<at::Tensor(at::Tensor, at::Tensor, at::Tensor)>;
+  using Update = std::function<void()>;
+
+  at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
+  void apply();
+
+  Gpt model_;
+  optim::AdamW& optimizer_;
+  const Settings& settings_;
+  optim::GradScaler scaler_;
+  Part part_;
+  Update update_;
+  std::function<std::string()> program_;
+};
+
+}  // namespace tessera::train

@@ -1,0 +1,106 @@
+#include "train/timeline.h"
+
+#include <tessera/comm.h>
+
+#include <ATen/record_function.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+json event(const std::string& name, const char* kind, int64_t begin, int64_t end) {
+  return {{"name", name},
+          {"cat", kind},
+          {"ph", "X"},
+          {"ts", static_cast<double>(begin) / 1e3},
+          {"dur", static_cast<double>(end - begin) / 1e3},
+          {"pid", rank()},
+          {"tid", 0}};
+}
+
+json event_of(const SpanRecord& span) {
+  std::string name = span.name;
+  if (span.kind == SpanKind::Wait) name = "wait for rank " + std::to_string(span.detail);
+  auto made = event(name, name_of(span.kind), span.begin, span.end);
+  if (span.kind == SpanKind::Wait) made["args"]["peer"] = span.detail;
+  if (span.kind == SpanKind::Communication && span.detail >= 0) made["args"]["bytes"] = span.detail;
+  return made;
+}
+
+}  // namespace
+
+class Timeline::Operators {
+ public:
+  struct Record {
+    std::string name;
+    int64_t begin, end;
+  };
+
+  Operators() {
+    current = this;
+    handle_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(
+            [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+              return std::make_unique<Begin>();
+            },
+            [](const at::RecordFunction& function, at::ObserverContext* context) {
+              if (current == nullptr) return;
+              const auto begin = static_cast<Begin*>(context)->at;
+              current->records_.push_back({function.name(), begin, nanoseconds()});
+            })
+            .scopes({at::RecordScope::FUNCTION}));
+  }
+  ~Operators() {
+    at::removeCallback(handle_);
+    current = nullptr;
+  }
+  std::vector<Record> take() { return std::exchange(records_, {}); }
+
+ private:
+  struct Begin : at::ObserverContext {
+    int64_t at = nanoseconds();
+  };
+  // RecordFunction's callbacks are plain functions.
+  static thread_local Operators* current;
+
+  std::vector<Record> records_;
+  at::CallbackHandle handle_;
+};
+thread_local Timeline::Operators* Timeline::Operators::current = nullptr;
+
+Timeline::Timeline(bool with_operators)
+    : operators_(with_operators ? std::make_unique<Operators>() : nullptr) {}
+Timeline::~Timeline() = default;
+
+std::string Timeline::gather() {
+  json own = json::array();
+  for (const auto& span : recorder_.take()) own.push_back(event_of(span));
+  if (operators_) {
+    for (const auto& each : operators_->take())
+      own.push_back(event(each.name, "operator", each.begin, each.end));
+  }
+  const auto parts = gather_bytes(own.dump());
+  if (rank() != 0) return {};
+  json events = json::array();
+  for (size_t each = 0; each < parts.size(); ++each) {
+    events.push_back({{"name", "process_name"},
+                      {"ph", "M"},
+                      {"pid", each},
+                      {"args", {{"name", "rank " + std::to_string(each)}}}});
+    for (auto& span : json::parse(parts[each])) events.push_back(std::move(span));
+  }
+  return json{{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}}.dump();
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,276 @@
+#include "train/trainer.h"
+
+#include <tessera/comm.h>
+#include <tessera/trace.h>
+
+#include "train/generate.h"
+#include "train/nonfinite.h"
+#include "train/schedule.h"
+#include "train/signals.h"
+
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <numeric>
+
+namespace tessera::train {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kFirstTraced = 5;    // earlier steps are slower: memory is new, programs are made
+constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  file >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+at::Device device_of(const Settings& settings) {
+  if (settings.device == "cpu") return at::Device(at::kCPU);
+  return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank()));
+}
+
+Gpt make_model(const Settings& settings, const Batches& batches, const Layout& layout,
+               at::Device device) {
+  torch::manual_seed(settings.seed);
+  Gpt model(ModelShape{.vocabulary = batches.corpus().tokenizer().vocabulary(),
+                       .blocks = settings.blocks,
+                       .width = settings.width,
+                       .heads = settings.heads,
+                       .context = settings.context,
+                       .dropout = settings.dropout});
+  model->to(device);
+  parallelize(model, layout, settings);
+  // Ranks of one model draw the same masks, parts of the batch others.
+  torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
+  return model;
+}
+
+std::string signal_name(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
+
+}  // namespace
+
+Trainer::Trainer(const Settings& settings, const Origin& origin, const std::string& folder,
+                 bool goes_on)
+    : settings_(settings),
+      origin_(origin),
+      device_(device_of(settings)),
+      layout_(make_layout(settings)),
+      batches_(settings, layout_, device_),
+      model_(make_model(settings, batches_, layout_, device_)),
+      optimizer_(make_optimizer(*model_, settings)),
+      step_(model_, optimizer_, settings),
+      trainee_(model_, optimizer_, step_, batches_, settings),
+      folder_(folder, goes_on),
+      journal_(folder_, settings.log_every) {
+  introduce(goes_on);
+}
+
+int64_t Trainer::sequences_per_part() const {
+  return settings_.batch / layout_.data_ranks / settings_.accumulate;
+}
+
+void Trainer::introduce(bool goes_on) {
+  char text[256];
+  std::snprintf(
+      text, sizeof text,
+      "GPT of %.2f M parameters (%lld blocks, width %lld), %lld tokens of text in %lld files",
+      static_cast<double>(parameter_count(model_)) / 1e6, static_cast<long long>(settings_.blocks),
+      static_cast<long long>(settings_.width), static_cast<long long>(batches_.corpus().tokens()),
+      static_cast<long long>(batches_.corpus().files()));
+  journal_.say(text);
+  std::string ranks = std::to_string(world_size()) + (world_size() == 1 ? " rank" : " ranks");
+  if (world_size() > 1) ranks += " (" + settings_.parallel;
+  for (size_t i = 0; world_size() > 1 && i < layout_.mesh.dim_names().size(); ++i)
+    ranks += ", " + layout_.mesh.dim_names()[i] + "=" + std::to_string(layout_.mesh.size(i));
+  journal_.say(ranks + (world_size() > 1 ? ")" : "") + (settings_.compile ? ", compiled" : "") +
+               ", " + settings_.precision + "; run folder " + folder_.path());
+  if (goes_on) {
+    const auto checkpoint = latest_checkpoint(folder_.checkpoints());
+    TORCH_CHECK_VALUE(checkpoint, "train: expected a checkpoint in ", folder_.checkpoints(),
+                      ", found none; leave --resume out and use another --run");
+    position_ = trainee_.load(*checkpoint);
+    saved_step_ = position_.step;
+    journal_.event("resumed", position_.step,
+                   "goes on after step " + std::to_string(position_.step));
+  }
+  journal_.file("run.json", facts_of(model_, layout_, batches_, origin_.command).dump(1));
+  journal_.file("config.json", origin_.config.dump(1));
+  journal_.file("config.toml", origin_.config_toml);
+}
+
+int Trainer::run() {
+  note_signals();
+  int signal = 0;
+  const auto first = position_.step;
+  while (position_.step < settings_.steps && signal == 0) {
+    begin_timeline(position_.step - first);
+    const auto measured = train_step();
+    end_timeline(position_.step - first);
+    ++position_.step;
+    signal = measured.signal;
+    log(measured);
+    const bool is_last = position_.step == settings_.steps || signal != 0;
+    const auto is_due = [&](int64_t every) { return every > 0 && position_.step % every == 0; };
+    if (is_due(settings_.save_every) || is_last) save();
+    if (is_due(settings_.eval_every) && !is_last) validate();
+  }
+  return finish(signal);
+}
+
+Trainer::Measured Trainer::train_step() {
+  const auto begun = now();
+  const auto communicated = communication_seconds();
+  set_learning_rate(optimizer_, learning_rate(settings_, position_.step));
+  last_batches_.clear();
+  const auto loss = step_.backward([&] {
+    last_batches_.push_back(batches_.next(sequences_per_part()));
+    return last_batches_.back();
+  });
+  const auto norm = step_.clip();
+  auto measured =
+      exchange(loss.item<double>(), now() - begun, communication_seconds() - communicated,
+               norm.defined() ? norm.item<double>() : 0);
+  if (measured.is_finite) {
+    step_.update();
+  } else {
+    handle_nonfinite(measured);
+  }
+  measured.seconds = now() - begun;
+  position_.seconds += measured.seconds;
+  position_.tokens += settings_.batch * settings_.context;
+  return measured;
+}
+
+/// One small message per step: what all ranks have measured, and whether one was told to stop.
+Trainer::Measured Trainer::exchange(double loss, double seconds, double communication,
+                                    double norm) const {
+  const std::vector<double> own = {loss, communication / seconds, norm,
+                                   static_cast<double>(resident_bytes()),
+                                   static_cast<double>(noted_signal())};
+  auto all =
+      at::zeros({world_size(), static_cast<int64_t>(own.size())}, at::TensorOptions(at::kDouble));
+  all[rank()] = at::tensor(own, at::kDouble);
+  all = all_reduce(all.to(device_)).to(at::kCPU);
+  const auto column = [&](int64_t i) { return all.select(1, i); };
+  // fp16 overflows now and then by design; its scaler leaves such steps out.
+  const bool is_finite =
+      std::isfinite(column(0).sum().item<double>()) &&
+      (settings_.precision == "fp16" || std::isfinite(column(2).sum().item<double>()));
+  return {.loss = column(0).mean().item<double>(),
+          .seconds = seconds,
+          .communication = column(1).mean().item<double>(),
+          .gradient_norm = norm,
+          .memory = static_cast<int64_t>(column(3).max().item<double>()),
+          .signal = static_cast<int>(column(4).max().item<double>()),
+          .is_finite = is_finite};
+}
+
+void Trainer::handle_nonfinite(const Measured& measured) {
+  step_.discard();
+  const auto step = std::to_string(position_.step + 1);
+  const auto culprit = find_nonfinite(model_, step_, last_batches_);
+  const auto what = "the " + std::string(std::isfinite(measured.loss) ? "gradient" : "loss") +
+                    " of step " + step + " is not finite; first not finite: " +
+                    culprit.value_or("a gradient (forward is finite)");
+  if (settings_.skip_nonfinite) {
+    ++position_.skipped;
+    return journal_.event("nonfinite", position_.step + 1, what + "; step left out");
+  }
+  journal_.event("nonfinite", position_.step + 1, "");
+  trainee_.finish_saving();
+  throw AgreedError("train: expected a finite loss, but " + what +
+                    "; lower --lr, give --clip, or leave such steps out with --skip-nonfinite. "
+                    "The last checkpoint is of step " +
+                    (saved_step_ < 0 ? "none" : std::to_string(saved_step_)));
+}
+
+void Trainer::log(const Measured& measured) {
+  recent_seconds_.push_back(measured.seconds);
+  if (recent_seconds_.size() > kStepsForSpeed) recent_seconds_.erase(recent_seconds_.begin());
+  const double mean = std::accumulate(recent_seconds_.begin(), recent_seconds_.end(), 0.0) /
+                      static_cast<double>(recent_seconds_.size());
+  journal_.step(
+      {.step = position_.step,
+       .steps = settings_.steps,
+       .loss = measured.loss,
+       .learning_rate = learning_rate(settings_, position_.step - 1),
+       .tokens_per_second = static_cast<double>(settings_.batch * settings_.context) / mean,
+       .ranks = world_size(),
+       .communication = measured.communication,
+       .memory = measured.memory,
+       .seconds_left = mean * static_cast<double>(settings_.steps - position_.step)},
+      {{"tokens", position_.tokens},
+       {"grad_norm", measured.gradient_norm},
+       {"step_seconds", measured.seconds},
+       {"seconds", position_.seconds},
+       {"epoch", batches_.epoch()}});
+}
+
+void Trainer::validate() {
+  const auto count = batches_.validations(sequences_per_part());
+  if (count == 0) return;
+  model_->eval();
+  auto sum = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
+  for (int64_t i = 0; i < count; ++i)
+    sum += step_.evaluate(batches_.validation(i, sequences_per_part()));
+  model_->train();
+  const auto loss = all_reduce(sum, ReduceOp::AVG).item<double>() / static_cast<double>(count);
+  journal_.validation(position_.step, loss, position_.seconds);
+}
+
+void Trainer::save() {
+  trainee_.save(folder_, position_);
+  saved_step_ = position_.step;
+  journal_.event("saved", position_.step, "");
+}
+
+void Trainer::begin_timeline(int64_t step_here) {
+  if (settings_.trace > 0 && step_here == kFirstTraced)
+    timeline_ = std::make_unique<Timeline>(/*with_operators=*/true);
+  if (step_here == kFirstTraced + settings_.trace)
+    timeline_ = std::make_unique<Timeline>(/*with_operators=*/false);
+}
+
+void Trainer::end_timeline(int64_t step_here) {
+  const bool is_trace = settings_.trace > 0 && step_here == kFirstTraced + settings_.trace - 1;
+  const bool is_timeline = step_here == kFirstTraced + settings_.trace;
+  if (!is_trace && !is_timeline) return;
+  journal_.file(is_trace ? "trace.json" : "timeline.json", timeline_->gather());
+  timeline_.reset();
+  if (is_timeline && settings_.compile) journal_.file("program.cpp", step_.program());
+}
+
+int Trainer::finish(int signal) {
+  if (signal == 0) validate();
+  trainee_.finish_saving();
+  if (signal != 0) {
+    journal_.say("stopped by " + signal_name(signal) + " after step " +
+                 std::to_string(position_.step) + ", saved; go on with --resume --run " +
+                 folder_.path());
+    return 128 + signal;
+  }
+  if (settings_.sample > 0) {
+    const auto text = generate(model_, batches_.corpus().tokenizer(), settings_.prompt,
+                               settings_.sample, settings_.seed, device_);
+    journal_.say("\n" + settings_.prompt + text + "\n");
+    journal_.file("sample.txt", settings_.prompt + text);
+  }
+  journal_.say("look at it: tessera report " + folder_.path());
+  return 0;
+}
+
+}  // namespace tessera::train

@@ -37,7 +37,7 @@ test: build  ## all tests; leaves build/release/test-results.xml
 	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
 
 train: setup  ## the main training job: a GPT learns the documents and sources here, on two ranks (ARGS="--steps 50")
-	$(call build,release,tessera_tool tessera_train)
+	$(call build,release,tessera_tool tessera_train tessera_inspect)
 	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools $(ARGS)
 
 bench: build  ## measures; tables go into benchmarks/results
@@ -116,7 +116,8 @@ deps:  ## copies the build's headers into .deps, for machines where nothing can 
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local
-	$(call build,release,tessera tessera_tool tessera_bench_comm tessera_bench_hooks tessera_bench_memory)
+	$(call build,release,tessera tessera_tool tessera_train tessera_inspect tessera_bench_comm \
+	  tessera_bench_compile tessera_bench_hooks tessera_bench_memory tessera_bench_save)
 	@cmake --install build/release --prefix $(PREFIX)
 
 clean:  ## removes build/; .venv stays

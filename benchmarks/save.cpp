@@ -192,11 +192,11 @@ int main(int argc, char** argv) {
   }
   return run_question("save", [&] {
     init();
-    fs::create_directories(settings.folder);
+    const bool is_ours = fs::create_directories(settings.folder);
     SaveTable table(settings.csv);
     for (const bool is_sharded : {true, false}) measure(settings, is_sharded, table);
     barrier();
-    if (rank() == 0) fs::remove_all(settings.folder);
+    if (is_ours) fs::remove_all(settings.folder);
     shutdown();
   });
 }

@@ -86,8 +86,9 @@ def texts_of(folder):
             if not name.startswith(".")
             and name not in ("build", "runs", "node_modules")
             and not os.path.islink(os.path.join(place, name))
+            and not os.path.exists(os.path.join(place, name, "metrics.jsonl"))
         ]
-        found += [os.path.join(place, name) for name in files if not name.startswith(".")]
+        found += [os.path.join(place, name) for name in files if not name.startswith(".") and name != "report.html"]
     found.sort(key=lambda path: os.fsencode(os.path.relpath(path, folder)))
     for path in found:
         if os.path.isfile(path) and os.path.getsize(path) > 0:

@@ -87,9 +87,10 @@ struct CorpusOptions {
 class Corpus {
  public:
   /// Files and folders as they come, the text files of a folder in order of path, each file once.
-  /// Left out of folders are hidden files and folders, `build`, `runs`, `node_modules`, links to
-  /// folders, empty files and those that are not text (a zero byte in their first 64 KiB); a file
-  /// that is named is taken as it is. A BPE tokenizer's tokens are made once, by one of the
+  /// Left out of folders are hidden files and folders, `build`, `runs`, `node_modules`, what
+  /// `tessera train` and `tessera report` have written (folders with a metrics.jsonl, report.html),
+  /// links to folders, empty files and those that are not text (a zero byte in their first 64 KiB);
+  /// a file that is named is taken as it is. A BPE tokenizer's tokens are made once, by one of the
   /// processes that ask for them at the same time, into a file in the cache that is found again by
   /// the contents of files and tokenizer.
   explicit Corpus(const std::vector<std::string>& paths, Tokenizer tokenizer = {},

@@ -59,7 +59,7 @@ class TextSearch {
       const std::string name = entries->path().filename().string();
       std::error_code ignored;
       const bool is_folder = entries->is_directory(ignored);
-      if (name.starts_with('.') || (is_folder && is_skipped(name))) {
+      if (name.starts_with('.') || (is_folder ? is_skipped(*entries) : name == "report.html")) {
         ++found_.left_out.hidden;
       } else if (is_folder && entries->is_symlink(ignored)) {
         ++found_.left_out.no_file;  // links can go round in circles
@@ -73,8 +73,11 @@ class TextSearch {
                       "', got: ", error.message());
   }
 
-  static bool is_skipped(std::string_view name) {
-    return std::find(kSkippedFolders.begin(), kSkippedFolders.end(), name) != kSkippedFolders.end();
+  /// What is built, what training itself has written, and others' code.
+  static bool is_skipped(const fs::directory_entry& folder) {
+    std::error_code ignored;
+    return std::ranges::count(kSkippedFolders, folder.path().filename().string()) > 0 ||
+           fs::exists(folder.path() / "metrics.jsonl", ignored);
   }
 
   void take_listed(FoundText text) {

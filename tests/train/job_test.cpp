@@ -84,7 +84,7 @@ TEST_P(TrainLayout, TrainsAsOneRankDoes) {
   ASSERT_EQ(ground.losses("other").size(), 12);
   // Rounding; with fp16 the first steps are left out, until the scale fits.
   const auto has = [](const char* word) { return std::ranges::count(GetParam(), word) > 0; };
-  const double bound = has("fp16") ? 0.5 : has("bf16") ? 0.1 : 2e-3;
+  const double bound = has("fp16") || has("powersgd") ? 0.5 : has("bf16") ? 0.1 : 2e-3;
   EXPECT_LT(largest_difference(ground.losses("plain"), ground.losses("other")), bound);
 }
 
@@ -95,7 +95,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Words{"--ranks", "4", "--parallel", "hybrid", "--mesh", "replicas=2,dp=2"},
                       Words{"--mesh", "tp=2"}, Words{"--ranks", "4", "--mesh", "dp=2,tp=2"},
                       Words{"--ranks", "4", "--mesh", "dp=2,tp=2", "--parallel", "fully_shard"},
-                      Words{"--accumulate", "2"},
+                      Words{"--accumulate", "2"}, Words{"--ranks", "1", "--accumulate", "2"},
+                      Words{"--mesh", "tp=2", "--accumulate", "2"},
+                      Words{"--comm-hook", "powersgd"},
                       Words{"--accumulate", "2", "--parallel", "fully_shard"},
                       Words{"--checkpoint-activations", "block"},
                       Words{"--checkpoint-activations", "selective", "--parallel", "fully_shard"},
@@ -129,6 +131,25 @@ TEST(TrainJob, ShowsOneLineOnATerminal) {
   ASSERT_TRUE(result.status.ok()) << result.output;
   EXPECT_THAT(result.output, HasSubstr("\033[1A\033[2K"));
   EXPECT_THAT(result.output, HasSubstr("left"));
+}
+
+TEST(TrainJob, ValidatesAlikeOnAnyNumberOfRanks) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("one", {"--steps", "1", "--ranks", "1"}).status.ok());
+  ASSERT_TRUE(ground.train("four", {"--steps", "1", "--ranks", "4"}).status.ok());
+  EXPECT_LT(largest_difference(ground.validation_losses("one"), ground.validation_losses("four")),
+            1e-4);
+}
+
+TEST(TrainJob, MakesAFolderUnderRunsAndLeavesItOutOfTheText) {
+  const TrainingGround ground;
+  auto words = ground.words("", {"--data", ".", "--steps", "4"});
+  words.erase(words.begin() + 2, words.begin() + 4);  // --run
+  ASSERT_TRUE(ground.call(words).status.ok());
+  const auto report = ground.call({TESSERA_TOOL, "report", "runs", "-o", "report.html"});
+  const auto result = ground.call({TESSERA_TOOL, "train", "--resume", "--steps", "6"});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("goes on after step 4"));
 }
 
 TEST(TrainJob, RunsUnderAnotherLauncher) {
@@ -185,8 +206,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Refusal{{"--mesh", "replica=2"}, "did you mean replicas?"},
                       Refusal{{"--mesh", "tp=2,dp=1"}, "in this order"},
                       Refusal{{"--parallel", "hybrid"}, "replicas=R,dp=D"},
+                      Refusal{{"--parallel", "hybrid", "--mesh", "replicas=2"}, "replicas=R,dp=D"},
+                      Refusal{{"--parallel", "fully_shard", "--mesh", "tp=2"},
+                              "expected dp in --mesh"},
+                      Refusal{{"--comm-hook", "fp16", "--mesh", "tp=2"}, "ranks along dp"},
+                      Refusal{{"--steps", "many"}, "got 'many'"},
                       Refusal{{"--comm-hook", "fp16", "--parallel", "fully_shard"},
-                              "expected --parallel replicate"},
+                              "expected --parallel replicate and ranks along dp"},
                       Refusal{{"--steps", "0"}, "the nearest is 1"},
                       Refusal{{"--data", "/nowhere"}, "/nowhere"},
                       Refusal{{"--data", "empty.txt"}, "empty.txt"},

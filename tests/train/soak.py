@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,10 +60,8 @@ def train(tool, run, steps, layout):
 
 def start(tool, run, steps, layout, log):
     resume = ["--resume"] if list(run.glob("checkpoints/step-*")) else []
-    if not resume and run.exists():
-        for file in run.iterdir():  # killed before its first checkpoint
-            if file.is_file():
-                file.unlink()
+    if not resume:
+        shutil.rmtree(run, ignore_errors=True)  # its launcher was killed before the first checkpoint
     return subprocess.Popen([*words(tool, run, steps, layout), "--max-restarts", "1000", *resume], stdout=log, stderr=log)
 
 

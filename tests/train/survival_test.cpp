@@ -25,14 +25,16 @@ TEST(TrainResume, GoesOnWithTheSameBits) {
   const TrainingGround ground;
   for (const Words& layout :
        {Words{"--dropout", "0.1"}, Words{"--parallel", "fully_shard"}, Words{"--accumulate", "2"},
-        Words{"--mesh", "tp=2"}, Words{"--precision", "fp16"}}) {
+        Words{"--mesh", "tp=2"}, Words{"--precision", "fp16"}, Words{"--compile"}}) {
     const auto run = "run" + layout.back();
     auto words = layout;
     words.insert(words.end(), {"--keep-last", "0"});
     ASSERT_TRUE(ground.train(run, words).status.ok());
-    const auto straight = ground.losses(run);
+    auto straight = ground.losses(run);
+    straight.erase(straight.begin(), straight.upper_bound(4));
     fs::remove_all(fs::path(ground.run(run)) / "checkpoints" / "step-00000012");
     fs::remove_all(fs::path(ground.run(run)) / "checkpoints" / "step-00000008");
+    fs::remove(fs::path(ground.run(run)) / "metrics.jsonl");
     const auto result = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run(run)});
     ASSERT_TRUE(result.status.ok()) << result.output;
     EXPECT_THAT(result.output, HasSubstr("goes on after step 4"));
@@ -52,8 +54,10 @@ TEST(TrainResume, OnOtherRanksAndInAnotherLayout) {
       fs::remove_all(fs::path(ground.run("run")) / "checkpoints" / later);
     Words words = {TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")};
     words.insert(words.end(), layout.begin(), layout.end());
+    fs::remove(fs::path(ground.run("run")) / "metrics.jsonl");
     const auto result = ground.call(words);
     ASSERT_TRUE(result.status.ok()) << result.output;
+    ASSERT_EQ(ground.losses("run").size(), 8);
     EXPECT_LT(largest_difference(ground.losses("run"), straight), 2e-3) << layout.back();
   }
 }
@@ -120,11 +124,53 @@ TEST(TrainSurvives, ALossThatIsNotFiniteByStopping) {
 
 TEST(TrainSurvives, ALossThatIsNotFiniteByLeavingStepsOut) {
   const TrainingGround ground;
-  const auto result = ground.train(
-      "run", {"--lr", "1e20", "--clip", "0", "--steps", "30", "--warmup", "0", "--skip-nonfinite"});
+  const Words diverging = {
+      "--lr",         "1e20", "--clip",      "0", "--warmup", "0", "--skip-nonfinite",
+      "--save-every", "1",    "--keep-last", "0"};
+  auto few = diverging;
+  few.insert(few.end(), {"--steps", "10"});
+  const auto result = ground.train("few", few);
   EXPECT_TRUE(result.status.ok()) << result.output;
   EXPECT_THAT(result.output, HasSubstr("step left out"));
-  EXPECT_THAT(ground.read("run", "metrics.jsonl"), HasSubstr("\"nonfinite\""));
+  EXPECT_THAT(ground.read("few", "metrics.jsonl"), HasSubstr("\"nonfinite\""));
+  EXPECT_LT(ground.checkpoints("few").size(), 10) << "steps that were left out are not saved";
+
+  auto many = diverging;
+  many.insert(many.end(), {"--steps", "60"});
+  const auto stopped = ground.train("many", many);
+  EXPECT_EQ(stopped.status.code, 1) << stopped.output;
+  EXPECT_THAT(stopped.output, HasSubstr("20 steps in a row"));
+}
+
+TEST(TrainSurvives, TheDeathOfARankBeforeTheFirstCheckpoint) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "60", "--save-every", "50", "--max-restarts", "1"});
+  ground.await_step("run", 2);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 2) << job.output();
+  kill(ranks[1], SIGKILL);
+  EXPECT_EQ(end_of(job).code, 0) << job.output();
+  EXPECT_EQ(ground.losses("run").size(), 60);
+}
+
+TEST(TrainResume, TakesTheCheckpointBeforeADamagedOne) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run").status.ok());
+  fs::resize_file(fs::path(ground.run("run")) / "checkpoints/step-00000012/index.json", 100);
+  const auto result = ground.train("run", {"--resume", "--steps", "14"});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("goes on after step 8"));
+}
+
+TEST(TrainResume, TakesSettingsThatAreGiven) {
+  const TrainingGround ground;
+  for (const auto* decay : {"0", "10"}) {
+    const auto run = std::string("decay") + decay;
+    ASSERT_TRUE(ground.train(run, {"--steps", "4", "--weight-decay", "0"}).status.ok());
+    ASSERT_TRUE(
+        ground.train(run, {"--resume", "--steps", "12", "--weight-decay", decay}).status.ok());
+  }
+  EXPECT_NE(ground.losses("decay0").at(12), ground.losses("decay10").at(12));
 }
 
 TEST(TrainSurvives, ASecondJobInItsFolderIsRefused) {

@@ -1,6 +1,7 @@
 #include "train.h"
 
 #include "own_program.h"
+#include "train/run_paths.h"
 #include "train/settings.h"
 #include "train/terminal.h"
 
@@ -21,6 +22,12 @@ constexpr const char* kGraceSeconds = "120";
 bool has_rank() {
   return std::ranges::any_of(kRankVariables,
                              [](const char* name) { return std::getenv(name) != nullptr; });
+}
+
+bool lack_run(const std::vector<std::string>& arguments) {
+  return std::ranges::none_of(arguments, [](const std::string& word) {
+    return word == "--run" || word.starts_with("--run=");
+  });
 }
 
 void start(const std::vector<std::string>& arguments) {
@@ -57,6 +64,11 @@ void start(const std::vector<std::string>& arguments) {
   }
   words.push_back(program_beside("tessera-train"));
   words.insert(words.end(), arguments.begin(), arguments.end());
+  if (!has_rank() && lack_run(arguments)) {
+    // Named once: a job that is started anew after a failure goes on in the same folder.
+    words.emplace_back("--run");
+    words.push_back(settings.run.empty() ? train::make_run_folder() : settings.run);
+  }
   become(std::move(words));
 }
 

@@ -58,15 +58,17 @@ int64_t Batches::validations(int64_t sequences) const {
   return (taken + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
 }
 
-Batch Batches::validation(int64_t number, int64_t sequences) const {
+std::pair<Batch, int64_t> Batches::validation(int64_t number, int64_t sequences) const {
+  const auto taken = std::min(validation_sequences_, kMostValidationSequences);
+  const auto place = [&](int64_t i) {  // spread over the whole of it
+    return sampler_.samples() + i * validation_sequences_ / taken;
+  };
   std::vector<int64_t> chosen;
-  for (int64_t i = 0; i < sequences; ++i) {
-    const auto at = (number * data_ranks_ + data_rank_) * sequences + i;
-    // Spread over the whole of it; what is too few for the last batch begins anew.
-    const auto taken = std::min(validation_sequences_, kMostValidationSequences);
-    chosen.push_back(sampler_.samples() + (at % taken) * validation_sequences_ / taken);
-  }
-  return read(chosen);
+  const auto first = (number * data_ranks_ + data_rank_) * sequences;
+  for (int64_t i = first; i < std::min(first + sequences, taken); ++i) chosen.push_back(place(i));
+  const auto counted = static_cast<int64_t>(chosen.size());
+  if (chosen.empty()) chosen.push_back(place(0));
+  return {read(chosen), counted};
 }
 
 }  // namespace tessera::train

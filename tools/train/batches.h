@@ -19,8 +19,9 @@ class Batches {
 
   /// This rank's part of the next `sequences` times the ranks along the batch.
   Batch next(int64_t sequences);
-  /// This rank's part of a fixed selection of what is not trained on. `number` from 0.
-  Batch validation(int64_t number, int64_t sequences) const;
+  /// This rank's part of a fixed selection of what is not trained on, whatever the number of ranks,
+  /// and how many sequences of it count: a rank that has none left repeats one. `number` from 0.
+  std::pair<Batch, int64_t> validation(int64_t number, int64_t sequences) const;
   /// How many of those there are: enough to tell a trend, not all of a long text.
   int64_t validations(int64_t sequences) const;
 

@@ -1,6 +1,7 @@
 // One rank of `tessera train`.
 #include <tessera/comm.h>
 
+#include "train/run_paths.h"
 #include "train/settings.h"
 #include "train/trainer.h"
 
@@ -25,19 +26,24 @@ std::string command_of(int argc, char** argv) {
 
 /// A failed job that was started anew goes on by itself, if it has something to go on from.
 bool is_restart() {
-  const char* count = std::getenv("TESSERA_RESTART_COUNT");
-  return count != nullptr && std::atoi(count) > 0;
+  for (const char* name : {"TESSERA_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
+    const char* count = std::getenv(name);
+    if (count != nullptr && std::atoi(count) > 0) return true;
+  }
+  return false;
 }
 
 int train(const Settings& settings, tessera::train::Origin origin) {
   tessera::train::check(settings, tessera::world_size());
-  const auto run = tessera::broadcast_bytes(settings.run.empty() ? tessera::train::new_run_path()
-                                                                 : settings.run);
-  const bool goes_on =
-      settings.resume ||
-      (is_restart() && tessera::latest_checkpoint(run + "/checkpoints").has_value());
+  auto run = settings.run;
+  if (run.empty() && tessera::rank() == 0) run = tessera::train::make_run_folder();
+  run = tessera::broadcast_bytes(run);
+  using Start = tessera::train::Start;
+  auto start = settings.resume ? Start::Resume : Start::New;
+  if (is_restart())
+    start = tessera::latest_checkpoint(run + "/checkpoints") ? Start::Resume : Start::Again;
   tessera::barrier();  // nobody looks for checkpoints once somebody may write them
-  tessera::train::Trainer trainer(settings, origin, run, goes_on);
+  tessera::train::Trainer trainer(settings, origin, run, start);
   const int code = trainer.run();
   tessera::barrier();
   return code;

@@ -22,10 +22,10 @@ ParallelPlan tensor_plan(int64_t heads) {
           {"blocks.*.down", RowwiseParallel()}};
 }
 
-CommHook hook_of(const std::string& name) {
-  if (name == "fp16") return fp16_compress_hook;
-  if (name == "bf16") return bf16_compress_hook;
-  return powersgd_hook();
+CommHook hook_of(const Settings& settings) {
+  if (settings.comm_hook == "fp16") return fp16_compress_hook;
+  if (settings.comm_hook == "bf16") return bf16_compress_hook;
+  return powersgd_hook({.start_powerSGD_iter = std::max<int64_t>(2, settings.warmup)});
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ void parallelize(Gpt& model, const Layout& layout, const Settings& settings) {
   if (!has(mesh, "dp") || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
     replicate(model, {.mesh = mesh["dp"]});
-    if (settings.comm_hook != "none") register_comm_hook(model, hook_of(settings.comm_hook));
+    if (settings.comm_hook != "none") register_comm_hook(model, hook_of(settings));
     return;
   }
   FullyShardOptions options;

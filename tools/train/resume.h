@@ -6,6 +6,8 @@
 #include "train/step.h"
 
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -21,24 +23,35 @@ struct Position {
 class Trainee {
  public:
   Trainee(Gpt& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
-          const Settings& settings)
-      : model_(model), optimizer_(optimizer), step_(step), batches_(batches), settings_(settings) {}
+          const Layout& layout, const Settings& settings)
+      : model_(model),
+        optimizer_(optimizer),
+        step_(step),
+        batches_(batches),
+        layout_(layout),
+        settings_(settings) {}
 
   /// Starts to save in the background, once what was saved before is on disk. Every rank calls it.
   void save(const RunFolder& folder, const Position& position);
-  /// Waits for what is being saved; throws what went wrong.
+  /// Whether what is being saved is on disk.
+  bool has_saved() const { return pending_ && pending_->is_done(); }
+  /// Waits for it; throws what went wrong.
   void finish_saving();
+  /// The checkpoints of the run, the newest first.
+  static std::vector<std::string> checkpoints(const RunFolder& folder);
   /// Throws a ValueError if the checkpoint is of another model or of other data.
   Position load(const std::string& checkpoint);
 
  private:
   Extra extra_of(const Position& position) const;
-  void check(const std::string& checkpoint, const Extra& extra) const;
+  void check(const std::string& checkpoint, const nlohmann::json& state) const;
+  void set_random_state(const Extra& extra, const nlohmann::json& state) const;
 
   Gpt& model_;
   optim::AdamW& optimizer_;
   TrainStep& step_;
   Batches& batches_;
+  const Layout& layout_;
   const Settings& settings_;
   std::optional<PendingSave> pending_;
 };

@@ -9,7 +9,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 
 namespace tessera::train {
@@ -25,7 +24,7 @@ std::string read_text(const fs::path& file) {
 }
 
 /// The lock's descriptor; throws.
-int take(const fs::path& path, bool goes_on) {
+int take(const fs::path& path, Start start) {
   fs::create_directories(path);
   const auto file = path / ".lock";
   const int lock = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -38,7 +37,7 @@ int take(const fs::path& path, bool goes_on) {
                       ", which process ", owner,
                       " is training in; wait for it, or use another --run");
   }
-  if (!goes_on && fs::exists(path / "metrics.jsonl")) {
+  if (start == Start::New && fs::exists(path / "metrics.jsonl")) {
     close(lock);
     TORCH_CHECK_VALUE(false, "train: expected a new run folder, got ", path.string(),
                       ", which holds a run; go on with it by --resume, or use another --run");
@@ -52,22 +51,11 @@ int take(const fs::path& path, bool goes_on) {
 
 }  // namespace
 
-std::string new_run_path() {
-  const auto now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  char name[32];
-  std::strftime(name, sizeof name, "runs/%Y-%m-%d-%H%M%S", &local);
-  std::string path = name;
-  for (int i = 2; fs::exists(path); ++i) path = std::string(name) + "-" + std::to_string(i);
-  return path;
-}
-
-RunFolder::RunFolder(const std::string& path, bool goes_on) : path_(path) {
+RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
   std::string problem;
   if (rank() == 0) {
     try {
-      lock_ = take(path, goes_on);
+      lock_ = take(path, start);
       metrics_.open(path + "/metrics.jsonl", std::ios::app);
     } catch (const c10::Error& error) {
       problem = error.what_without_backtrace();

@@ -7,6 +7,10 @@
 
 namespace tessera::train {
 
+/// How a job begins in its folder: with a new run, from the last checkpoint of the one there, or
+/// once more from the beginning, since a start before failed too early to leave a checkpoint.
+enum class Start { New, Resume, Again };
+
 /// The folder that a run leaves behind, written by rank 0:
 ///   config.toml, config.json   settings
 ///   run.json                   ranks, mesh, what is sharded how
@@ -19,8 +23,8 @@ namespace tessera::train {
 class RunFolder {
  public:
   /// Rank 0 makes and locks it. Throws a ValueError, on all ranks, if another job has it, or if it
-  /// holds a run and this is not to go on with it.
-  RunFolder(const std::string& path, bool goes_on);
+  /// holds a run and this is a new one.
+  RunFolder(const std::string& path, Start start);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -39,8 +43,5 @@ class RunFolder {
   int lock_ = -1;
   std::ofstream metrics_;
 };
-
-/// runs/2026-11-16-153000, with a number behind it if that is taken.
-std::string new_run_path();
 
 }  // namespace tessera::train

@@ -16,18 +16,34 @@ double learning_rate(const Settings& settings, int64_t step) {
   return settings.min_lr + (settings.lr - settings.min_lr) * (1 + cosine) / 2;
 }
 
+namespace {
+
+/// Of the group of matrices, and of that of vectors.
+std::vector<optim::AdamWOptions> options_of(const Settings& settings) {
+  const optim::AdamWOptions matrices{.lr = settings.lr,
+                                     .betas = {settings.beta1, settings.beta2},
+                                     .weight_decay = settings.weight_decay,
+                                     .fused = true};
+  auto vectors = matrices;
+  vectors.weight_decay = 0;
+  return {matrices, vectors};
+}
+
+}  // namespace
+
 optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings) {
-  optim::AdamWOptions options{.lr = settings.lr,
-                              .betas = {settings.beta1, settings.beta2},
-                              .weight_decay = settings.weight_decay,
-                              .fused = true};
-  auto without_decay = options;
-  without_decay.weight_decay = 0;
   std::vector<at::Tensor> matrices, vectors;
   for (const auto& parameter : model.parameters())
     (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  const auto options = options_of(settings);
   return optim::AdamW(
-      {optim::param_group(matrices, options), optim::param_group(vectors, without_decay)}, options);
+      {optim::param_group(matrices, options[0]), optim::param_group(vectors, options[1])},
+      options[0]);
+}
+
+void set_options(optim::AdamW& optimizer, const Settings& settings) {
+  const auto options = options_of(settings);
+  for (size_t group = 0; group < options.size(); ++group) optimizer.options(group) = options[group];
 }
 
 void set_learning_rate(optim::AdamW& optimizer, double rate) {

@@ -1,5 +1,6 @@
 #include "train/settings.h"
 
+#include "train/run_paths.h"
 #include "unknown_words.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kMost = int64_t{1} << 40;
+constexpr int64_t kMost = int64_t{1} << 30;
 
 std::string list(const std::vector<std::string>& words) {
   std::string text;
@@ -38,9 +39,10 @@ CLI::Validator between(T least, T most, const std::string& type = "") {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error == std::errc() && end == text.data() + text.size() && value >= least && value <= most)
       return {};
+    const bool is_number = error == std::errc() && end == text.data() + text.size();
     std::ostringstream message;
-    message << "expected a number from " << least << " to " << most << ", got '" << text
-            << "'; the nearest is " << (value > most ? most : least);
+    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
+    if (is_number) message << "; the nearest is " << (value > most ? most : least);
     return message.str();
   };
   return {check, type};
@@ -115,6 +117,7 @@ void add_training(CLI::App& app, Settings& settings) {
   number("--clip", settings.clip, 1e30, "Largest norm of the gradient; 0: any");
   app.add_option("--seed", settings.seed, "Of weights, order of data, dropout and samples")
       ->capture_default_str()
+      ->check(between<int64_t>(0, kMost))
       ->group("Training");
 }
 
@@ -137,7 +140,8 @@ void add_parallelism(CLI::App& app, Settings& settings) {
       ->group("Parallelism");
   choice("--parallel", settings.parallel, {"replicate", "fully_shard", "hybrid"},
          "What ranks along dp keep: copies, shards, or (hybrid) copies of shards");
-  app.add_flag("--compile,!--no-compile", settings.compile, "Run the step as a compiled program")
+  app.add_flag("--compile,!--no-compile", settings.compile,
+               "Run the step as a compiled program [off]")
       ->group("Parallelism");
   choice("--checkpoint-activations", settings.checkpoint_activations,
          {"none", "block", "selective"},
@@ -159,7 +163,7 @@ void add_keeping(CLI::App& app, Settings& settings) {
       ->capture_default_str()
       ->group("Run");
   app.add_flag("--resume", settings.resume,
-               "Go on from the last checkpoint of --run, or of the newest run")
+               "Go on from the last checkpoint of --run, or of the newest run [off]")
       ->configurable(false)
       ->group("Run");
   every("--save-every", settings.save_every, "Steps between checkpoints; 0: at the end alone");
@@ -175,7 +179,7 @@ void add_keeping(CLI::App& app, Settings& settings) {
       ->capture_default_str()
       ->group("Run");
   app.add_flag("--skip-nonfinite,!--no-skip-nonfinite", settings.skip_nonfinite,
-               "Leave steps out whose loss or gradient is not finite, instead of stopping")
+               "Leave steps out whose loss or gradient is not finite, instead of stopping [off]")
       ->group("Run");
   app.add_option("--max-restarts", settings.max_restarts,
                  "Go on from the last checkpoint after so many failures")
@@ -299,48 +303,38 @@ std::map<std::string, std::string> to_map(const CLI::App& app) {
 
 void check(const Settings& settings, int world_size) {
   const auto dims = parse_mesh(settings.mesh);
-  int64_t ranks = 1, data_ranks = 1, replicas = 0, tp = 1;
+  std::map<std::string, int64_t> sizes;
+  int64_t ranks = 1;
   for (const auto& [name, size] : dims) {
+    sizes[name] = size;
     ranks *= size;
-    if (name != "tp") data_ranks *= size;
-    if (name == "replicas") replicas = size;
-    if (name == "tp") tp = size;
   }
-  if (dims.empty()) ranks = data_ranks = world_size;
+  if (dims.empty()) sizes["dp"] = ranks = world_size;
   if (ranks != world_size)
     refuse("--mesh: expected " + std::to_string(world_size) + " ranks, got '" + settings.mesh +
            "', which has " + std::to_string(ranks));
-  if (settings.parallel == "hybrid" && replicas == 0)
+  const bool has_data = sizes.contains("dp"), is_hybrid = settings.parallel == "hybrid";
+  if (is_hybrid && !(has_data && sizes.contains("replicas")))
     refuse("--parallel hybrid: expected --mesh replicas=R,dp=D, got '" + settings.mesh + "'");
-  if (settings.parallel != "hybrid" && replicas != 0)
+  if (!is_hybrid && sizes.contains("replicas"))
     refuse("--mesh: expected replicas with --parallel hybrid alone, got --parallel " +
            settings.parallel);
+  if (settings.parallel != "replicate" && !has_data)
+    refuse("--parallel " + settings.parallel + ": expected dp in --mesh, got '" + settings.mesh +
+           "'");
+  if (settings.comm_hook != "none" && (settings.parallel != "replicate" || !has_data))
+    refuse("--comm-hook: expected --parallel replicate and ranks along dp, got --parallel " +
+           settings.parallel + " and --mesh '" + settings.mesh + "'");
+  const auto tp = sizes.contains("tp") ? sizes["tp"] : 1;
   if (settings.heads % tp != 0)
     refuse("--mesh: expected tp to divide --heads " + std::to_string(settings.heads) +
            ", got tp=" + std::to_string(tp));
-  const auto parts = data_ranks * settings.accumulate;
+  const auto data_ranks = ranks / tp, parts = data_ranks * settings.accumulate;
   if (settings.batch % parts != 0)
     refuse("--batch: expected a multiple of " + std::to_string(parts) + " (ranks along the batch " +
            std::to_string(data_ranks) + " x --accumulate " + std::to_string(settings.accumulate) +
            "), got " + std::to_string(settings.batch) + "; the nearest is " +
            std::to_string((settings.batch + parts - 1) / parts * parts));
-  if (settings.comm_hook != "none" && settings.parallel != "replicate")
-    refuse("--comm-hook: expected --parallel replicate, got " + settings.parallel);
-}
-
-std::string newest_run() {
-  std::string newest;
-  fs::file_time_type when{};
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator("runs", ignored)) {
-    const auto config = entry.path() / "config.toml";
-    if (!fs::exists(config)) continue;
-    const auto written = fs::last_write_time(config);
-    if (!newest.empty() && written <= when) continue;
-    newest = entry.path().string();
-    when = written;
-  }
-  return newest;
 }
 
 }  // namespace tessera::train

@@ -62,7 +62,4 @@ std::map<std::string, std::string> to_map(const CLI::App& app);
 /// What contradicts itself beyond single values, e.g. ranks and mesh. Throws CLI::ValidationError.
 void check(const Settings& settings, int world_size);
 
-/// The newest folder under runs/; empty if there is none.
-std::string newest_run();
-
 }  // namespace tessera::train

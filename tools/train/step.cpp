@@ -18,10 +18,12 @@ c10::DeviceType device_type_of(const Settings& settings) {
 
 }  // namespace
 
-TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings)
+TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings,
+                     bool has_data_ranks)
     : model_(std::move(model)),
       optimizer_(optimizer),
       settings_(settings),
+      is_replicated_(has_data_ranks && settings.parallel == "replicate"),
       scaler_({.device = device_type_of(settings),
                .enabled = settings.precision == "fp16",
                .group = default_group()}) {
@@ -64,7 +66,7 @@ at::Tensor TrainStep::backward(const std::function<Batch()>& next_part) {
     }
     // Shards add up as they are; whole gradients need not travel before the last part.
     std::optional<NoSync> no_sync;
-    if (settings_.parallel == "replicate" && i + 1 < settings_.accumulate) no_sync.emplace(model_);
+    if (is_replicated_ && i + 1 < settings_.accumulate) no_sync.emplace(model_);
     const Span span(SpanKind::Other, settings_.compile ? "program" : "part");
     const auto loss = part_(batch->tokens, batch->targets, scaler_.scale(one));
     sum = sum.defined() ? sum + loss : loss;
@@ -75,8 +77,12 @@ at::Tensor TrainStep::backward(const std::function<Batch()>& next_part) {
 at::Tensor TrainStep::clip() {
   const Span span(SpanKind::Optimizer, "clip");
   if (scaler_.is_enabled()) scaler_.unscale_(optimizer_);
-  if (settings_.clip == 0) return {};
-  return optim::clip_grad_norm_(model_->parameters(), settings_.clip);
+  const auto parameters = model_->parameters();
+  if (settings_.clip > 0) return optim::clip_grad_norm_(parameters, settings_.clip);
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters)
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  return optim::get_total_norm(gradients);
 }
 
 void TrainStep::apply() {

@@ -16,11 +16,11 @@ namespace tessera::train {
 /// once it is known what the gradients are.
 class TrainStep {
  public:
-  TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings);
+  TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
 
   /// Forward and backward of all parts of this rank's batch. The mean loss, of this rank.
   at::Tensor backward(const std::function<Batch()>& next_part);
-  /// The norm of the gradient before clipping, of all ranks; undefined without clipping.
+  /// The norm of the gradient before clipping, of all ranks.
   at::Tensor clip();
   void update();
   /// Leaves the step out.
@@ -43,6 +43,7 @@ class TrainStep {
   Gpt model_;
   optim::AdamW& optimizer_;
   const Settings& settings_;
+  bool is_replicated_;
   optim::GradScaler scaler_;
   Part part_;
   Update update_;

@@ -18,13 +18,15 @@
 #include <cstdio>
 #include <fstream>
 #include <numeric>
+#include <utility>
 
 namespace tessera::train {
 namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFirstTraced = 5;    // earlier steps are slower: memory is new, programs are made
+constexpr int64_t kFirstTraced = 5;  // earlier steps are slower: memory is new, programs are made
+constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
 
 double now() {
@@ -59,12 +61,23 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
   return model;
 }
 
+/// Ranks that read other texts would train other models.
+void check_same_text(const data::Corpus& corpus) {
+  const auto all = gather_bytes(corpus.fingerprint());
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw AgreedError("train: expected the same text on all ranks, but rank " +
+                      std::to_string(rank) +
+                      " finds other files under --data than rank 0; give all hosts the same");
+  }
+}
+
 std::string signal_name(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
 
 }  // namespace
 
 Trainer::Trainer(const Settings& settings, const Origin& origin, const std::string& folder,
-                 bool goes_on)
+                 Start start)
     : settings_(settings),
       origin_(origin),
       device_(device_of(settings)),
@@ -72,18 +85,23 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       batches_(settings, layout_, device_),
       model_(make_model(settings, batches_, layout_, device_)),
       optimizer_(make_optimizer(*model_, settings)),
-      step_(model_, optimizer_, settings),
-      trainee_(model_, optimizer_, step_, batches_, settings),
-      folder_(folder, goes_on),
-      journal_(folder_, settings.log_every) {
-  introduce(goes_on);
+      step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
+      folder_(folder, start),
+      journal_(folder_, settings.log_every),
+      trainee_(model_, optimizer_, step_, batches_, layout_, settings) {
+  check_same_text(batches_.corpus());
+  introduce();
+  if (start == Start::Resume) resume();
+  journal_.file("run.json", facts_of(model_, layout_, batches_, origin_.command).dump(1));
+  journal_.file("config.json", origin_.config.dump(1));
+  journal_.file("config.toml", origin_.config_toml);
 }
 
 int64_t Trainer::sequences_per_part() const {
   return settings_.batch / layout_.data_ranks / settings_.accumulate;
 }
 
-void Trainer::introduce(bool goes_on) {
+void Trainer::introduce() {
   char text[256];
   std::snprintf(
       text, sizeof text,
@@ -98,18 +116,24 @@ void Trainer::introduce(bool goes_on) {
     ranks += ", " + layout_.mesh.dim_names()[i] + "=" + std::to_string(layout_.mesh.size(i));
   journal_.say(ranks + (world_size() > 1 ? ")" : "") + (settings_.compile ? ", compiled" : "") +
                ", " + settings_.precision + "; run folder " + folder_.path());
-  if (goes_on) {
-    const auto checkpoint = latest_checkpoint(folder_.checkpoints());
-    TORCH_CHECK_VALUE(checkpoint, "train: expected a checkpoint in ", folder_.checkpoints(),
-                      ", found none; leave --resume out and use another --run");
-    position_ = trainee_.load(*checkpoint);
-    saved_step_ = position_.step;
-    journal_.event("resumed", position_.step,
-                   "goes on after step " + std::to_string(position_.step));
+}
+
+/// From the newest checkpoint; from the one before it if that is damaged.
+void Trainer::resume() {
+  const auto checkpoints = trainee_.checkpoints(folder_);
+  TORCH_CHECK_VALUE(!checkpoints.empty(), "train: expected a checkpoint in ", folder_.checkpoints(),
+                    ", found none; leave --resume out and use another --run");
+  for (size_t i = 0; i < checkpoints.size(); ++i) {
+    try {
+      position_ = trainee_.load(checkpoints[i]);
+      break;
+    } catch (const c10::ValueError& error) {  // the same on all ranks, and nothing was changed
+      if (i + 1 == checkpoints.size()) throw;
+      journal_.say(std::string(error.what_without_backtrace()) + "\ntrying the one before it");
+    }
   }
-  journal_.file("run.json", facts_of(model_, layout_, batches_, origin_.command).dump(1));
-  journal_.file("config.json", origin_.config.dump(1));
-  journal_.file("config.toml", origin_.config_toml);
+  saved_step_ = position_.step;
+  journal_.event("resumed", position_.step, "goes on after step " + std::to_string(position_.step));
 }
 
 int Trainer::run() {
@@ -125,7 +149,9 @@ int Trainer::run() {
     log(measured);
     const bool is_last = position_.step == settings_.steps || signal != 0;
     const auto is_due = [&](int64_t every) { return every > 0 && position_.step % every == 0; };
-    if (is_due(settings_.save_every) || is_last) save();
+    // After a step that was left out the model may be one that has come to nothing.
+    if ((is_due(settings_.save_every) || is_last) && measured.is_finite) save();
+    if (trainee_.has_saved()) finish_saving();
     if (is_due(settings_.eval_every) && !is_last) validate();
   }
   return finish(signal);
@@ -145,6 +171,7 @@ Trainer::Measured Trainer::train_step() {
       exchange(loss.item<double>(), now() - begun, communication_seconds() - communicated,
                norm.defined() ? norm.item<double>() : 0);
   if (measured.is_finite) {
+    skipped_in_a_row_ = 0;
     step_.update();
   } else {
     handle_nonfinite(measured);
@@ -186,16 +213,21 @@ void Trainer::handle_nonfinite(const Measured& measured) {
   const auto what = "the " + std::string(std::isfinite(measured.loss) ? "gradient" : "loss") +
                     " of step " + step + " is not finite; first not finite: " +
                     culprit.value_or("a gradient (forward is finite)");
-  if (settings_.skip_nonfinite) {
+  if (settings_.skip_nonfinite && ++skipped_in_a_row_ <= kMostSkippedInARow) {
     ++position_.skipped;
     return journal_.event("nonfinite", position_.step + 1, what + "; step left out");
   }
   journal_.event("nonfinite", position_.step + 1, "");
-  trainee_.finish_saving();
-  throw AgreedError("train: expected a finite loss, but " + what +
-                    "; lower --lr, give --clip, or leave such steps out with --skip-nonfinite. "
-                    "The last checkpoint is of step " +
-                    (saved_step_ < 0 ? "none" : std::to_string(saved_step_)));
+  finish_saving();
+  const auto remedy =
+      settings_.skip_nonfinite
+          ? std::to_string(kMostSkippedInARow) +
+                " steps in a row were left out before it; lower --lr or give --clip"
+          : "lower --lr, give --clip, or leave such steps out with --skip-nonfinite";
+  throw AgreedError("train: expected a finite loss, but " + what + "; " + remedy +
+                    (saved_step_ < 0
+                         ? "; there is no checkpoint"
+                         : "; the last checkpoint is of step " + std::to_string(saved_step_)));
 }
 
 void Trainer::log(const Measured& measured) {
@@ -224,18 +256,28 @@ void Trainer::validate() {
   const auto count = batches_.validations(sequences_per_part());
   if (count == 0) return;
   model_->eval();
-  auto sum = at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
-  for (int64_t i = 0; i < count; ++i)
-    sum += step_.evaluate(batches_.validation(i, sequences_per_part()));
+  double sum = 0, sequences = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto [batch, counted] = batches_.validation(i, sequences_per_part());
+    sum += step_.evaluate(batch).item<double>() * static_cast<double>(counted);
+    sequences += static_cast<double>(counted);
+  }
   model_->train();
-  const auto loss = all_reduce(sum, ReduceOp::AVG).item<double>() / static_cast<double>(count);
-  journal_.validation(position_.step, loss, position_.seconds);
+  const auto all = all_reduce(at::tensor({sum, sequences}, at::kDouble).to(device_)).to(at::kCPU);
+  journal_.validation(position_.step, (all[0] / all[1]).item<double>(), position_.seconds);
 }
 
 void Trainer::save() {
+  finish_saving();
   trainee_.save(folder_, position_);
-  saved_step_ = position_.step;
-  journal_.event("saved", position_.step, "");
+  saving_step_ = position_.step;
+}
+
+void Trainer::finish_saving() {
+  if (saving_step_ < 0) return;
+  trainee_.finish_saving();
+  saved_step_ = std::exchange(saving_step_, -1);
+  journal_.event("saved", saved_step_, "");
 }
 
 void Trainer::begin_timeline(int64_t step_here) {
@@ -256,10 +298,11 @@ void Trainer::end_timeline(int64_t step_here) {
 
 int Trainer::finish(int signal) {
   if (signal == 0) validate();
-  trainee_.finish_saving();
+  finish_saving();
   if (signal != 0) {
     journal_.say("stopped by " + signal_name(signal) + " after step " +
-                 std::to_string(position_.step) + ", saved; go on with --resume --run " +
+                 std::to_string(position_.step) + "; the checkpoint of step " +
+                 std::to_string(saved_step_) + " is saved; go on with --resume --run " +
                  folder_.path());
     return 128 + signal;
   }

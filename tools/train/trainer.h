@@ -26,8 +26,8 @@ class AgreedError : public std::runtime_error {
 /// Trains a GPT as the settings say; every rank has one.
 class Trainer {
  public:
-  /// `goes_on`: from the last checkpoint of the folder; throws if it has none.
-  Trainer(const Settings& settings, const Origin& origin, const std::string& folder, bool goes_on);
+  /// Throws if it is to go on and the folder has no checkpoint that can be used.
+  Trainer(const Settings& settings, const Origin& origin, const std::string& folder, Start start);
 
   /// The exit code: 0, or 128 + the signal that ended it.
   int run();
@@ -41,13 +41,15 @@ class Trainer {
     bool is_finite = true;
   };
 
-  void introduce(bool goes_on);
+  void introduce();
+  void resume();
   Measured train_step();
   Measured exchange(double loss, double seconds, double communication, double norm) const;
   void handle_nonfinite(const Measured& measured);
   void log(const Measured& measured);
   void validate();
   void save();
+  void finish_saving();
   void begin_timeline(int64_t step_here);
   void end_timeline(int64_t step_here);
   int finish(int signal);
@@ -61,12 +63,14 @@ class Trainer {
   Gpt model_;
   optim::AdamW optimizer_;
   TrainStep step_;
-  Trainee trainee_;
-  RunFolder folder_;
+  RunFolder folder_;  // outlives what writes into it
   Journal journal_;
+  Trainee trainee_;
   std::unique_ptr<Timeline> timeline_;
   Position position_;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1;  // of the last whole checkpoint
+  int64_t saving_step_ = -1;
+  int skipped_in_a_row_ = 0;
   std::vector<Batch> last_batches_;
   std::vector<double> recent_seconds_;  // of steps, for the time that is left
 };

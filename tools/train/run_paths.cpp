@@ -1,0 +1,39 @@
+#include "train/run_paths.h"
+
+#include <ctime>
+#include <filesystem>
+
+namespace tessera::train {
+
+namespace fs = std::filesystem;
+
+std::string make_run_folder() {
+  const auto now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char name[32];
+  std::strftime(name, sizeof name, "runs/%Y-%m-%d-%H%M%S", &local);
+  fs::create_directories("runs");
+  std::string path = name;
+  // Whoever makes it has it: two jobs may start in the same second.
+  for (int i = 2; !fs::create_directory(path); ++i)
+    path = std::string(name) + "-" + std::to_string(i);
+  return path;
+}
+
+std::string newest_run() {
+  std::string newest;
+  fs::file_time_type when{};
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator("runs", ignored)) {
+    const auto config = entry.path() / "config.toml";
+    if (!fs::exists(config)) continue;
+    const auto written = fs::last_write_time(config);
+    if (!newest.empty() && written <= when) continue;
+    newest = entry.path().string();
+    when = written;
+  }
+  return newest;
+}
+
+}  // namespace tessera::train

@@ -1,5 +1,6 @@
 #include <tessera/fully_shard.h>
 
+#include "base/warm_memory.h"
 #include "fully_shard/apply.h"
 
 #include <c10/util/Exception.h>
@@ -50,6 +51,8 @@ void detail::fully_shard_modules(const std::vector<nn::ModuleRef>& modules,
   std::vector<torch::nn::Module*> pointers;
   for (const auto& module : modules) pointers.push_back(&*module);
   sharded::apply(pointers, options);
+  const auto parameters = pointers.front()->parameters();
+  if (!parameters.empty() && parameters.front().device().is_cpu()) keep_memory_warm();
 }
 
 std::shared_ptr<FullyShardState> fully_shard_state(nn::ModuleRef module) {

@@ -236,10 +236,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.options, number)
         loss = self.backward()
-        norm = torch.tensor(0.0)
         if self.options.clip > 0:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
-            norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        else:
+            norm = nn.utils.get_total_norm([parameter.grad for parameter in self.model.parameters()])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self.optimizer.step()
         self.optimizer.zero_grad()
         loss = loss.double()

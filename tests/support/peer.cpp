@@ -47,7 +47,11 @@ with open(script) as file:
 # Plain tensors that own just what they show: C++ reads no parameters, subclasses or views.
 torch.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in scope["outputs"].items()}, outputs_path)
 if torch.distributed.is_available() and torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()  # nobody leaves while another one still reads from it
+# Taking groups down that engines still hold aborts the interpreter now and then.
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
 )";
 
 std::string python() {

@@ -229,7 +229,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Refusal{"StrangeSubcommand",
                             {"launch"},
                             2,
-                            "tessera: unknown subcommand 'launch', expected one of run, bench"},
+                            "tessera: unknown subcommand 'launch', expected one of run, train, "
+                            "inspect, bench, report"},
                     Refusal{"MistypedOptionOfTheProgram",
                             {"--hepl"},
                             2,
@@ -241,7 +242,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Refusal{"NoSubcommand",
                             {},
                             2,
-                            "tessera: expected one of the subcommands run, bench; see tessera"},
+                            "tessera: expected one of the subcommands run, train, inspect, bench, "
+                            "report; see tessera"},
                     Refusal{"UnknownProgram",
                             {"run", "-n", "3", "--", "no-such-program"},
                             127,

@@ -297,6 +297,8 @@ def main():
             print(f"{mode}: {','.join(peers)}")
         return
     modes = options.modes.split(",")
+    if options.csv:
+        options.csv.parent.mkdir(parents=True, exist_ok=True)  # now, not when all is measured
     rows = []
     with tempfile.TemporaryDirectory(prefix="tessera-job-") as folder:
         bench = Bench(options, pathlib.Path(folder))

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <utility>
 
 namespace tessera::train {
 namespace {
@@ -31,11 +32,12 @@ std::string bar(double done, int width) {
   return text;
 }
 
-std::string describe(const StepReport& report) {
+/// `is_short` leaves out what can be worked out from the rest.
+std::string describe(const StepReport& report, bool is_short = false) {
   auto text = format("step %lld/%lld  loss %.4f  %s tokens/s", static_cast<long long>(report.step),
                      static_cast<long long>(report.steps), report.loss,
                      format_count(report.tokens_per_second).c_str());
-  if (report.ranks > 1)
+  if (report.ranks > 1 && !is_short)
     text += format(" (%s a rank)", format_count(report.tokens_per_second / report.ranks).c_str());
   text += format("  comm %.0f %%  %s  %s left", 100 * report.communication,
                  format_size(report.memory).c_str(), format_duration(report.seconds_left).c_str());
@@ -68,6 +70,7 @@ void Progress::show(const StepReport& report) {
     if (is_due || report.step == report.steps) std::cout << text + "\n" << std::flush;
     return;
   }
+  if (std::cmp_greater_equal(text.size(), columns_)) text = describe(report, /*is_short=*/true);
   const int room = columns_ - static_cast<int>(text.size()) - 3;
   const auto done = static_cast<double>(report.step) / static_cast<double>(report.steps);
   text = text.substr(0, static_cast<size_t>(std::max(0, columns_ - 1)));

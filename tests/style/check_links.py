@@ -4,7 +4,7 @@
 import re
 import sys
 
-from sources import ROOT
+from sources import ROOT, report
 
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
@@ -34,10 +34,7 @@ def check(page):
 
 
 def main():
-    found = [what for page in pages() for what in check(page)]
-    for what in found:
-        print("error:", what)
-    return 1 if found else 0
+    return report(what for page in pages() for what in check(page))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import decimal
 import re
 import sys
 
-from sources import ROOT
+from sources import ROOT, report
 
 MARK = re.compile(r"<!-- (.*?) -->")
 SOURCE = re.compile(r"\[[^]]*\]\(([^)]*benchmarks/results/[^)]*\.csv)\)")
@@ -100,10 +100,7 @@ def check(page):
 
 
 def main():
-    found = [what for page in pages() for what in check(page)]
-    for what in found:
-        print("error:", what)
-    return 1 if found else 0
+    return report(what for page in pages() for what in check(page))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ A page that quotes at all marks each of its blocks of cpp and diff."""
 import re
 import sys
 
-from sources import ROOT
+from sources import ROOT, report
 
 MARK_TEXT = r"^<!-- (?P<after>after: )?(?P<source>[\w./]+\.(?:cpp|h)) -->\n"
 MARK = re.compile(MARK_TEXT, re.MULTILINE)
@@ -63,10 +63,7 @@ def check(page):
 
 
 def main():
-    found = [what for page in pages() for what in check(page)]
-    for what in found:
-        print("error:", what)
-    return 1 if found else 0
+    return report(what for page in pages() for what in check(page))
 
 
 if __name__ == "__main__":

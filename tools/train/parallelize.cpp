@@ -30,6 +30,10 @@ CommHook hook_of(const Settings& settings) {
 
 }  // namespace
 
+c10::DeviceType device_type_of(const Settings& settings) {
+  return settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
 Layout make_layout(const Settings& settings) {
   auto dims = parse_mesh(settings.mesh);
   if (dims.empty()) dims.emplace_back("dp", world_size());
@@ -39,9 +43,7 @@ Layout make_layout(const Settings& settings) {
     shape.push_back(size);
     names.push_back(name);
   }
-  Layout layout{
-      .mesh = init_device_mesh(
-          settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, shape, names)};
+  Layout layout{.mesh = init_device_mesh(device_type_of(settings), shape, names)};
   for (const auto& [name, size] : dims) {
     if (name == "tp") continue;
     layout.data_rank = layout.data_rank * size + layout.mesh.local_rank(name);

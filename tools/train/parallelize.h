@@ -14,6 +14,8 @@ struct Layout {
   int64_t data_ranks = 1;
 };
 
+c10::DeviceType device_type_of(const Settings& settings);
+
 /// Of all ranks of the world; every rank calls it.
 Layout make_layout(const Settings& settings);
 

@@ -33,7 +33,7 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
 }
 
 template <class T>
-CLI::Validator between(T least, T most, const std::string& type = "") {
+CLI::Validator between(T least, T most) {
   const auto check = [=](std::string& text) -> std::string {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -45,7 +45,7 @@ CLI::Validator between(T least, T most, const std::string& type = "") {
     if (is_number) message << "; the nearest is " << (value > most ? most : least);
     return message.str();
   };
-  return {check, type};
+  return {check, ""};
 }
 
 CLI::Validator mesh_text() {
@@ -60,6 +60,16 @@ CLI::Validator mesh_text() {
   return {check, "NAME=N,..."};
 }
 
+/// An option that takes a number.
+template <class T>
+void add_number(CLI::App& app, const char* group, const char* name, T& value, T least, T most,
+                const char* help) {
+  app.add_option(name, value, help)
+      ->capture_default_str()
+      ->check(between<T>(least, most))
+      ->group(group);
+}
+
 void add_data(CLI::App& app, Settings& settings) {
   app.add_option("--data", settings.data, "Files, and folders whose text files are read")
       ->capture_default_str()
@@ -69,41 +79,28 @@ void add_data(CLI::App& app, Settings& settings) {
                  "'bytes', or a tokenizer.json with byte-level BPE")
       ->capture_default_str()
       ->group("Data");
-  app.add_option("--validation", settings.validation, "Part of the text that is never trained on")
-      ->capture_default_str()
-      ->check(between(0.0, 0.9))
-      ->group("Data");
+  add_number(app, "Data", "--validation", settings.validation, 0.0, 0.9,
+             "Part of the text that is never trained on");
 }
 
 void add_model(CLI::App& app, Settings& settings) {
   const auto add = [&](const char* name, int64_t& value, const char* help) {
-    app.add_option(name, value, help)
-        ->capture_default_str()
-        ->check(between<int64_t>(1, 1 << 24))
-        ->group("Model");
+    add_number<int64_t>(app, "Model", name, value, 1, 1 << 24, help);
   };
   add("--blocks", settings.blocks, "Transformer blocks");
   add("--width", settings.width, "Width of a token's vector, a multiple of --heads");
   add("--heads", settings.heads, "Attention heads");
   add("--context", settings.context, "Tokens of a sequence");
-  app.add_option("--dropout", settings.dropout, "Of what blocks add to the residual stream")
-      ->capture_default_str()
-      ->check(between(0.0, 0.99))
-      ->group("Model");
+  add_number(app, "Model", "--dropout", settings.dropout, 0.0, 0.99,
+             "Of what blocks add to the residual stream");
 }
 
 void add_training(CLI::App& app, Settings& settings) {
   const auto count = [&](const char* name, int64_t& value, int64_t least, const char* help) {
-    app.add_option(name, value, help)
-        ->capture_default_str()
-        ->check(between<int64_t>(least, kMost))
-        ->group("Training");
+    add_number<int64_t>(app, "Training", name, value, least, kMost, help);
   };
   const auto number = [&](const char* name, double& value, double most, const char* help) {
-    app.add_option(name, value, help)
-        ->capture_default_str()
-        ->check(between(0.0, most))
-        ->group("Training");
+    add_number(app, "Training", name, value, 0.0, most, help);
   };
   count("--steps", settings.steps, 1, "Steps of the optimizer");
   count("--batch", settings.batch, 1, "Sequences per step, of all ranks together");
@@ -115,10 +112,8 @@ void add_training(CLI::App& app, Settings& settings) {
   number("--beta1", settings.beta1, 0.999999, "Of AdamW");
   number("--beta2", settings.beta2, 0.999999, "Of AdamW");
   number("--clip", settings.clip, 1e30, "Largest norm of the gradient; 0: any");
-  app.add_option("--seed", settings.seed, "Of weights, order of data, dropout and samples")
-      ->capture_default_str()
-      ->check(between<int64_t>(0, kMost))
-      ->group("Training");
+  add_number<uint64_t>(app, "Training", "--seed", settings.seed, 0, kMost,
+                       "Of weights, order of data, dropout and samples");
 }
 
 void add_parallelism(CLI::App& app, Settings& settings) {
@@ -129,10 +124,8 @@ void add_parallelism(CLI::App& app, Settings& settings) {
         ->check(one_of(words))
         ->group("Parallelism");
   };
-  app.add_option("--ranks", settings.ranks, "Ranks to start here, unless a launcher already has")
-      ->capture_default_str()
-      ->check(between(1, 4096))
-      ->group("Parallelism");
+  add_number(app, "Parallelism", "--ranks", settings.ranks, 1, 4096,
+             "Ranks to start here, unless a launcher already has");
   app.add_option("--mesh", settings.mesh,
                  "Ranks per dimension: replicas, dp and tp, e.g. dp=2,tp=2; empty: all along dp")
       ->capture_default_str()
@@ -154,10 +147,7 @@ void add_parallelism(CLI::App& app, Settings& settings) {
 
 void add_keeping(CLI::App& app, Settings& settings) {
   const auto every = [&](const char* name, int64_t& value, const char* help) {
-    app.add_option(name, value, help)
-        ->capture_default_str()
-        ->check(between<int64_t>(0, kMost))
-        ->group("Run");
+    add_number<int64_t>(app, "Run", name, value, 0, kMost, help);
   };
   app.add_option("--run", settings.run, "Folder of the run; empty: a new one under runs/")
       ->capture_default_str()
@@ -170,10 +160,8 @@ void add_keeping(CLI::App& app, Settings& settings) {
   every("--keep-last", settings.keep_last, "Checkpoints that are kept; 0: all");
   every("--eval-every", settings.eval_every, "Steps between validations; 0: at the end alone");
   every("--log-every", settings.log_every, "Steps between lines where there is no terminal");
-  app.add_option("--trace", settings.trace, "Steps, after the fifth, that go into trace.json")
-      ->capture_default_str()
-      ->check(between(0, 1000))
-      ->group("Run");
+  add_number(app, "Run", "--trace", settings.trace, 0, 1000,
+             "Steps, after the fifth, that go into trace.json");
   every("--sample", settings.sample, "Tokens of text written at the end");
   app.add_option("--prompt", settings.prompt, "What that text begins with")
       ->capture_default_str()
@@ -181,11 +169,8 @@ void add_keeping(CLI::App& app, Settings& settings) {
   app.add_flag("--skip-nonfinite,!--no-skip-nonfinite", settings.skip_nonfinite,
                "Leave steps out whose loss or gradient is not finite, instead of stopping [off]")
       ->group("Run");
-  app.add_option("--max-restarts", settings.max_restarts,
-                 "Go on from the last checkpoint after so many failures")
-      ->capture_default_str()
-      ->check(between(0, 1'000'000))
-      ->group("Run");
+  add_number(app, "Run", "--max-restarts", settings.max_restarts, 0, 1'000'000,
+             "Go on from the last checkpoint after so many failures");
 }
 
 /// The value of an option among words that nobody has parsed yet; empty if it is not there.

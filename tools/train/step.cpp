@@ -10,13 +10,6 @@
 #include <optional>
 
 namespace tessera::train {
-namespace {
-
-c10::DeviceType device_type_of(const Settings& settings) {
-  return settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-}
-
-}  // namespace
 
 TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings,
                      bool has_data_ranks)

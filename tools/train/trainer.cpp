@@ -41,8 +41,9 @@ int64_t resident_bytes() {
 }
 
 at::Device device_of(const Settings& settings) {
-  if (settings.device == "cpu") return at::Device(at::kCPU);
-  return at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(local_rank()));
+  const auto type = device_type_of(settings);
+  return type == at::kCPU ? at::Device(type)
+                          : at::Device(type, static_cast<c10::DeviceIndex>(local_rank()));
 }
 
 Gpt make_model(const Settings& settings, const Batches& batches, const Layout& layout,
@@ -127,7 +128,7 @@ void Trainer::resume() {
     try {
       position_ = trainee_.load(checkpoints[i]);
       break;
-    } catch (const c10::ValueError& error) {  // the same on all ranks, and nothing was changed
+    } catch (const c10::ValueError& error) {  // the same on all ranks
       if (i + 1 == checkpoints.size()) throw;
       journal_.say(std::string(error.what_without_backtrace()) + "\ntrying the one before it");
     }
@@ -167,9 +168,8 @@ Trainer::Measured Trainer::train_step() {
     return last_batches_.back();
   });
   const auto norm = step_.clip();
-  auto measured =
-      exchange(loss.item<double>(), now() - begun, communication_seconds() - communicated,
-               norm.defined() ? norm.item<double>() : 0);
+  auto measured = exchange(loss.item<double>(), now() - begun,
+                           communication_seconds() - communicated, norm.item<double>());
   if (measured.is_finite) {
     skipped_in_a_row_ = 0;
     step_.update();
@@ -300,10 +300,13 @@ int Trainer::finish(int signal) {
   if (signal == 0) validate();
   finish_saving();
   if (signal != 0) {
-    journal_.say("stopped by " + signal_name(signal) + " after step " +
-                 std::to_string(position_.step) + "; the checkpoint of step " +
-                 std::to_string(saved_step_) + " is saved; go on with --resume --run " +
-                 folder_.path());
+    const auto stopped = "stopped by " + signal_name(signal) + " after step " +
+                         std::to_string(position_.step) + "; ";
+    // None: all steps so far were left out.
+    journal_.say(stopped + (saved_step_ < 0
+                                ? "there is no checkpoint"
+                                : "the checkpoint of step " + std::to_string(saved_step_) +
+                                      " is saved; go on with --resume --run " + folder_.path()));
     return 128 + signal;
   }
   if (settings_.sample > 0) {

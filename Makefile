@@ -112,7 +112,7 @@ build-cuda:  ## into build/cuda, with the CUDA libtorch at TESSERA_TORCH or of t
 
 deps:  ## copies the build's headers into .deps, for machines where nothing can be installed
 	@mkdir -p .deps/include .deps/src
-	@cp -rL /usr/include/CLI /usr/include/nlohmann .deps/include/
+	@cp -rL /usr/include/CLI /usr/include/nlohmann /usr/include/toml++ .deps/include/
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local

@@ -1,14 +1,17 @@
-# Build dependencies, as targets tessera::cli11, tessera::json, tessera::gtest (with gmock), tessera::gtest_main and,
-# where the machine has it, tessera::benchmark. They come from find_package, else from .deps/include (googletest: sources
-# in .deps/src/googletest or /usr/src/googletest). Nothing is fetched, and the library needs none of them at run time.
+# Build dependencies, as targets tessera::cli11, tessera::json, tessera::toml, tessera::gtest (with gmock),
+# tessera::gtest_main and, where the machine has it, tessera::benchmark. They come from find_package, else from
+# .deps/include (googletest: sources in .deps/src/googletest or /usr/src/googletest). Nothing is fetched, and the library
+# needs none of them at run time.
 set(TESSERA_DEPS ${PROJECT_SOURCE_DIR}/.deps)
 
 # Defines tessera::<name> from `target` of package `package`, or from the folder that holds `header`.
 function(tessera_header_only name package target header debian_package)
-  find_package(${package} QUIET)
+  if(package)
+    find_package(${package} QUIET)
+  endif()
   add_library(tessera_${name} INTERFACE)
   add_library(tessera::${name} ALIAS tessera_${name})
-  if(TARGET ${target})
+  if(TARGET "${target}")
     target_link_libraries(tessera_${name} INTERFACE ${target})
     return()
   endif()
@@ -49,6 +52,8 @@ endfunction()
 
 if(TESSERA_BUILD_TOOLS OR TESSERA_BUILD_TESTS)
   tessera_header_only(cli11 CLI11 CLI11::CLI11 CLI/CLI.hpp libcli11-dev)
+  # The header alone: Debian's package would link a shared library.
+  tessera_header_only(toml "" "" toml++/toml.h libtomlplusplus-dev)
 endif()
 tessera_header_only(json nlohmann_json nlohmann_json::nlohmann_json nlohmann/json.hpp nlohmann-json3-dev)
 if(TESSERA_BUILD_TESTS)

@@ -58,6 +58,7 @@ find_missing_packages() {
     command -v cmake >/dev/null || required+=(cmake)
     python3 -c 'import ensurepip' 2>/dev/null || required+=(python3-venv)
     has_header CLI/CLI.hpp || required+=(libcli11-dev)
+    has_header toml++/toml.h || required+=(libtomlplusplus-dev)
     has_header nlohmann/json.hpp || required+=(nlohmann-json3-dev)
     if [[ ! -e .deps/src/googletest ]]; then
         has_header gtest/gtest.h || required+=(libgtest-dev)

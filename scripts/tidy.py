@@ -38,8 +38,20 @@ def header_command(header, commands):
     return {**nearest, "file": header, "command": shlex.join([words[0], "-x", "c++-header", *words[1:]])}
 
 
+def ungrouped(entry):
+    """The commands of the sources that a group of them includes (cmake/TesseraUnity.cmake)."""
+    file = pathlib.Path(entry["file"])
+    if file.parent.name != "groups":
+        return [entry]
+    sources = [os.path.normpath(file.parent / path) for path in re.findall('#include "(.*)"', file.read_text())]
+    return [
+        {**entry, "file": source, "command": entry["command"].replace(entry["file"], source)} for source in sources
+    ]
+
+
 def write_commands(build, target, headers):
-    commands = json.loads((build / "compile_commands.json").read_text())
+    grouped = json.loads((build / "compile_commands.json").read_text())
+    commands = [each for entry in grouped for each in ungrouped(entry)]
     for entry in commands:
         words = shlex.split(entry["command"])
         compiler = next(i for i, word in enumerate(words) if re.search(r"(\+\+|clang|gcc|cc)(-\d+)?$", word))

@@ -281,7 +281,11 @@ def parse_options():
     numbers |= {"clip": 1.0, "seed": 1, "dropout": 0.0, "validation": 0.05}
     for name, value in numbers.items():
         parser.add_argument("--" + name, type=type(value), default=value)
-    return parser.parse_args()
+    parser.set_defaults(warmup=None)
+    options = parser.parse_args()
+    if options.warmup is None:
+        options.warmup = min(numbers["warmup"], options.steps // 10)  # as tessera train has it
+    return options
 
 
 def main():

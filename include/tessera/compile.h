@@ -9,6 +9,8 @@
 #include <tessera/compile/pass.h>
 #include <tessera/compile/step.h>
 
+#include <utility>
+
 /// Turns a train step into one program: forward, backward, communication and optimizer as a list of
 /// operators that is made better as a whole and run without the code that issued them.
 namespace tessera {
@@ -51,7 +53,9 @@ class Compiled {
     const auto tensors = step_->call(given, [&] {
       returned = function_(arguments...);
       std::vector<at::Tensor> results;
-      nn::visit_tensors(*returned, [&](at::Tensor& tensor) { results.push_back(tensor); });
+      // Taken out: what holds one, or its history, would pass for a user's.
+      nn::visit_tensors(*returned,
+                        [&](at::Tensor& tensor) { results.push_back(std::exchange(tensor, {})); });
       return results;
     });
     const auto kind = step_->last_kind();

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/comm.h>
+#include <tessera/optim/grad_scaler.h>
 
 #include <torch/optim/optimizer.h>
 
@@ -71,6 +71,8 @@ class Optimizer : public torch::optim::Optimizer {
   /// For torch::save and torch::load: options and state, parameters by their position.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+  /// Expires when the optimizer is destroyed, moved from or assigned to.
+  std::weak_ptr<const void> lifetime() const;
   class Rule;
 
  protected:
@@ -115,36 +117,5 @@ at::Tensor clip_grad_norm_(  // NOLINT(readability-identifier-naming): Python's 
 /// Clamps gradients in place to [-clip_value, clip_value].
 void clip_grad_value_(  // NOLINT(readability-identifier-naming)
     at::TensorList parameters, double clip_value, std::optional<bool> foreach = std::nullopt);
-
-struct GradScalerOptions {
-  c10::DeviceType device = c10::DeviceType::CUDA;
-  double init_scale = 65536, growth_factor = 2, backoff_factor = 0.5;
-  int64_t growth_interval = 2000;
-  bool enabled = true;                        // false: everything passes through
-  std::optional<Group> group = std::nullopt;  // its ranks skip steps together, each calls them all
-};
-
-/// Scales losses so that half-precision gradients do not vanish, and skips steps whose gradients
-/// are not finite: scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update();
-class GradScaler {
- public:
-  explicit GradScaler(GradScalerOptions options = {});
-  ~GradScaler();
-  at::Tensor scale(const at::Tensor& output);
-  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
-  /// Divides the gradients by the scale, for clipping between it and step(). Once per step.
-  void unscale_(torch::optim::Optimizer& optimizer);  // NOLINT(readability-identifier-naming)
-  void step(torch::optim::Optimizer& optimizer);
-  void update(std::optional<double> new_scale = std::nullopt);
-  double get_scale() const;  // waits for the device
-  bool is_enabled() const;
-  /// By Python's names; between update() and the next scale().
-  std::map<std::string, double> state_dict() const;
-  void load_state_dict(const std::map<std::string, double>& state);
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
 
 }  // namespace tessera::optim

@@ -21,16 +21,17 @@ struct SaveOptions {
   /// Who saves together. Empty: the default group, or this process alone if there is none.
   Group group = {};
   /// > 0: afterwards, of the checkpoints beside `dir` whose names differ only in the last number,
-  /// this many with the largest numbers stay.
+  /// those older than this many whole ones with the largest numbers are removed.
   int keep_last = 0;
 };
 
 /// Writes the module's parameters and persistent buffers, and the optimizer's state, into the
 /// folder `dir`; parents are made. Every rank of the group calls it and returns when all is on
-/// disk. Nothing is gathered: each rank writes what it holds, each value is written once. `dir`
-/// appears, or replaces an older checkpoint of that name, in one step; a crash at any time leaves
-/// the older one whole. An error on one rank is thrown on all ranks, names that rank and leaves
-/// `dir` as it was. Not inside of a fully sharded unit's forward or backward.
+/// disk. Nothing is gathered: each rank writes what it holds, each value is written once; buffers
+/// that differ between ranks are those of the first rank that holds them. `dir`, the same on all
+/// ranks, appears, or replaces an older checkpoint of that name, in one step; a crash at any time
+/// leaves the older one whole. An error on one rank is thrown on all ranks, names that rank and
+/// leaves `dir` as it was. Not inside of a fully sharded unit's forward or backward.
 void save(const std::string& dir, nn::ModuleRef module, const Extra& extra = {},
           SaveOptions options = {});
 void save(const std::string& dir, nn::ModuleRef module, const torch::optim::Optimizer& optimizer,
@@ -68,7 +69,8 @@ PendingSave save_async(const std::string& dir, nn::ModuleRef module,
 struct CheckpointLoadOptions {
   /// Who loads together. Empty: the default group, or this process alone if there is none.
   Group group = {};
-  /// False: what fits is loaded; tensors that only one side has, or of another shape, are skipped.
+  /// False: what fits is loaded; tensors that only one side has, or of another shape or dtype, are
+  /// skipped, and what the optimizer has for such parameters stays.
   bool strict = true;
 };
 

@@ -13,7 +13,7 @@ const char* name_of(SpanKind kind);
 struct SpanRecord {
   SpanKind kind;
   const char* name;
-  int64_t detail;  // Communication: bytes. Wait: the rank waited for, in its group. Else -1
+  int64_t detail;  // Communication: bytes. Wait: the rank waited for, in the world. Else -1
   int64_t begin;   // nanoseconds of the monotonic clock, which all processes of a host share
   int64_t end;
 };

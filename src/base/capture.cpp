@@ -55,6 +55,10 @@ at::Tensor again(const at::Tensor& tensor) {
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) { library.def("again(Tensor self) -> Tensor"); }
-TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) { library.impl("again", &copy); }
+// Not for all backends at once: then distributed tensors would be copied before the operator came
+// to their parts, and the mark would be lost.
+TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("again", &copy); }
+TORCH_LIBRARY_IMPL(tessera, CUDA, library) { library.impl("again", &copy); }
+TORCH_LIBRARY_IMPL(tessera, Meta, library) { library.impl("again", &copy); }
 
 }  // namespace tessera::capture

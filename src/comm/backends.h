@@ -20,7 +20,7 @@ struct BackendRequest {
   int rank;
   int size;
   std::string group_name;
-  std::vector<int> world_ranks;  // by group rank, for messages
+  std::vector<int> world_ranks;  // by group rank, for messages and spans
   std::chrono::milliseconds timeout;
   int ranks_on_host = 1;     // of the world: they share its cores
   Processes processes = {};  // by group rank

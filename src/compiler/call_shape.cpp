@@ -111,12 +111,22 @@ CallShape shape_of(const detail::StepArguments& given,
   return shape;
 }
 
+std::vector<const void*> parameters_of(const std::vector<torch::nn::Module*>& modules) {
+  std::vector<const void*> found;
+  for (const auto* module : modules) {
+    for (const auto& parameter : module->parameters(/*recurse=*/false))
+      found.push_back(parameter.unsafeGetTensorImpl());
+  }
+  return found;
+}
+
 std::string difference(const CallShape& before, const CallShape& after) {
   if (before.grad_mode != after.grad_mode) return "grad mode";
   if (before.autocast != after.autocast) return "autocast";
   if (before.hyperparameters != after.hyperparameters)
     return "the learning rate, another option or the groups of an optimizer of torch::optim";
   if (before.objects != after.objects) return "the module or optimizer it is given";
+  if (before.parameters != after.parameters) return "which tensors are a module's parameters";
   if (before.training != after.training) return "training mode of a module";
   if (before.numbers != after.numbers) return "a number among its arguments";
   if (before.tensors.size() != after.tensors.size()) return "the number of tensors it is given";

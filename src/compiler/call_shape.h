@@ -24,6 +24,7 @@ struct CallShape {
   std::vector<int> autocast;            // by device type: off, or the dtype
   std::vector<double> hyperparameters;  // of optimizers that are not ours, whose numbers are fixed
   std::vector<bool> training;           // of every module below those given
+  std::vector<const void*> parameters;  // and theirs
 
   bool operator==(const CallShape&) const = default;
 };
@@ -32,6 +33,8 @@ std::vector<at::Tensor> local_tensors(const detail::StepArguments& given);
 CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::nn::Module*>& modules,
                    const std::vector<torch::optim::Optimizer*>& optimizers);
+/// What tells the parameters of these modules themselves from others in their place.
+std::vector<const void*> parameters_of(const std::vector<torch::nn::Module*>& modules);
 /// In what two calls differ, for a user; empty if in nothing.
 std::string difference(const CallShape& before, const CallShape& after);
 

@@ -176,8 +176,9 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
   compiler::Trial trial(written, parameters);
   const auto record_once = [&] {
     const GradientMarks marks(parameters);
-    auto recording = compiler::record([&] { return run(); }, compiler::local_tensors(given),
-                                      names_for(given), parameters);
+    auto recording =
+        compiler::record(run, compiler::local_tensors(given), names_for(given), parameters);
+    recording.results.clear();
     trial.put_back();
     check_recording(recording);
     check_writes(recording, written);
@@ -201,7 +202,7 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
 std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, CallShape shape,
                                                     Run run) {
   auto modules = given.modules;
-  if (options.module) modules.push_back(&**options.module);
+  if (auto* named = named_module()) modules.push_back(named);
   Subject subject;
   subject.check(modules, optimizers_of(given));
   const bool is_first = variants.empty();

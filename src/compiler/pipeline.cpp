@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 namespace tessera {
@@ -41,8 +42,17 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") add("fuse_pointwise");
   add("reuse_memory");
+  check_functions(passes);
   check_order(passes);
   return passes;
+}
+
+/// Kernels were asked for: who doesn't read explain() is to know that there are none.
+void warn_interpreted(const std::string& why) {
+  static std::atomic<bool> has_warned = false;
+  if (has_warned.exchange(true)) return;
+  TORCH_WARN("compile: programs are interpreted, without kernels of their own: ", why,
+             "; name a compiler by CXX, or take backend = \"interpret\"");
 }
 
 }  // namespace
@@ -55,7 +65,9 @@ void check_options(const CompileOptions& options) {
   TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
                     "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, ",
                     "got ", dtype, "; leave it out to average gradients as they are");
-  passes_for(options, {});
+  const auto further =
+      options.parallel_mode ? options.parallel_mode->passes() : std::vector<Pass>();
+  check_disabled(passes_for(options, further), options.disabled_passes);
 }
 
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
@@ -69,7 +81,10 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
   if (options.backend == "codegen") {
     prepared.source = emit(prepared.graph);
     prepared.compiled = Module::load(prepared.source, &prepared.why_interpreted);
-    if (!prepared.compiled) unfuse(prepared.graph);
+    if (!prepared.compiled) {
+      warn_interpreted(prepared.why_interpreted);
+      unfuse(prepared.graph);
+    }
     if (collected != nullptr) collected->push_back(prepared.source);
   }
   ++counters()["graphs"];

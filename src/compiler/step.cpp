@@ -67,16 +67,36 @@ std::string find_set(const Recording& recording,
 
 }  // namespace
 
+Step::Impl::Impl(CompileOptions given) : options(std::move(given)) {
+  if (options.module) {
+    const auto owned = (**options.module).weak_from_this();  // none: it lies on somebody's stack
+    if (!owned.expired()) module_lifetime = owned;
+  }
+  if (!options.optimizer) return;
+  if (const auto* ours = dynamic_cast<const optim::Optimizer*>(&options.optimizer->get()))
+    optimizer_lifetime = ours->lifetime();
+}
+
+torch::nn::Module* Step::Impl::named_module() const {
+  const bool is_gone = module_lifetime && module_lifetime->expired();
+  return options.module && !is_gone ? &**options.module : nullptr;
+}
+
+torch::optim::Optimizer* Step::Impl::named_optimizer() const {
+  const bool is_gone = optimizer_lifetime && optimizer_lifetime->expired();
+  return options.optimizer && !is_gone ? &options.optimizer->get() : nullptr;
+}
+
 std::vector<torch::nn::Module*> Step::Impl::modules_of(const StepArguments& given) const {
   std::vector<torch::nn::Module*> modules;
   for (auto* module : given.modules) add_modules(*module, modules);
-  if (options.module) add_modules(**options.module, modules);
+  if (auto* named = named_module()) add_modules(*named, modules);
   return modules;
 }
 
 std::vector<torch::optim::Optimizer*> Step::Impl::optimizers_of(const StepArguments& given) const {
   auto optimizers = given.optimizers;
-  if (options.optimizer) optimizers.push_back(&options.optimizer->get());
+  if (auto* named = named_optimizer()) optimizers.push_back(named);
   return optimizers;
 }
 
@@ -100,7 +120,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
     names.add(tensors[i], InputKind::Argument, c10::str("argument ", i));
   std::map<const c10::TensorImpl*, std::string> names_of;
   auto roots = given.modules;
-  if (options.module) roots.push_back(&**options.module);
+  if (auto* named = named_module()) roots.push_back(named);
   names.roots.assign(roots.begin(), roots.end());
   for (const auto* root : roots) {
     for (const auto& parameter : root->named_parameters()) {
@@ -126,8 +146,9 @@ void Step::Impl::learn(const Recording& recording, const StepArguments& given) {
                        [&](const auto& tensor) { return tensor.is_same(wanted); });
   };
   for (const auto& owner : recording.gradients) {
-    if (!holds(parameters, owner.parameter) && !holds(given.tensors, owner.parameter))
-      parameters.push_back(owner.parameter);
+    if (holds(parameters, owner.parameter) || holds(given.tensors, owner.parameter)) continue;
+    parameters.push_back(owner.parameter);
+    for (auto& variant : variants) variant.notice(owner.parameter);
   }
 }
 
@@ -183,7 +204,7 @@ size_t Step::Impl::kind_of(const CallShape& shape) {
 std::string Step::Impl::objection(const CallShape& shape, const Recording& recording) const {
   if (!recording.broken.empty()) {
     // An optimizer's first step makes its state: that recording is no use, the next may be.
-    return recording.keeps_tensors && kept_tensors == 0 ? "" : recording.broken;
+    return recording.keeps_tensors && kept_tensors + 1 < kMostKept ? "" : recording.broken;
   }
   for (const auto& variant : variants) {
     if (!variant.is_alike(shape)) continue;
@@ -232,6 +253,7 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   for (auto& variant : variants) {
     const auto uses = match(variant, shape, recording);
     if (!uses) continue;
+    variant.learn_bystanders(recording);
     const auto before = gradients_before(variant.recording());
     if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
       variant = Variant(kind, std::move(shape), std::move(recording), given);
@@ -284,13 +306,10 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
     if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
   }
   const auto numbers = scalars_now(variants, shape);
-  std::vector<at::Tensor> results;
-  auto recording = compiler::record(
-      [&] {
-        results = run();
-        return results;
-      },
-      compiler::local_tensors(given), names_for(given), owners);
+  const auto own_kind = kind;  // a call of the same function inside of it sets another
+  auto recording = compiler::record(run, compiler::local_tensors(given), names_for(given), owners);
+  kind = own_kind;
+  auto results = std::exchange(recording.results, {});
   if (const auto name = find_set(recording, numbers); !name.empty() && recording.broken.empty())
     recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
   // The program could not tell whether it is given the parameter or uses its own.
@@ -304,9 +323,6 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   learn(recording, given);
   drop_gradients(recording);
   take(std::move(shape), std::move(recording), given);
-  for (auto& result : results) {
-    if (result.defined()) result = result.detach();  // as a program's
-  }
   return results;
 }
 
@@ -317,7 +333,10 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   self.require_program();
   // Inside another function that is being recorded, this one is a part of it.
   if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
-  auto shape = compiler::shape_of(given, self.modules_of(given), self.optimizers_of(given));
+  const auto modules = self.modules_of(given);
+  auto shape = compiler::shape_of(given, modules, self.optimizers_of(given));
+  // A parallel mode puts others into their place, and says so by itself.
+  if (!self.options.parallel_mode) shape.parameters = compiler::parameters_of(modules);
   if (auto* variant = self.find_ready(shape)) {
     self.last = variant;
     self.kind = variant->kind;

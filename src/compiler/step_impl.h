@@ -11,9 +11,10 @@ namespace tessera::detail {
 
 /// What a compiled function knows: its programs, and why there are no others.
 struct Step::Impl {
-  explicit Impl(CompileOptions given) : options(std::move(given)) {}
+  explicit Impl(CompileOptions given);
 
   static constexpr size_t kMostVariants = 8;
+  static constexpr int kMostKept = 4;  // recordings in a row that leave tensors behind
 
   const CompileOptions options;
   std::deque<compiler::Variant> variants;  // they stay where they are
@@ -27,6 +28,7 @@ struct Step::Impl {
   std::string why_again;                   // why no program served it
   bool takes_numbers = true;               // numbers among arguments may vary
   compiler::Agreement agreement;
+  std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
 
@@ -45,6 +47,9 @@ struct Step::Impl {
                                  const std::vector<at::Tensor>& parameters,
                                  const std::vector<at::Tensor>& written, Run run);
 
+  /// Those of the options; null if there are none, or they are gone.
+  torch::nn::Module* named_module() const;
+  torch::optim::Optimizer* named_optimizer() const;
   std::vector<torch::nn::Module*> modules_of(const StepArguments& given) const;
   std::vector<torch::optim::Optimizer*> optimizers_of(const StepArguments& given) const;
   compiler::TensorNames names_for(const StepArguments& given) const;

@@ -54,7 +54,10 @@ std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
   auto why = varying_.empty() ? difference(shape_, shape) : difference(shape_, fixed(shape));
   if (!why.empty()) return why;
   for (const auto& dependency : recording_.dependencies) {
-    if (dependency.read() != dependency.expected) return dependency.what;
+    const auto now = dependency.read();
+    if (now == dependency.expected) continue;
+    return dependency.is_of_module && now == 0 ? "a module it calls: another one is in its place"
+                                               : dependency.what;
   }
   return changed_inputs();
 }
@@ -137,7 +140,28 @@ std::string Variant::misfit(const CallShape& shape) const {
     if (owner.had_gradient != owner.parameter.grad().defined())
       return "which gradients exist before it";
   }
+  for (const auto& [parameter, is_cleared] : recording_.bystanders) {
+    if (!is_cleared && parameter.grad().defined())
+      return "which parameters that it does not use have gradients";
+  }
   return {};
+}
+
+void Variant::learn_bystanders(const Recording& recording) {
+  for (const auto& learned : recording.bystanders) {
+    notice(learned.parameter);
+    for (auto& known : recording_.bystanders) {
+      if (known.parameter.is_same(learned.parameter) && learned.is_cleared)
+        known.is_cleared = learned.is_cleared;
+    }
+  }
+}
+
+void Variant::notice(const at::Tensor& parameter) {
+  const auto is_it = [&](const auto& known) { return known.parameter.is_same(parameter); };
+  if (std::ranges::none_of(recording_.gradients, is_it) &&
+      std::ranges::none_of(recording_.bystanders, is_it))
+    recording_.bystanders.push_back({parameter});
 }
 
 void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
@@ -190,6 +214,9 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   for (const auto& action : recording_.first_actions) action.act();
   const auto inputs = gather_inputs(given);
   if (ignores_gradients_) drop_gradients();
+  for (const auto& [parameter, is_cleared] : recording_.bystanders) {
+    if (is_cleared.value_or(false)) parameter.mutable_grad().reset();
+  }
   std::vector<double> scalars;
   for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
   for (const size_t i : varying_)

@@ -43,6 +43,10 @@ class Variant {
   void accept(Graph graph, std::shared_ptr<Module> compiled);
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
+  /// Of another recording that matches: whether it clears gradients of parameters it does not use.
+  void learn_bystanders(const Recording& recording);
+  /// There is this parameter, too, of which nothing is known if the recording does not use it.
+  void notice(const at::Tensor& parameter);
   const Graph& graph() const { return graph_; }
   /// Names what the program sends to other ranks; see Agreement.
   int64_t messages() const { return messages_; }

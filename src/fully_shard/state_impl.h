@@ -27,7 +27,10 @@ class State final : public nn::ComposableState,
   bool is_unsharded() const override { return unit_->is_whole(); }
   bool requires_gradient_sync() const override { return unit_->requires_sync; }
   bool syncs_gradients() const override { return unit_->requires_sync; }
-  void set_syncs_gradients(bool syncs) override { unit_->requires_sync = syncs; }
+  void set_syncs_gradients(bool syncs) override {
+    unit_->note_reduction();  // as it was when the step began: a scope inside of it is part of it
+    unit_->requires_sync = syncs;
+  }
   ShardingStrategy strategy() const override { return strategy_; }
   FullyShardStats stats() const override { return unit_->stats(); }
 

@@ -46,8 +46,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// while they are whole.
   void compute_in_full(bool full);
   bool is_whole() const { return is_whole_; }
-  /// Forgets what a recorded forward made whole, for which no backward comes.
-  void end_recorded();
+  void note_reduction();  // a recorder watches from now on how gradients are reduced
+  void end_recorded();    // no backward comes for what a recorded forward made whole
   /// Throws in the name of `function` unless parameters are what they are outside of computation.
   void require_shards(const char* function) const;
 

@@ -43,17 +43,23 @@ uint64_t way_of_reduction(Unit& unit) {
 
 }  // namespace
 
+void Unit::note_reduction() {
+  auto* observer = capture::observer();
+  if (observer == nullptr) return;
+  observer->depend_on(this, "whether, and how, gradients of " + where + " are reduced",
+                      [weak = weak_from_this()]() -> uint64_t {
+                        const auto self = weak.lock();
+                        return self ? way_of_reduction(*self) : 0;
+                      });
+}
+
 /// Whether a recorder watches, so that this use goes by operators.
 bool Unit::begin_recorded(Use use) {
   auto* observer = capture::observer();
   if (use == Use::Forward) {
     end_recorded();
     if (observer == nullptr) return false;
-    observer->depend_on(this, "whether, and how, gradients of " + where + " are reduced",
-                        [weak = weak_from_this()]() -> uint64_t {
-                          const auto self = weak.lock();
-                          return self ? way_of_reduction(*self) : 0;
-                        });
+    note_reduction();
     const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
     if (!why_not.empty()) {
       observer->give_up(c10::str("fully_shard gathers ", where,

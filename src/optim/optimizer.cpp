@@ -137,6 +137,10 @@ Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 
+std::weak_ptr<const void> Optimizer::lifetime() const {
+  return impl_ ? std::weak_ptr<const void>(impl_->rule) : std::weak_ptr<const void>();
+}
+
 void Optimizer::add_param_group(const ParamGroup& group) {
   check_parameters(impl_->rule->name(), group.params(), param_groups_);
   // Not by the base class, which merges options of the optimizers it knows and drops all others.

@@ -46,7 +46,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void set_hook(CommHook hook);
   bool has_started() const { return iterations_ > 0; }
-  void require_sync(bool required) { requires_sync_ = required; }
+  void require_sync(bool required);
 
   /// Throws if the last backward left parameters without gradient, or gradients came past it.
   void check_finished();
@@ -75,9 +75,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   /// A recorder watches: on what the averaging depends, and the averaging itself.
+  void note_sync(capture::Observer& observer);
   void note_recording(capture::Observer& observer);
-  void average_recorded(size_t index, capture::Observer& observer);
-  void count_recorded(size_t index);
+  bool goes_by_operators() const;
+  void take_recorded(size_t index);
+  std::vector<bool> agree_on_recorded();
+  void average_recorded(size_t index);
   void end_recorded();
   void make_buckets(const Assignment& assignment);
   void start_iteration(const std::vector<size_t>& unused);

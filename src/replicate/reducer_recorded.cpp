@@ -1,13 +1,17 @@
 // Averaging while a recorder writes the step down: one collective per parameter, of operators that
-// it sees. Buckets are made of the recording, by the compiler.
+// it sees, at the end of backward. Buckets are made of the recording, and sent as soon as they are
+// complete, by the compiler. All ranks send in one order, whatever came first in their backwards.
 #include "base/capture.h"
 #include "comm/functional_ops.h"
 #include "replicate/hook_futures.h"
 #include "replicate/local_part.h"
+#include "replicate/powersgd.h"
 #include "replicate/reducer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera::replication {
@@ -21,45 +25,79 @@ void average_by_operators(const at::Tensor& tensor, const Group& group) {
 
 }  // namespace
 
-void Reducer::note_recording(capture::Observer& observer) {
+void Reducer::note_sync(capture::Observer& observer) {
   observer.depend_on(this, "whether gradients of " + settings_.module_name + " are averaged",
                      [weak = weak_from_this()]() -> uint64_t {
                        const auto self = weak.lock();
                        return self ? self->requires_sync_.load() : 2;
                      });
+}
+
+void Reducer::note_recording(capture::Observer& observer) {
+  note_sync(observer);
   if (!observer.takes_averages())
-    observer.give_up("replicate's own engine averages the gradients of " + settings_.module_name +
-                     " (optimize_ddp is no_optimization)");
+    return observer.give_up("replicate's own engine averages the gradients of " +
+                            settings_.module_name + " (optimize_ddp is no_optimization)");
+  if (hook_.target<PowerSGDHook>() != nullptr)
+    return observer.give_up("powersgd_hook does something else at each iteration");
+  const auto sparse = std::ranges::find(parameters_.is_sparse, true);
+  if (sparse == parameters_.is_sparse.end()) return;
+  const auto index = static_cast<size_t>(sparse - parameters_.is_sparse.begin());
+  observer.give_up("parameter '" + parameters_.names[index] + "' has sparse gradients");
 }
 
-void Reducer::average_recorded(size_t index, capture::Observer& observer) {
-  const auto& parameter = parameters_.tensors[index];
-  if (parameters_.is_sparse[index])
-    return observer.give_up("parameter '" + parameters_.names[index] + "' has sparse gradients");
-  if (!settings_.has_forward) note_recording(observer);
-  count_recorded(index);
-  const at::NoGradGuard no_grad;
-  const auto gradient = local_gradient(parameter);
-  if (!hook_) {
-    average_by_operators(gradient, settings_.group);
-  } else {
-    const auto flat = gradient.reshape({-1});
-    GradBucket bucket(index, index == 0, flat, {local_part(parameter)}, settings_.group);
-    const auto future = hook_(bucket);
-    future->waitAndThrow();
-    gradient.copy_(future->value().toTensor().view_as(gradient));
-  }
+void Reducer::require_sync(bool required) {
+  // As it was when the step began: a scope inside of it is part of it.
+  if (auto* observer = capture::observer()) note_sync(*observer);
+  requires_sync_ = required;
 }
 
-// The iteration ends as one of buckets does, or a later forward would take over its phase.
-void Reducer::count_recorded(size_t index) {
+bool Reducer::goes_by_operators() const {
+  const auto* observer = capture::observer();
+  return observer != nullptr && observer->takes_averages() &&
+         hook_.target<PowerSGDHook>() == nullptr &&
+         std::ranges::count(parameters_.is_sparse, true) == 0;
+}
+
+void Reducer::take_recorded(size_t index) {
+  if (!settings_.has_forward) note_recording(*capture::observer());
   queue_end_of_backward();
   is_taking_ = is_recorded_ = true;
   if (std::exchange(expected_[index], 0) > 0) ++taken_;
 }
 
+/// What some rank has a gradient of all ranks average, as the engine does; told in a message that
+/// is no part of the recording: a program does the same at every run.
+std::vector<bool> Reducer::agree_on_recorded() {
+  const capture::Hidden hidden;
+  for (size_t i = 0; i < expected_.size(); ++i) is_missing_[i] = expected_[i] > 0;
+  return agree_on_used();
+}
+
+void Reducer::average_recorded(size_t index) {
+  const auto& parameter = parameters_.tensors[index];
+  const at::NoGradGuard no_grad;
+  auto gradient = local_gradient(parameter);
+  if (!gradient.defined()) {
+    gradient = at::zeros_like(local_part(parameter));
+    parameter.mutable_grad() = gradient_of_part(parameter, gradient);
+  }
+  if (!hook_) return average_by_operators(gradient, settings_.group);
+  const auto flat = gradient.reshape({-1});
+  GradBucket bucket(index, index == 0, flat, {local_part(parameter)}, settings_.group);
+  const auto future = hook_(bucket);
+  future->waitAndThrow();
+  gradient.copy_(future->value().toTensor().view_as(gradient));
+}
+
 void Reducer::end_recorded() {
   if (!may_miss_gradients() && taken_ < parameters_.tensors.size()) return;
+  const auto is_used = agree_on_recorded();
+  // The order in which gradients come, mostly.
+  for (size_t i = parameters_.tensors.size(); i-- > 0;) {
+    if (is_used[i]) average_recorded(i);
+  }
+  // The iteration ends as one of buckets does, or a later forward would take over its phase.
   phase_ = Phase::Idle;
   is_taking_ = is_recorded_ = false;
 }

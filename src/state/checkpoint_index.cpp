@@ -60,12 +60,8 @@ std::optional<std::string> latest_checkpoint(const std::string& folder) {
       found.emplace(number->number, entry.path().string());
   }
   for (auto entry = found.rbegin(); entry != found.rend(); ++entry) {
-    try {
-      const state::StoredCheckpoint whole("latest_checkpoint", entry->second);
-      return entry->second;
-    } catch (const c10::Error&) {
-      continue;  // damaged: an older one will do
-    }
+    // If it is damaged an older one will do.
+    if (state::is_whole_checkpoint(entry->second)) return entry->second;
   }
   return std::nullopt;
 }

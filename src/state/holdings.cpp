@@ -99,10 +99,12 @@ Holdings hold_module(const std::string& function, const torch::nn::Module& modul
     if (!entry.tensor.defined()) continue;
     const auto [found, is_first] =
         known.try_emplace(entry.tensor.unsafeGetTensorImpl(), entry.name);
-    if (is_first)
-      holdings.tensors.push_back(hold(function, entry.name, entry.tensor, entry.tensor));
-    else
+    if (!is_first) {
       holdings.aliases.emplace(entry.name, found->second);
+      continue;
+    }
+    holdings.tensors.push_back(hold(function, entry.name, entry.tensor, entry.tensor));
+    holdings.tensors.back().may_differ = !entry.is_parameter;
   }
   return holdings;
 }

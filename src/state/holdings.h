@@ -11,6 +11,12 @@
 #include <vector>
 
 /// What this rank holds of everything that is saved.
+///
+/// Note [copies]. What several ranks hold is written by one of them. Copies of parameters and of
+/// their optimizer's state are equal, so any rank may write any of them. Buffers are not: each rank
+/// of a replicated or fully sharded module has running statistics of its own batches. They come
+/// from the first rank that holds them, all from the same one, lest a mean of one rank meets the
+/// variance of another.
 namespace tessera::state {
 
 /// A box of a whole tensor, in the order of the model that is not parallel.
@@ -25,6 +31,7 @@ struct Holding {
   at::Tensor local;            // this rank's part: plain, sharing memory
   std::vector<int64_t> shape;  // of the whole
   std::vector<Piece> pieces;  // what the local tensor is made of, in its order; empty ones left out
+  bool may_differ = false;    // between ranks that hold the same piece: a buffer, see Note [copies]
 };
 
 /// `parameter`: the tensor itself, or the parameter whose state it is and as which it is placed.

@@ -2,6 +2,7 @@
 
 #include "state/files/folders.h"
 #include "state/files/stored_checkpoint.h"
+#include "state/named_groups.h"
 #include "state/optimizer_loader.h"
 #include "state/optimizer_text.h"
 #include "state/read_values.h"
@@ -11,7 +12,9 @@
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <functional>
 #include <optional>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -26,14 +29,19 @@ std::pair<std::string, std::string> parameter_and_field(const std::string& name)
   return {name.substr(begin, slash - begin), name.substr(slash + 1)};
 }
 
-/// What is stored for an optimizer, with values placed as the module's parameters are.
+using Takes = std::function<bool(const std::string& parameter)>;
+
+/// What is stored for an optimizer, of those parameters that `takes` names, with values placed as
+/// the module's parameters are.
 OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::nn::Module& module,
-                                  const std::string& dir) {
+                                  const std::string& dir, const Takes& takes) {
   TORCH_CHECK_VALUE(!source.index().optimizer.empty(), kLoad, ": ", dir,
                     ": expected a checkpoint with the state of an optimizer, got one that was "
                     "saved without; nothing was loaded; load the module alone");
   OptimizerStateDict dict;
   dict.param_groups = state::parse_optimizer({kLoad, dir}, source.index().optimizer);
+  for (auto& group : dict.param_groups)
+    std::erase_if(group.params, [&](const std::string& name) { return !takes(name); });
   std::map<std::string, state::Holding> parameters;
   for (auto& holding : state::hold_module(kLoad, module).tensors) {
     auto name = holding.name;
@@ -43,6 +51,7 @@ OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::
     if (!name.starts_with(state::kOptimizerPrefix)) continue;
     const auto& stored = *source.find(name);
     const auto [parameter, field] = parameter_and_field(name);
+    if (!takes(parameter)) continue;
     const auto found = parameters.find(parameter);
     const bool is_placed =
         found != parameters.end() && field != "step" && stored.shape == found->second.shape;
@@ -50,6 +59,15 @@ OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::
                                              : state::read_whole(source, stored);
   }
   return dict;
+}
+
+/// Of the optimizer's parameters.
+std::set<std::string> names_in(const torch::nn::Module& module,
+                               const torch::optim::Optimizer& optimizer) {
+  std::set<std::string> names;
+  for (const auto& group : state::named_groups(module, optimizer, kLoad))
+    names.insert(group.begin(), group.end());
+  return names;
 }
 
 /// One load, up to the point from which on nothing can go wrong.
@@ -73,8 +91,16 @@ void prepare(const std::string& given, const torch::nn::Module& module,
                     "with {.strict = false}");
   values.read(source);
   if (optimizer != nullptr) {
-    prepared.dict = read_optimizer(source, module, dir.string());
-    prepared.loader.emplace(kLoad, module, *optimizer, prepared.dict).check();
+    // A parameter that keeps its value keeps what the optimizer has gathered for it.
+    const auto owned = options.strict ? std::set<std::string>() : names_in(module, *optimizer);
+    prepared.dict = read_optimizer(source, module, dir.string(), [&](const std::string& name) {
+      return options.strict || (owned.count(name) != 0 && values.fits(name));
+    });
+    using Covers = state::OptimizerLoader::Covers;
+    prepared.loader
+        .emplace(kLoad, module, *optimizer, prepared.dict,
+                 options.strict ? Covers::All : Covers::Some)
+        .check();
   }
   const bool same_ranks = source.index().files.size() == static_cast<size_t>(ranks.size());
   prepared.extra = source.read_extra(same_ranks ? static_cast<size_t>(ranks.rank()) : 0);

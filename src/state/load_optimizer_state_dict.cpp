@@ -21,48 +21,9 @@ constexpr const char* kNothing = "; nothing was loaded; ";
 
 using Group = OptimizerStateDict::Group;
 using Names = std::vector<std::string>;
-using NamedGroups = std::vector<Names>;
 
 std::string list(const char* title, const Names& names) {
   return names.empty() ? "" : c10::str("; ", title, ": ", c10::Join(", ", names));
-}
-
-/// The dict's group for each of the optimizer's. Throws if names or groups do not match.
-std::vector<const Group*> match_groups(const char* function, const NamedGroups& own,
-                                       const OptimizerStateDict& dict) {
-  std::unordered_map<std::string, const Group*> given;
-  for (const auto& group : dict.param_groups)
-    for (const auto& name : group.params) given.emplace(name, &group);
-  std::set<std::string> known;
-  Names missing;
-  for (const auto& names : own) {
-    known.insert(names.begin(), names.end());
-    std::copy_if(names.begin(), names.end(), std::back_inserter(missing),
-                 [&](const auto& name) { return !given.count(name); });
-  }
-  std::set<std::string> unexpected;
-  for (const auto& [name, group] : given)
-    if (!known.count(name)) unexpected.insert(name);
-  for (const auto& [name, values] : dict.state)
-    if (!known.count(name)) unexpected.insert(name);
-  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), function,
-                    ": expected the names of the optimizer's parameters", list("missing", missing),
-                    list("unexpected", Names(unexpected.begin(), unexpected.end())), kNothing,
-                    "make the optimizer of the same parameters, and pass the dict of all of them "
-                    "on every rank");
-  std::vector<const Group*> groups;
-  for (size_t g = 0; g < own.size(); ++g) {
-    groups.push_back(own[g].empty() ? nullptr : given.at(own[g][0]));
-    for (const auto& name : own[g]) {
-      TORCH_CHECK_VALUE(given.at(name) == groups.back(), function,
-                        ": expected the parameters of "
-                        "group ",
-                        g, " of the optimizer in one group of the dict, but '", own[g][0],
-                        "' and '", name, "' are in different ones", kNothing,
-                        "make the optimizer with the same groups");
-    }
-  }
-  return groups;
 }
 
 /// Throws if they are of another kind, or have values that the optimizer refuses.
@@ -85,22 +46,62 @@ void check_options(const char* function, size_t index, const torch::optim::Optim
 }  // namespace
 
 OptimizerLoader::OptimizerLoader(const char* function, const torch::nn::Module& module,
-                                 torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict)
+                                 torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict,
+                                 Covers covers)
     : function_(function),
       optimizer_(optimizer),
       dict_(dict),
       kind_(kind_of(optimizer, function)),
       names_(named_groups(module, optimizer, function)),
-      groups_(match_groups(function, names_, dict)),
-      presentation_(module, Presentation::Of::OptimizerState, function) {}
+      presentation_(module, Presentation::Of::OptimizerState, function) {
+  match_groups(covers);
+}
+
+void OptimizerLoader::match_groups(Covers covers) {
+  for (const auto& group : dict_.param_groups)
+    for (const auto& name : group.params) given_.emplace(name, &group);
+  std::set<std::string> known;
+  Names missing;
+  for (const auto& names : names_) {
+    known.insert(names.begin(), names.end());
+    std::copy_if(names.begin(), names.end(), std::back_inserter(missing),
+                 [&](const auto& name) { return covers == Covers::All && !given_.count(name); });
+  }
+  std::set<std::string> unexpected;
+  for (const auto& [name, group] : given_)
+    if (!known.count(name)) unexpected.insert(name);
+  for (const auto& [name, values] : dict_.state)
+    if (!known.count(name)) unexpected.insert(name);
+  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), function_,
+                    ": expected the names of the optimizer's parameters", list("missing", missing),
+                    list("unexpected", Names(unexpected.begin(), unexpected.end())), kNothing,
+                    "make the optimizer of the same parameters, and pass the dict of all of them "
+                    "on every rank");
+  for (size_t g = 0; g < names_.size(); ++g) groups_.push_back(group_for(g));
+}
+
+/// The dict's group of an own one's parameters. Throws if they are in different ones.
+const Group* OptimizerLoader::group_for(size_t own) const {
+  const std::string* first = nullptr;
+  for (const auto& name : names_[own]) {
+    if (!given_.count(name)) continue;
+    if (first == nullptr) first = &name;
+    TORCH_CHECK_VALUE(
+        given_.at(name) == given_.at(*first), function_, ": expected the parameters of group ", own,
+        " of the optimizer in one group of the dict, but '", *first, "' and '", name,
+        "' are in different ones", kNothing, "make the optimizer with the same groups");
+  }
+  return first == nullptr ? nullptr : given_.at(*first);
+}
 
 void OptimizerLoader::check() const {
   for (size_t g = 0; g < names_.size(); ++g) {
     if (groups_[g] == nullptr) continue;
     const auto& own = optimizer_.param_groups()[g];
     check_options(function_, g, own.options(), *groups_[g]);
-    for (size_t i = 0; i < names_[g].size(); ++i)
-      check_state(names_[g][i], own.params()[i], *groups_[g]);
+    for (size_t i = 0; i < names_[g].size(); ++i) {
+      if (given_.count(names_[g][i])) check_state(names_[g][i], own.params()[i], *groups_[g]);
+    }
   }
 }
 
@@ -108,8 +109,10 @@ void OptimizerLoader::load() {
   for (size_t g = 0; g < names_.size(); ++g) {
     auto& own = optimizer_.param_groups()[g];
     if (groups_[g] != nullptr) write_options(own.options(), groups_[g]->options);
-    for (size_t i = 0; i < names_[g].size(); ++i)
-      kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
+    for (size_t i = 0; i < names_[g].size(); ++i) {
+      if (given_.count(names_[g][i]))
+        kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace tessera::state {
@@ -15,9 +16,14 @@ namespace tessera::state {
 /// has to outlive it.
 class OptimizerLoader {
  public:
+  /// Whose state the dict has: all of the optimizer's parameters, or some, while the others keep
+  /// what they have.
+  enum class Covers { All, Some };
+
   /// Throws in the name of `function` if names or groups do not match.
   OptimizerLoader(const char* function, const torch::nn::Module& module,
-                  torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict);
+                  torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict,
+                  Covers covers = Covers::All);
 
   /// Throws before anything is changed.
   void check() const;
@@ -25,6 +31,8 @@ class OptimizerLoader {
 
  private:
   using Group = OptimizerStateDict::Group;
+  void match_groups(Covers covers);
+  const Group* group_for(size_t own) const;
   void check_state(const std::string& name, const at::Tensor& parameter, const Group& group) const;
   void check_value(const std::string& name, const std::string& field, const at::Tensor& parameter,
                    const at::Tensor& value) const;
@@ -35,7 +43,8 @@ class OptimizerLoader {
   const OptimizerStateDict& dict_;
   std::unique_ptr<OptimizerKind> kind_;
   std::vector<std::vector<std::string>> names_;
-  std::vector<const Group*> groups_;
+  std::unordered_map<std::string, const Group*> given_;  // the dict's groups by parameter
+  std::vector<const Group*> groups_;  // of the dict, by the optimizer's; null: no parameter of it
   Presentation presentation_;
 };
 

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <set>
 
 namespace tessera::state {
@@ -95,6 +96,11 @@ void ModuleValues::compare(const Holding& holding, const std::string& name,
   } else {
     fitting_.emplace_back(&holding, stored);
   }
+}
+
+bool ModuleValues::fits(const std::string& name) const {
+  return std::any_of(fitting_.begin(), fitting_.end(),
+                     [&](const auto& pair) { return pair.first->name == name; });
 }
 
 void ModuleValues::read(TensorSource& source) {

@@ -38,6 +38,8 @@ class ModuleValues {
                const TensorSource& source, bool converts);
 
   const Differences& differences() const { return differences_; }
+  /// Whether the module's tensor of this name gets a value.
+  bool fits(const std::string& name) const;
   void read(TensorSource& source);
   /// Gives the module its values.
   void apply() const;

@@ -15,6 +15,7 @@ struct HeldTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;
   size_t first_rank = 0;                     // that told of it
+  bool may_differ = false;                   // see Note [copies]
   std::map<Box, std::vector<size_t>> boxes;  // and the ranks that hold each
 };
 
@@ -22,7 +23,8 @@ struct HeldTensor {
 struct Task {
   const std::string* name;
   const Box* box;
-  const std::vector<size_t>* ranks;
+  const std::vector<size_t>* ranks;  // in order
+  bool may_differ;
   uint64_t bytes;
 };
 
@@ -38,6 +40,7 @@ void read_description(const std::string& function, const Json& description, size
       tensor.dtype = dtype;
       tensor.shape = shape;
       tensor.first_rank = rank;
+      tensor.may_differ = item["may_differ"].get<bool>();
     }
     TORCH_CHECK_VALUE(tensor.dtype == dtype && tensor.shape == shape, function, ": expected '",
                       name, "' to be of one shape and dtype on all ranks, got ",
@@ -63,16 +66,18 @@ void check_complete(const std::string& function, const std::map<std::string, Hel
   }
 }
 
-std::vector<Task> tasks_by_size(const std::map<std::string, HeldTensor>& tensors) {
+/// Those without a choice of rank first, then the largest.
+std::vector<Task> tasks_in_order(const std::map<std::string, HeldTensor>& tensors) {
   std::vector<Task> tasks;
   for (const auto& [name, tensor] : tensors) {
     for (const auto& [box, ranks] : tensor.boxes) {
       const auto bytes = static_cast<uint64_t>(volume(box.length)) * c10::elementSize(tensor.dtype);
-      tasks.push_back({&name, &box, &ranks, bytes});
+      tasks.push_back({&name, &box, &ranks, tensor.may_differ, bytes});
     }
   }
-  std::stable_sort(tasks.begin(), tasks.end(),
-                   [](const Task& left, const Task& right) { return left.bytes > right.bytes; });
+  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& left, const Task& right) {
+    return std::pair(left.may_differ, left.bytes) > std::pair(right.may_differ, right.bytes);
+  });
   return tasks;
 }
 
@@ -87,14 +92,15 @@ std::string part_name(const std::string& name, const Box& box, const std::vector
   return text + "]";
 }
 
-/// Deals the boxes out, largest first, each to the rank with least to write of those that hold it.
+/// Deals the boxes out, each to the rank with least to write of those that may write it.
 void deal_out(const std::map<std::string, HeldTensor>& tensors, std::vector<FilePlan>& files) {
   std::vector<uint64_t> load(files.size(), 0);
   std::vector<std::set<std::string>> taken(files.size());
-  for (const auto& task : tasks_by_size(tensors)) {
-    const auto rank =
-        *std::min_element(task.ranks->begin(), task.ranks->end(),
-                          [&](size_t left, size_t right) { return load[left] < load[right]; });
+  for (const auto& task : tasks_in_order(tensors)) {
+    const auto end = task.may_differ ? task.ranks->begin() + 1 : task.ranks->end();
+    const auto rank = *std::min_element(task.ranks->begin(), end, [&](size_t left, size_t right) {
+      return load[left] < load[right];
+    });
     load[rank] += task.bytes;
     const auto& tensor = tensors.at(*task.name);
     auto name = part_name(*task.name, *task.box, tensor.shape);
@@ -172,6 +178,7 @@ std::string describe_holdings(const std::string& function, const Holdings& holdi
     tensors.push_back({{"name", holding.name},
                        {"dtype", static_cast<int>(holding.local.scalar_type())},
                        {"shape", holding.shape},
+                       {"may_differ", holding.may_differ},
                        {"boxes", std::move(boxes)}});
   }
   auto extras = Json::object();

@@ -31,7 +31,8 @@ struct SavePlan {
   std::vector<FilePlan> files;
 };
 
-/// Each box is written by one of the ranks that hold it, such that all write about the same.
+/// Each box is written by one of the ranks that hold it, such that all write about the same; see
+/// Note [copies] for those that may differ.
 /// `descriptions` by rank. Throws a ValueError if what the ranks hold does not fit together.
 SavePlan plan_save(const std::string& function, const std::vector<std::string>& descriptions);
 

@@ -1,4 +1,5 @@
 #include <tessera/comm.h>
+#include <tessera/mesh.h>
 #include <tessera/trace.h>
 
 #include "support/ranks.h"
@@ -19,6 +20,13 @@ std::vector<SpanRecord> of_kind(const std::vector<SpanRecord>& spans, SpanKind k
   std::ranges::copy_if(spans, std::back_inserter(chosen),
                        [&](const SpanRecord& span) { return span.kind == kind; });
   return chosen;
+}
+
+SpanRecord longest_wait(const std::vector<SpanRecord>& spans) {
+  const auto waits = of_kind(spans, SpanKind::Wait);
+  if (waits.empty()) return {SpanKind::Wait, "none", -1, 0, 0};
+  return *std::ranges::max_element(waits, {},
+                                   [](const SpanRecord& span) { return span.end - span.begin; });
 }
 
 TEST(Spans, ComeInTheOrderOfTheirEnds) {
@@ -76,13 +84,46 @@ TEST(SpansOnProcesses, TellWhomARankWaitedFor) {
     EXPECT_STREQ(collectives.back().name, "all_reduce");
     EXPECT_EQ(collectives.back().detail, 4096);
     if (rank() == 1) return;
-    const auto waits = of_kind(spans, SpanKind::Wait);
-    const auto longest = std::ranges::max_element(
-        waits, {}, [](const SpanRecord& span) { return span.end - span.begin; });
-    ASSERT_NE(longest, waits.end());
-    EXPECT_EQ(longest->detail, 1);
-    EXPECT_GT(longest->end - longest->begin, 20'000'000);
+    const auto longest = longest_wait(spans);
+    EXPECT_EQ(longest.detail, 1);
+    EXPECT_GT(longest.end - longest.begin, 20'000'000);
   });
+}
+
+TEST(SpansOnProcesses, NameRanksOfTheWorldInGroupsOfAMesh) {
+  run_processes(4, [] {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+    for (const char* mesh_dim : {"dp", "tp"}) {
+      const auto group = mesh.group(mesh_dim);
+      all_reduce(torch::ones({4}), ReduceOp::SUM, group);
+      barrier();
+      SpanRecorder recorder;
+      if (rank() == 3) std::this_thread::sleep_for(100ms);
+      all_reduce(torch::ones({1024}), ReduceOp::SUM, group);
+      const auto spans = recorder.take();
+      const int peer_of_3 = std::string(mesh_dim) == "dp" ? 1 : 2;
+      if (rank() == peer_of_3) {
+        EXPECT_EQ(longest_wait(spans).detail, 3) << mesh_dim;
+      }
+      for (const auto& wait : of_kind(spans, SpanKind::Wait)) EXPECT_NE(wait.detail, rank());
+    }
+  });
+}
+
+TEST(GlooSpansOnThreads, TellGroupsApart) {
+  run_threads(4,
+              [] {
+                const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+                SpanRecorder recorder;
+                all_reduce(torch::ones({4}), ReduceOp::SUM, mesh.group("tp"));
+                const auto spans = of_kind(recorder.take(), SpanKind::Communication);
+                ASSERT_FALSE(spans.empty());
+                EXPECT_NE(
+                    std::string(spans.back().name).find(rank() < 2 ? "ranks 0,1" : "ranks 2,3"),
+                    std::string::npos)
+                    << spans.back().name;
+              },
+              {.backend = "gloo"});
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 // Compiling, loading and keeping programs: across processes, with damaged entries, without a
 // compiler, in folders that are not safe.
+#include <tessera/compile/compiler.h>
+
 #include "compiler/codegen/cache_entry.h"
 #include "compiler/codegen/cache_folder.h"
 #include "compiler/codegen/module.h"
@@ -216,6 +218,32 @@ TEST_F(CodegenCache, SaysWhatIsMissingWithoutACompiler) {
   const Variables variables({std::pair("CXX", "no-such-compiler -m64")});
   EXPECT_EQ(Module::load(kSource, &why), nullptr);
   EXPECT_EQ(why, "no C++ compiler: CXX='no-such-compiler -m64' is not an executable program");
+}
+
+/// What the child process of the next test does.
+TEST_F(CodegenCache, DISABLED_InterpretsInAChild) {
+  const Variables variables({std::pair("CXX", "no-such-compiler")});
+  for (int i = 0; i < 2; ++i)
+    codegen(
+        Graph::parse("input %0: float32[4] = argument \"x\"\n"
+                     "%1: float32[4] = aten::neg(%0)\n%2: float32[4] = aten::exp(%1)\n"
+                     "return %2\n"));
+}
+
+TEST_F(CodegenCache, WarnsOnceThatProgramsAreInterpreted) {
+  testing::Subprocess child(
+      {.arguments = {fs::read_symlink("/proc/self/exe"),
+                     "--gtest_filter=CodegenCache.DISABLED_InterpretsInAChild",
+                     "--gtest_also_run_disabled_tests"},
+       .output = folder_.path() / "output"});
+  const auto status = child.wait(std::chrono::seconds(60));
+  const auto output = child.output();
+  ASSERT_TRUE(status && status->ok()) << output;
+  const std::string warning =
+      "compile: programs are interpreted, without kernels of their own: no C++ compiler: "
+      "CXX='no-such-compiler' is not an executable program; name a compiler by CXX";
+  EXPECT_NE(output.find(warning), std::string::npos) << output;
+  EXPECT_EQ(output.find(warning), output.rfind(warning)) << output;
 }
 
 TEST_F(CodegenCache, SaysWhatTheCompilerSaid) {

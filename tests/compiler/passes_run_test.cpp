@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <stdexcept>
 
 namespace tessera::compiler {
 namespace {
@@ -56,8 +57,26 @@ TEST(RunPasses, SkipsWhatIsDisabled) {
 TEST(RunPasses, NamesThePassThatBrokeTheGraph) {
   Graph graph = sample();
   const Pass broken{"drop_everything", [](Graph& each) { each.nodes.clear(); }};
-  const auto message = message_of<c10::Error>([&] { run_passes(graph, {broken}); });
-  EXPECT_NE(message.find("the graph after drop_everything is not well-formed"), std::string::npos);
+  EXPECT_EQ(message_of([&] { run_passes(graph, {broken}); }),
+            "compile: the graph after drop_everything is not well-formed: the outputs: %2 is used "
+            "before it is defined (correct the pass drop_everything, or name it in "
+            "disabled_passes)");
+  graph = sample();
+  const Pass unknown{"rename", [](Graph& each) { each.nodes[0].op = "my::neg"; }};
+  EXPECT_NE(message_of([&] { run_passes(graph, {unknown}); })
+                .find("the graph after rename is not well-formed: %1: float32[4] = my::neg(%0): "
+                      "expected an operator that libtorch knows, not 'my::neg'"),
+            std::string::npos);
+}
+
+TEST(RunPasses, PassesOnWhatAPassThrows) {
+  Graph graph = sample();
+  const Pass standard{"lookup", [](Graph&) { throw std::runtime_error("no such row"); }};
+  EXPECT_EQ(message_of<c10::Error>([&] { run_passes(graph, {standard}); }),
+            "compile: the pass lookup failed: no such row");
+  const Pass checked{"count", [](Graph&) { TORCH_CHECK_VALUE(false, "expected 2 nodes, got 3"); }};
+  EXPECT_EQ(message_of<c10::Error>([&] { run_passes(graph, {checked}); }),
+            "compile: the pass count failed: expected 2 nodes, got 3");
 }
 
 TEST(RunPasses, FindsPassesByOursAndUpstreamsNames) {
@@ -105,6 +124,30 @@ TEST(PassOrder, HoldsForOursAndIsAskedOfOthers) {
             "Float; leave it out to average gradients as they are");
 }
 
+TEST(CheckOptions, RefusesWhatNoCallCouldRun) {
+  const std::string no_function =
+      "compile: expected a function in Pass::run of the pass 'mine', got an empty one; give it a "
+      "function that takes a Graph&";
+  EXPECT_EQ(message_of([] { check_options({.passes = {{"mine", {}}}}); }), no_function);
+  EXPECT_EQ(message_of([] {
+              check_options(
+                  {.parallel_mode = DataParallel("replicate", {.custom_passes = {{"mine", {}}}})});
+            }),
+            no_function);
+  EXPECT_NE(
+      message_of([] {
+        check_options({.parallel_mode = DataParallel(
+                           "replicate", {.custom_passes = {find_pass("compress_to_float16")}})});
+      }).find("the pass compress_to_float16 before bucket_all_reduces_by_size"),
+      std::string::npos);
+  EXPECT_NE(message_of([] {
+              check_options({.disabled_passes = {"nonsense"}});
+            }).find("expected names of passes to disable, got 'nonsense'"),
+            std::string::npos);
+  EXPECT_NO_THROW(check_options(
+      {.passes = {{"mine", [](Graph&) {}}}, .disabled_passes = {"mine", "schedule_comm_wait"}}));
+}
+
 TEST(RunPasses, ErrorsNameTheNearestPasses) {
   const auto unknown = message_of([] { find_pass("schedule_wait"); });
   EXPECT_TRUE(
@@ -118,6 +161,10 @@ TEST(RunPasses, ErrorsNameTheNearestPasses) {
                          "nearest names: 'remove_dead_code'"),
             std::string::npos)
       << message;
+  const auto nearest =
+      message_of([&] { check_disabled({find_pass("reuse_memory")}, {"reuse_memories"}); });
+  EXPECT_NE(nearest.find("'reuse_memory'"), std::string::npos) << nearest;
+  EXPECT_EQ(nearest.find("'reuse_memory'"), nearest.rfind("'reuse_memory'")) << nearest;
   EXPECT_NE(message_of([] { find_pass("bucket_all_reduces", 0); }).find("at least 1 byte, got 0"),
             std::string::npos);
 }

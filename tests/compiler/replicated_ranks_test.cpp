@@ -1,12 +1,16 @@
 // A compiled step of a replicated module averages as the step itself does.
+#include <tessera/checkpoint.h>
 #include <tessera/compile.h>
+#include <tessera/fully_shard.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
 #include "step_parity.h"
+#include "support/message_of.h"
 #include "support/ranks.h"
+#include "support/twins.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,6 +42,12 @@ void expect_parity_of(const std::function<void(Mlp&)>& prepare,
                       const std::function<void(Mlp&, int)>& before_step = {}) {
   expect_step_parity<Mlp>(
       {.prepare = prepare, .outputs = 4, .steps = 9, .before_step = before_step});
+}
+
+void expect_equal_gradients(Mlp& compiled, Mlp& eager, int step) {
+  const auto got = compiled->parameters(), wanted = eager->parameters();
+  for (size_t k = 0; k < got.size(); ++k)
+    EXPECT_TRUE(torch::allclose(got[k].grad(), wanted[k].grad(), 1e-5, 1e-5)) << step << " " << k;
 }
 
 /// How many collectives of a program send tensors of this dtype.
@@ -129,6 +139,217 @@ TEST_P(ReplicatedStepRanks, TrainsATensorParallelModel) {
          .outputs = 4,
          .steps = 9,
          .batch = [] { return 0; }});
+  });
+}
+
+/// What a checkpointed part computes from distributed tensors is computed again, too.
+TEST_P(ReplicatedStepRanks, ComputesCheckpointedPartsOfATensorParallelModelAgain) {
+  run([] {
+    const auto mesh = init_device_mesh(torch::kCPU, {world_size()});
+    for (const bool checkpoints : {false, true}) {
+      auto net = seeded(3, [] { return Mlp(); });
+      parallelize_module(net, mesh, {{"first", ColwiseParallel()}, {"second", RowwiseParallel()}});
+      if (checkpoints) checkpoint(net);
+      auto compiled = compile(
+          [&](torch::Tensor x) {
+            auto loss = net(x * 2).square().sum();
+            loss.backward();
+            return loss;
+          },
+          {.module = net, .fullgraph = true, .backend = "interpret"});
+      for (int i = 0; i < 4; ++i) compiled(torch::ones({2, 10}));
+      const auto& nodes = compiled.step().graph()->nodes;
+      EXPECT_EQ(std::count_if(nodes.begin(), nodes.end(),
+                              [](const auto& node) { return node.op.starts_with("aten::relu"); }),
+                checkpoints ? 2 : 1)
+          << *compiled.step().graph();
+    }
+  });
+}
+
+/// A backward without messages is a rank's own affair, in whatever form and how often it comes.
+TEST_P(ReplicatedStepRanks, OneRankAloneRunsBackwards) {
+  run([] {
+    auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    replicate(reference);
+    for (int i = 0; i < 12; ++i) {
+      auto scope = std::make_optional<CompiledBackward>();
+      for (int k = 0; k < (rank() == 0 ? i : 0); ++k) {
+        const auto own = torch::ones({k + 1}, torch::requires_grad());
+        auto loss = (own * 2).exp().sum();
+        loss.backward();
+        EXPECT_TRUE(torch::allclose(own.grad(), 2 * torch::exp(torch::full({k + 1}, 2.0))));
+        const auto read = torch::ones({2}, torch::requires_grad());
+        const auto squared = read * read;
+        squared.register_hook(
+            [](const at::Tensor& gradient) { (void)gradient.sum().item<float>(); });
+        squared.sum().backward();  // can't be a program
+        EXPECT_TRUE(torch::equal(read.grad(), torch::full({2}, 2.0)));
+      }
+      const auto x = seeded(100 * i + rank(), [&] { return torch::randn({1 + i % 3, 10}); });
+      for (auto* each : {&net, &reference}) (*each)->zero_grad();
+      net(x).square().sum().backward();
+      scope.reset();
+      reference(x).square().sum().backward();
+      expect_equal_gradients(net, reference, i);
+    }
+  });
+}
+
+/// One that has seen more kinds of batches than are kept gives up together with the other.
+TEST_P(ReplicatedStepRanks, OneRankSeesManyKindsOfBatches) {
+  run([] {
+    auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    replicate(reference);
+    auto compiled = compile(net);
+    for (int i = 0; i < 12; ++i) {
+      const int rows = rank() == 0 ? 2 : 2 + i;
+      const auto x = seeded(100 * i + rank(), [&] { return torch::randn({rows, 10}); });
+      for (auto* each : {&net, &reference}) (*each)->zero_grad();
+      auto scope = std::make_optional<CompiledBackward>();
+      compiled(x).square().sum().backward();
+      scope.reset();
+      reference(x).square().sum().backward();
+      expect_equal_gradients(net, reference, i);
+    }
+  });
+}
+
+struct TwoHeadsImpl : torch::nn::Module {
+  tnn::Linear trunk{register_module("trunk", tnn::Linear(10, 8))};
+  tnn::Linear first{register_module("first", tnn::Linear(8, 3))};
+  tnn::Linear second{register_module("second", tnn::Linear(8, 3))};
+  torch::Tensor forward(const torch::Tensor& x, bool takes_second) {
+    const auto hidden = torch::gelu(trunk(x));
+    return takes_second ? second(hidden) : first(hidden);
+  }
+};
+TESSERA_MODULE(TwoHeads);
+
+/// Trains one as it is and one compiled; `prepare` makes them parallel.
+void expect_parity_of_heads(const std::function<void(TwoHeads&)>& prepare,
+                            const std::function<bool(int)>& takes_second) {
+  TwoHeads nets[2] = {seeded(3, [] { return TwoHeads(); }), seeded(3, [] { return TwoHeads(); })};
+  for (auto& net : nets) prepare(net);
+  optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.1}),
+                              optim::SGD(nets[1]->parameters(), {.lr = 0.1})};
+  const auto step = [&](int of, const torch::Tensor& x, bool second) {
+    optimizers[of].zero_grad();
+    auto loss = nets[of](x, second).square().mean();
+    loss.backward();
+    optimizers[of].step();
+    return loss;
+  };
+  auto compiled = compile([&](torch::Tensor x, bool second) { return step(1, x, second); },
+                          {.module = nets[1], .optimizer = optimizers[1]});
+  for (int i = 0; i < 10; ++i) {
+    const auto x = seeded(100 * i + rank(), [] { return torch::randn({5, 10}); });
+    step(0, x, takes_second(i));
+    compiled(x, takes_second(i));
+    expect_equal_parameters(nets[1], nets[0], i);
+  }
+}
+
+/// Gradients of one shape: those of other parameters are not to meet on their way.
+TEST_P(ReplicatedStepRanks, RanksThatUseDifferentParts) {
+  run([] {
+    const auto prepare = [](TwoHeads& net) { replicate(net, {.find_unused_parameters = true}); };
+    expect_parity_of_heads(prepare, [](int /*step*/) { return rank() == 1; });
+    expect_parity_of_heads(prepare, [](int step) { return (step + rank()) % 3 == 0; });
+    expect_parity_of_heads([](TwoHeads& net) { fully_shard(net); },
+                           [](int /*step*/) { return rank() == 1; });
+  });
+}
+
+TEST_P(ReplicatedStepRanks, RanksThatUseDifferentPartsThoughAllAreExpected) {
+  run([] {
+    auto net = seeded(3, [] { return TwoHeads(); });
+    replicate(net);
+    auto compiled = compile(
+        [&](torch::Tensor x, bool second) {
+          auto loss = net(x, second).square().mean();
+          loss.backward();
+          return loss;
+        },
+        {.module = net});
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  for (int i = 0; i < 4; ++i) compiled(torch::ones({5, 10}), rank() == 1);
+                }),
+                ::testing::HasSubstr("expected every parameter of"));
+  });
+}
+
+/// It is another thing at each iteration, which no program is.
+TEST_P(ReplicatedStepRanks, PowerSgdIsNotCaptured) {
+  run([] {
+    expect_parity_of_heads(
+        [](TwoHeads& net) {
+          replicate(net, {.find_unused_parameters = true});
+          register_comm_hook(net,
+                             powersgd_hook({.start_powerSGD_iter = 4, .min_compression_rate = 1}));
+        },
+        [](int /*step*/) { return false; });
+  });
+}
+
+/// Gradient accumulation, in the step and around it.
+TEST_P(ReplicatedStepRanks, NoSyncInsideOfTheStep) {
+  run([] {
+    auto [net, reference] = twins<Mlp>(3);
+    replicate(net);
+    replicate(reference);
+    const auto step = [](Mlp& of, const torch::Tensor& x) {
+      of->zero_grad();
+      {
+        const NoSync no_sync(of);
+        of(x).square().sum().backward();
+      }
+      auto loss = of(x * 2).square().sum();
+      loss.backward();
+      return loss;
+    };
+    auto compiled =
+        compile([&net = net, &step](torch::Tensor x) { return step(net, x); }, {.module = net});
+    for (int i = 0; i < 10; ++i) {
+      const auto x = seeded(100 * i + rank(), [] { return torch::randn({5, 10}); });
+      EXPECT_TRUE(torch::allclose(compiled(x), step(reference, x), 1e-5, 1e-5)) << i;
+      expect_equal_gradients(net, reference, i);
+    }
+    EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
+    EXPECT_THAT(explain(compiled), ::testing::Not(::testing::HasSubstr("as it is")));
+  });
+}
+
+TEST_P(ReplicatedStepRanks, NoSyncAroundTheStep) {
+  run([] {
+    auto [net, reference] = twins<Mlp>(3);
+    replicate(net);
+    replicate(reference);
+    const auto part = [](Mlp& of, const torch::Tensor& x) {
+      auto loss = of(x).square().sum();
+      loss.backward();
+      return loss.detach();
+    };
+    auto compiled =
+        compile([&net = net, &part](torch::Tensor x) { return part(net, x); }, {.module = net});
+    for (int i = 0; i < 16; ++i) {
+      if (i % 2 == 0) {
+        net->zero_grad();
+        reference->zero_grad();
+      }
+      std::optional<NoSync> no_sync, other;
+      if (i % 2 == 0) {
+        no_sync.emplace(net);
+        other.emplace(reference);
+      }
+      const auto x = seeded(100 * i + rank(), [] { return torch::randn({5, 10}); });
+      EXPECT_TRUE(torch::allclose(compiled(x), part(reference, x), 1e-5, 1e-5)) << i;
+      expect_equal_gradients(net, reference, i);
+    }
+    EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
+    EXPECT_THAT(explain(compiled), ::testing::Not(::testing::HasSubstr("as it is")));
   });
 }
 

@@ -261,6 +261,51 @@ TEST(CompiledStepGuards, ArgumentsOfManyKinds) {
   EXPECT_EQ(compiled(x, "sum", all, Factor(), more, example).item<float>(), 19);
 }
 
+/// A program would draw on from wherever the generator is.
+TEST(CompiledStepErrors, ASeedInsideOfTheFunction) {
+  auto compiled = compile([](Tensor x) {
+    const auto first = torch::rand_like(x);
+    torch::manual_seed(5);
+    return first + torch::rand_like(x);
+  });
+  const auto twin = [](const Tensor& x) {
+    const auto first = torch::rand_like(x);
+    torch::manual_seed(5);
+    return first + torch::rand_like(x);
+  };
+  for (int i = 0; i < 5; ++i) {
+    torch::manual_seed(i);
+    const auto wanted = twin(torch::ones({3}));
+    torch::manual_seed(i);
+    EXPECT_TRUE(torch::equal(compiled(torch::ones({3})), wanted)) << i;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr("torch::manual_seed"));
+}
+
+/// Also where it draws before, after, or not at all: operators that are put off draw as they would.
+TEST(CompiledStepErrors, ASeedInsideOfABackward) {
+  for (const bool seeds_first : {false, true}) {
+    const auto run = [&](int i) {
+      torch::manual_seed(i);
+      const auto x = torch::ones({4}, torch::requires_grad());
+      const auto y = x * 2;
+      y.register_hook([&](const Tensor& gradient) {
+        if (seeds_first && i > 2) torch::manual_seed(7);
+        const auto noise = torch::rand_like(gradient);
+        if (!seeds_first && i > 2) torch::manual_seed(7);
+        return gradient + noise;
+      });
+      y.sum().backward();
+      return torch::cat({x.grad(), torch::rand({2})});
+    };
+    for (int i = 0; i < 6; ++i) {
+      const auto wanted = run(i);
+      const CompiledBackward scope;
+      EXPECT_TRUE(torch::allclose(run(i), wanted)) << i << seeds_first;
+    }
+  }
+}
+
 TEST(CompiledStepErrors, FullgraphAtEveryCall) {
   auto compiled =
       compile([](Tensor x) { return x.sum().item<double>() > 0 ? x : -x; }, {.fullgraph = true});

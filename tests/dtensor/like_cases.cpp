@@ -43,6 +43,13 @@ const Cases kLike(
          /*backward=*/true,
          /*tolerance=*/2e-2},
         one("clone_contiguous", [](const at::Tensor& x) { return x.t().contiguous(); }),
+        one("again",
+            [](const at::Tensor& x) {
+              static const auto kAgain = c10::Dispatcher::singleton()
+                                             .findSchemaOrThrow("tessera::again", "")
+                                             .typed<at::Tensor(const at::Tensor&)>();
+              return kAgain.call(x.detach()) * x;
+            }),
         one("zero_in_place", [](const at::Tensor& x) { return x.clone().zero_() + x; }),
         one("fill_in_place", [](const at::Tensor& x) { return x.clone().fill_(3) * x; }),
         one("fill_by_tensor",

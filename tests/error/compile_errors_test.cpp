@@ -1,12 +1,17 @@
+#include <tessera/comm.h>
 #include <tessera/compile.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>
+#include <tessera/replicate.h>
 
 #include "support/message_of.h"
+#include "support/ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <stdexcept>
 
 namespace tessera::testing {
 namespace {
@@ -14,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(CompileErrors, ABackendThatIsNotThere) {
   const auto function = [](torch::Tensor x) { return x * 2; };
@@ -59,6 +65,61 @@ TEST(CompileErrors, OptionsOfAWholeStepForAModule) {
   nn::Linear linear(2, 2);
   EXPECT_THAT(message_of<c10::ValueError>([&] { compile(linear, {.module = linear}); }),
               HasSubstr("belong to compile(function) over a whole step"));
+}
+
+TEST(CompileErrors, PassesWithoutAFunction) {
+  const auto function = [](torch::Tensor x) { return x * 2; };
+  EXPECT_THAT(message_of<c10::ValueError>([&] { compile(function, {.passes = {{"empty", {}}}}); }),
+              HasSubstr("expected a function in Pass::run of the pass 'empty', got an empty one"));
+  EXPECT_THAT(
+      message_of<c10::ValueError>([&] { compile(function, {.disabled_passes = {"fuse"}}); }),
+      HasSubstr("expected names of passes to disable, got 'fuse'"));
+}
+
+/// What calls of a function with this pass throw.
+std::string message_with(const Pass& pass) {
+  auto step = compile([](torch::Tensor x) { return x.exp() * 2; }, {.passes = {pass}});
+  return message_of<c10::Error>([&] {
+    for (int i = 0; i < 3; ++i) step(torch::ones({2}));
+  });
+}
+
+TEST(CompileErrors, PassesThatBreakTheGraph) {
+  const auto message = message_with({"breaker", [](Graph& graph) { graph.nodes.pop_back(); }});
+  EXPECT_THAT(message, AllOf(HasSubstr("compile: the graph after breaker is not well-formed"),
+                             HasSubstr("is used before it is defined"),
+                             HasSubstr("correct the pass breaker")));
+  EXPECT_THAT(message, Not(HasSubstr("report a bug")));
+}
+
+TEST(CompileErrors, PassesThatThrow) {
+  EXPECT_THAT(message_with({"thrower", [](Graph&) { throw std::runtime_error("no such row"); }}),
+              HasSubstr("compile: the pass thrower failed: no such row"));
+}
+
+TEST(CompileErrors, RanksThatDoNotMakeTheSameCompiledCalls) {
+  run_processes(2, [] {
+    nn::Linear net(2, 2);
+    replicate(net);
+    auto step = compile(
+        [&](torch::Tensor x) {
+          net->zero_grad();
+          net(x).sum().backward();
+        },
+        {.module = net});
+    for (int i = 0; i < 4; ++i) step(torch::ones({1, 2}));
+    const auto message = message_of<c10::DistBackendError>([&] {
+      if (rank() == 0)
+        step(torch::ones({1, 2}));
+      else
+        all_reduce(torch::ones({3})).sum().item<float>();
+    });
+    if (rank() != 0) return;
+    EXPECT_THAT(
+        message,
+        AllOf(HasSubstr("all_reduce"), HasSubstr("ranks agree before each call of a compiled step"),
+              HasSubstr("every rank of the group has to make the same compiled calls")));
+  });
 }
 
 TEST(CompileErrors, ConfigPatches) {

@@ -300,5 +300,55 @@ TEST_P(PowerSgdPeer, DrawsTheSameNumbersAndTrainsToTheSameParameters) {
   });
 }
 
+TEST(PowerSgdOnThreads, GoesOnWithWhatWasSaved) {
+  for (const bool batched : {false, true}) {
+    run_threads(2, [batched] {
+      torch::nn::Sequential net(torch::nn::Linear(30, 40), torch::nn::Linear(40, 30));
+      const PowerSGDOptions options{.matrix_approximation_rank = 2,
+                                    .start_powerSGD_iter = 1,
+                                    .batch_tensors_with_same_shape = batched};
+      auto straight = std::make_shared<PowerSGDState>(options);
+      auto later = std::make_shared<PowerSGDState>(options);
+      Driver first(straight->hook(), net->parameters()), second(later->hook(), net->parameters());
+      const auto gradients = [&](int iteration) {
+        std::vector<at::Tensor> all;
+        for (const auto& parameter : net->parameters())
+          all.push_back(input_of(rank(), parameter.sizes().vec(), 7 + iteration));
+        return all;
+      };
+      for (int i = 0; i < 3; ++i) first.average(gradients(i));
+      auto saved = straight->save(*net);
+      saved["other"] = "entry";
+      later->load(*net, saved);
+      for (int i = 3; i < 6; ++i) {
+        const auto wanted = first.average(gradients(i)), got = second.average(gradients(i));
+        for (size_t k = 0; k < got.size(); ++k)
+          EXPECT_TRUE(at::equal(got[k], wanted[k])) << i << " " << k;
+      }
+      later->load(*net, {});
+      EXPECT_EQ(later->save(*net).size(), 2) << "begun anew";
+    });
+  }
+}
+
+TEST(PowerSgdErrors, WhatWasSavedOfAnotherModel) {
+  run_threads(1, [] {
+    const auto make = [](int64_t width) {
+      return torch::nn::Sequential(
+          torch::nn::Linear(torch::nn::LinearOptions(width, 40).bias(false)));
+    };
+    auto net = make(30), other = make(20);
+    auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 0});
+    Driver(state->hook(), net->parameters()).average({input_of(0, {40, 30})});
+    const auto saved = state->save(*net);
+    EXPECT_THAT(message_of([&] { state->load(*other, saved); }),
+                HasSubstr("PowerSGDState::load: expected 3200 bytes of powersgd/0.weight/error, "
+                          "got 4800"));
+    EXPECT_THAT(message_of([&] { state->load(*net, {{"powersgd/iteration", "x"}}); }),
+                HasSubstr("an iteration 'x'"));
+    EXPECT_EQ(state->save(*net), saved) << "an error changes nothing";
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -12,6 +12,7 @@
 
 #include <mutex>
 #include <random>
+#include <set>
 
 namespace tessera::testing {
 namespace {
@@ -130,6 +131,51 @@ TEST(CheckpointOnThreads, EachValueIsWrittenOnceAndRanksShareTheWork) {
   EXPECT_EQ(parts[1].shape, (std::vector<int64_t>{255, 512}));
   EXPECT_EQ(parts[1].offset, (std::vector<int64_t>{256, 0}));
   EXPECT_EQ(parts[1].name, "weight[256:511,0:512]");
+}
+
+/// Statistics of each rank's own batches.
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    in = register_module("in", nn::Linear(4, 6));
+    norm = register_module("norm", nn::BatchNorm1d(6));
+    out = register_module("out", nn::Linear(6, 40));
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(norm(in(x))); }
+  nn::Linear in{nullptr}, out{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+};
+TESSERA_MODULE(Normed);
+
+void save_normed(int ranks, const std::string& dir, bool is_sharded, Wholes& of_rank_0) {
+  run_threads(ranks, [&] {
+    auto net = seeded(1, [] { return Normed(); });
+    is_sharded ? void(fully_shard(net)) : void(replicate(net));
+    const at::NoGradGuard no_grad;
+    net(seeded(2, [] { return at::randn({5, 4}); }) * (1 + rank()));
+    save(dir, net);
+    if (rank() != 0) return;
+    for (const auto& item : net->named_buffers()) of_rank_0[item.key()] = item.value().clone();
+  });
+}
+
+TEST(CheckpointOnThreads, BuffersThatDifferComeFromRank0) {
+  for (const int ranks : {2, 3}) {
+    for (const bool is_sharded : {false, true}) {
+      const TemporaryFolder folder;
+      const auto dir = (folder.path() / "a").string();
+      Wholes expected;
+      save_normed(ranks, dir, is_sharded, expected);
+      ASSERT_EQ(expected.size(), 3U);
+      Normed net;
+      load(dir, net);
+      for (const auto& item : net->named_buffers())
+        expect_bitwise_equal(item.value(), expected.at(item.key()), item.key());
+      std::set<std::string> files;
+      for (const auto& tensor : read_checkpoint_index(dir).tensors)
+        for (const auto& part : tensor.parts) files.insert(part.file);
+      EXPECT_EQ(files.size(), static_cast<size_t>(ranks)) << "parameters are written by all ranks";
+    }
+  }
 }
 
 TEST(CheckpointOnThreads, ARankReadsOnlyWhatItHolds) {

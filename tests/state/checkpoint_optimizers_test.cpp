@@ -93,6 +93,72 @@ TEST(CheckpointOptimizers, OfTessera) {
   expect_round_trip(sgd(std::numeric_limits<double>::denorm_min()), sgd(0.1));
 }
 
+/// A body, and a head of as many classes as asked for.
+struct ClassifierImpl : torch::nn::Module {
+  explicit ClassifierImpl(int64_t classes, const std::string& head_name = "head") {
+    body = register_module("body", torch::nn::Linear(3, 4));
+    head = register_module(head_name, torch::nn::Linear(4, classes));
+  }
+  torch::nn::Linear body{nullptr}, head{nullptr};
+};
+TORCH_MODULE(Classifier);
+
+void train_classifier(Classifier net, torch::optim::Optimizer& optimizer, int steps) {
+  for (int step = 0; step < steps; ++step) {
+    optimizer.zero_grad();
+    net->head->forward(net->body->forward(at::ones({2, 3}))).square().sum().backward();
+    optimizer.step();
+  }
+}
+
+/// Loads three steps of a classifier of two classes into `net`, which has done one.
+void expect_loads_the_body(const Make& make, const Make& make_other, const Classifier& net,
+                           const std::string& head_name) {
+  const TemporaryFolder folder;
+  const auto dir = (folder.path() / "a").string();
+  const Classifier saved(2);
+  const auto optimizer = make(saved->parameters());
+  train_classifier(saved, *optimizer, 3);
+  save(dir, saved, *optimizer);
+  const auto loaded = make_other(net->parameters());
+  train_classifier(net, *loaded, 1);
+  const auto head = net->head->weight.detach().clone();
+  OptimizerStateDict before = optimizer_state_dict(net, *loaded);
+  for (auto& [name, fields] : before.state)
+    for (auto& [field, value] : fields) value = value.clone();
+
+  EXPECT_THROW(load(dir, net, *loaded), c10::ValueError);
+  load(dir, net, *loaded, {.strict = false});
+  expect_bitwise_equal(net->body->weight.detach(), saved->body->weight.detach());
+  expect_bitwise_equal(net->head->weight.detach(), head);
+  const auto actual = optimizer_state_dict(net, *loaded);
+  const auto expected = optimizer_state_dict(saved, *optimizer);
+  ASSERT_EQ(actual.state.size(), before.state.size());
+  for (const auto& [name, fields] : actual.state) {
+    const auto& from = name.starts_with(head_name) ? before : expected;
+    for (const auto& [field, value] : fields)
+      expect_bitwise_equal(value, from.state.at(name).at(field), name + "/" + field);
+  }
+  EXPECT_EQ(actual.param_groups[0].options.at("lr"), expected.param_groups[0].options.at("lr"));
+  train_classifier(net, *loaded, 1);
+}
+
+TEST(CheckpointOptimizers, NotStrictLoadStateOfTheParametersThatFit) {
+  const auto adamw = [](double lr) -> Make {
+    return [lr](auto params) {
+      return std::make_unique<optim::AdamW>(params, optim::AdamWOptions{.lr = lr});
+    };
+  };
+  const auto adagrad = [](double lr) -> Make {
+    return [lr](auto params) {
+      return std::make_unique<torch::optim::Adagrad>(params, torch::optim::AdagradOptions(lr));
+    };
+  };
+  expect_loads_the_body(adamw(0.1), adamw(0.2), Classifier(5), "head");
+  expect_loads_the_body(adamw(0.1), adamw(0.2), Classifier(2, "other"), "other");
+  expect_loads_the_body(adagrad(0.1), adagrad(0.2), Classifier(5), "head");
+}
+
 TEST(CheckpointOptimizers, WithoutAStepHaveNoState) {
   const TemporaryFolder folder;
   const auto dir = (folder.path() / "a").string();

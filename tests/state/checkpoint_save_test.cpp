@@ -85,6 +85,27 @@ TEST(CheckpointSave, KeepsTheLastOnes) {
   EXPECT_EQ(latest_checkpoint(folder.path()), at_step(11));
 }
 
+TEST(CheckpointSave, DamagedOnesAreNotAmongTheLastThatAreKept) {
+  const TemporaryFolder folder;
+  const auto at_step = [&](int step) {
+    return (folder.path() / ("step-" + std::to_string(step))).string();
+  };
+  for (const int step : {1, 2, 3, 4, 5}) save(at_step(step), filled(step));
+  const std::string file = "/rank-00000-of-00001.safetensors";
+  fs::resize_file(at_step(1) + file, 3);
+  fs::resize_file(at_step(4) + file, 3);
+  fs::resize_file(at_step(5) + "/index.json", 100);
+  run_threads(2, [&] { save(at_step(6), filled(6), {}, {.keep_last = 2}); });
+  EXPECT_EQ(names_in(folder.path()),
+            (std::set<std::string>{"step-3", "step-4", "step-5", "step-6"}))
+      << "the whole 3 and 6, and no older ones";
+  fs::remove(at_step(6) + "/rank-00001-of-00002.safetensors");
+  save(at_step(7), filled(7), {}, {.keep_last = 3});
+  expect_filled(at_step(3), 3);
+  save(at_step(8), filled(8), {}, {.keep_last = 1});
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"step-8"}));
+}
+
 TEST(CheckpointSave, LatestIsTheLargestNumberThatIsWhole) {
   const TemporaryFolder folder;
   EXPECT_EQ(latest_checkpoint(folder.path()), std::nullopt);
@@ -172,6 +193,22 @@ TEST(CheckpointSaveErrors, OfAsyncShowAtWaitOrTheNextSave) {
       },
       {.backend = "gloo"});
   expect_filled(dir, 1);
+}
+
+TEST(CheckpointSaveErrors, FoldersThatDifferAreToldOnAllRanks) {
+  const TemporaryFolder folder;
+  run_threads(3, [&] {
+    const auto dir = (folder.path() / (rank() == 2 ? "b" : "a")).string();
+    for (const bool is_async : {false, true}) {
+      const auto call = [&] {
+        is_async ? save_async(dir, filled(1)).wait() : save(dir, filled(1));
+      };
+      EXPECT_THAT(message_of(call), HasSubstr("expected the same folder on all ranks, got " +
+                                              (folder.path() / "a").string() + " on rank 0 and " +
+                                              (folder.path() / "b").string() + " on rank 2"));
+    }
+  });
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{}));
 }
 
 TEST(CheckpointSaveErrors, AFullDiskLeavesTheOlderCheckpoint) {

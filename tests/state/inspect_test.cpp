@@ -67,6 +67,43 @@ TEST_F(InspectOnThreads, ListsARunAndItsLatestCheckpoint) {
   EXPECT_THAT(older.output, AllOf(HasSubstr("incomplete"), HasSubstr("checkpoints/step-9\n")));
 }
 
+TEST_F(InspectOnThreads, ListsAFolderOfCheckpoints) {
+  const auto checkpoints = run_ / "checkpoints";
+  const auto table = inspect({checkpoints.string()});
+  EXPECT_TRUE(table.status.ok());
+  EXPECT_EQ(table.output, inspect({run_.string()}).output);
+  const auto json = nlohmann::json::parse(inspect({checkpoints.string(), "--json"}).output);
+  EXPECT_EQ(json["kind"], "folder");
+  EXPECT_EQ(json["checkpoints"].size(), 2U);
+  EXPECT_EQ(json["path"], (checkpoints / "step-10").string());
+}
+
+TEST_F(InspectOnThreads, FailsIfNoCheckpointIsWhole) {
+  for (const char* step : {"step-9", "step-10"})
+    fs::resize_file(run_ / "checkpoints" / step / "rank-00001-of-00002.safetensors", 3);
+  for (const auto& path : {run_, run_ / "checkpoints"}) {
+    const auto result = inspect({path.string()});
+    EXPECT_EQ(result.status.code, 1);
+    EXPECT_THAT(result.output,
+                AllOf(HasSubstr("as the index says, got 3;"), HasSubstr("no whole checkpoint\n"),
+                      HasSubstr("tessera inspect: " + path.string() +
+                                ": expected a whole checkpoint, got "
+                                "2 that can't be loaded")));
+  }
+}
+
+TEST(Inspect, RefusesWrongWords) {
+  const auto without = inspect({});
+  EXPECT_EQ(without.status.code, 2);
+  EXPECT_EQ(without.output,
+            "tessera inspect: expected the path of a file, a checkpoint or a run; see tessera "
+            "inspect --help\n");
+  const auto unknown = inspect({"a", "--verfy"});
+  EXPECT_EQ(unknown.status.code, 2);
+  EXPECT_THAT(unknown.output, AllOf(HasSubstr("tessera inspect: "), HasSubstr("--verfy")));
+  EXPECT_TRUE(inspect({"--help"}).status.ok());
+}
+
 TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
   const auto file = (folder_.path() / "a.safetensors").string();
   write_safetensors(file, {{"w", at::ones({2, 2}, at::kHalf)}});

@@ -212,6 +212,19 @@ TEST(ReportTimeline, MatchesCollectivesBySequenceNumber) {
   EXPECT_EQ(timeline.waits[0].duration, 30);
 }
 
+TEST(ReportTimeline, InfersNothingWhereRanksTellOfWaits) {
+  // Two groups, ranks 0 and 1, and 2 and 3; the ranks that came last have waited for nobody.
+  const auto timeline = timeline_from(event(0, "all_reduce", "communication", 0, 50) + "," +
+                                      event(0, "wait for rank 1", "wait", 0, 40, "{\"peer\":1}") +
+                                      "," + event(1, "all_reduce", "communication", 40, 10) + "," +
+                                      event(2, "all_reduce", "communication", 10, 60) + "," +
+                                      event(2, "wait for rank 3", "wait", 10, 50, "{\"peer\":3}") +
+                                      "," + event(3, "all_reduce", "communication", 60, 10));
+  ASSERT_EQ(timeline.waits.size(), 2);
+  EXPECT_EQ(timeline.waits[0].peer, 1);
+  EXPECT_EQ(timeline.waits[1].peer, 3);
+}
+
 TEST(ReportTimeline, LeavesOutTheShortestOfTooManySpans) {
   std::string events;
   for (int at = 0; at < 25'000; ++at)
@@ -234,10 +247,10 @@ TEST(ReportRuns, AreNamedByAsMuchOfTheirPathAsTellsThemApart) {
   const auto a = folder.path() / "a" / "run";
   const auto b = folder.path() / "b" / "run";
   for (const auto& run : {a, b}) write_text(run / "metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
-  const auto runs = report::read_runs({a, b});
+  const auto runs = report::read_runs({a, b}).read;
   EXPECT_EQ(runs[0].name, "a/run");
   EXPECT_EQ(runs[1].name, "b/run");
-  EXPECT_EQ(report::read_runs({a / "."})[0].name, "run");
+  EXPECT_EQ(report::read_runs({a / "."}).read[0].name, "run");
 }
 
 TEST(ReportRuns, NoteWhatIsWrongWithTheFilesBesideTheMetrics) {
@@ -246,7 +259,7 @@ TEST(ReportRuns, NoteWhatIsWrongWithTheFilesBesideTheMetrics) {
   write_text(folder.path() / "config.json", "{\"a\":");
   write_text(folder.path() / "run.json", "[]");
   write_text(folder.path() / "timeline.json", "{}");
-  const auto runs = report::read_runs({folder.path()});
+  const auto runs = report::read_runs({folder.path()}).read;
   ASSERT_EQ(runs[0].notes.size(), 4);
   EXPECT_TRUE(runs[0].notes[0].starts_with("config.json was passed over: ")) << runs[0].notes[0];
   EXPECT_EQ(runs[0].notes[1], "run.json was passed over: expected an object");

@@ -177,6 +177,27 @@ TEST_F(Report, TellsWhatIsWrongWithAFolder) {
   EXPECT_FALSE(fs::exists("report.html"));
 }
 
+TEST_F(Report, LeavesOutWhatIsNoRunBesideRuns) {
+  write_run(at("runs/a"), {});
+  write_run(at("runs/b"), {});
+  write_text(at("runs/started/config.json"), "{}");
+  write_text(at("runs/report.html"), "");
+  const auto result = report({at("runs/a"), at("runs/b"), at("runs/report.html"),
+                              at("runs/started"), "-o", at("page.html"), "--open", "no"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string folder = at("runs").string();
+  EXPECT_EQ(result.err, "tessera report: left out: expected a run folder, got the file " + folder +
+                            "/report.html; give the folder it lies in\n"
+                            "tessera report: left out: expected a run folder with a file "
+                            "metrics.jsonl, got " +
+                            folder +
+                            "/started without one; give the folder that `tessera train --run` "
+                            "names\n");
+  EXPECT_THAT(result.out, HasSubstr("page.html: 2 runs, "));
+  EXPECT_EQ(report({at("runs/a"), at("none")}).exit_code, 1);
+  EXPECT_EQ(report({at("runs/started"), at("runs/report.html")}).exit_code, 1);
+}
+
 TEST_F(Report, DoesNotWaitForAPipe) {
   write_run(at("run"), {});
   for (const char* name : {"timeline.json", "config.json"}) {

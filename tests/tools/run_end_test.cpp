@@ -40,6 +40,27 @@ TEST(RunFailure, ShowsStdoutOfARankWithoutStderr) {
   EXPECT_EQ(lines_of(result.err).back(), "[0] last words");
 }
 
+TEST(RunFailure, DoesNotRepeatProgressOfARankThatWasKilled) {
+  const auto result = run_tool({shell_ranks({"-n", "1"}, "echo step 1; kill -KILL $$")});
+  EXPECT_TRUE(contains(result.err, " s; it was killed from outside")) << result.err;
+  EXPECT_FALSE(contains(result.err, "step 1")) << result.err;
+}
+
+TEST(RunFailure, LeavesOutLinesThatRewriteThemselves) {
+  const auto result = run_tool({shell_ranks(
+      {"-n", "1"}, "printf 'step 1\\n\\033[1A\\033[2Kstep 2\\n' >&2; echo cause >&2; exit 1")});
+  const auto said = lines_of(result.err);
+  EXPECT_EQ(said.back(), "[0] cause");
+  EXPECT_EQ(said[said.size() - 2], "[0] step 1");
+}
+
+TEST(RunFailure, AddsNothingToTheWordsOfARankWithAQuietCode) {
+  const auto result =
+      run_tool({shell_ranks({"-n", "1", "--quiet-on", "7"}, "echo cause >&2; exit 7")});
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_EQ(result.err, "[0] cause\n");
+}
+
 TEST(RunFailure, SaysThatARankWroteNothing) {
   const auto result = run_tool({shell_ranks({"-n", "1"}, "exit 1")});
   EXPECT_TRUE(contains(result.err, " s; it wrote nothing\n")) << result.err;

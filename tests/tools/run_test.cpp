@@ -124,6 +124,15 @@ TEST(Run, ReportsTheLastFailureWhenRestartsAreUsedUp) {
   EXPECT_EQ(lines_of(result.err).back(), "[0] attempt 2");
 }
 
+TEST(Run, IsNotStartedAgainAfterAFinalExitCode) {
+  const auto result = run_tool({shell_ranks(
+      {"-n", "1", "--max-restarts", "5", "--no-restart-on", "7", "--no-restart-on", "8"},
+      "echo attempt $TESSERA_RESTART_COUNT; exit $((6 + TESSERA_RESTART_COUNT))")});
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_EQ(result.out, "[0] attempt 0\n[0] attempt 1\n");
+  EXPECT_EQ(lines_of(result.err).back(), "[0] attempt 1");
+}
+
 TEST(Run, PrintsItsVersion) {
   const auto result = run_tool({{"--version"}});
   EXPECT_EQ(result.exit_code, 0);

@@ -133,10 +133,38 @@ TEST(TrainJob, ShowsOneLineOnATerminal) {
   EXPECT_THAT(result.output, HasSubstr("left"));
 }
 
+/// mpirun gives each rank a terminal, and what it collects from them may go into a file.
+TEST(TrainJob, ShowsPlainLinesUnderMpirun) {
+  const TrainingGround ground;
+  std::string command = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 ";
+  for (const auto& word : ground.words("run", {"--steps", "3"})) command += "'" + word + "' ";
+  const auto result = ground.call({"script", "-qec", command, "/dev/null"});
+  if (result.output.find("not found") != std::string::npos) GTEST_SKIP() << "no script(1)";
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("step 3/3"));
+  EXPECT_THAT(result.output, Not(HasSubstr("\033")));
+}
+
+TEST(TrainJob, TracesAsManyStepsAsThereAre) {
+  const TrainingGround ground;
+  const auto count = [&](const std::string& run) {
+    int forwards = 0;
+    const auto trace = nlohmann::json::parse(ground.read(run, "trace.json"));
+    for (const auto& event : trace["traceEvents"])
+      forwards += event.value("cat", "") == "forward" && event["pid"] == 0;
+    return forwards;
+  };
+  ASSERT_TRUE(ground.train("six", {"--trace", "3", "--steps", "6"}).status.ok());
+  EXPECT_EQ(count("six"), 3);
+  EXPECT_NE(ground.read("six", "timeline.json"), "");
+  ASSERT_TRUE(ground.train("two", {"--trace", "3", "--steps", "2"}).status.ok());
+  EXPECT_EQ(count("two"), 2);
+}
+
 TEST(TrainJob, ValidatesAlikeOnAnyNumberOfRanks) {
   const TrainingGround ground;
-  ASSERT_TRUE(ground.train("one", {"--steps", "1", "--ranks", "1"}).status.ok());
-  ASSERT_TRUE(ground.train("four", {"--steps", "1", "--ranks", "4"}).status.ok());
+  ASSERT_TRUE(ground.train("one", {"--steps", "1", "--warmup", "0", "--ranks", "1"}).status.ok());
+  ASSERT_TRUE(ground.train("four", {"--steps", "1", "--warmup", "0", "--ranks", "4"}).status.ok());
   EXPECT_LT(largest_difference(ground.validation_losses("one"), ground.validation_losses("four")),
             1e-4);
 }
@@ -177,55 +205,6 @@ TEST(TrainSettings, ComeFromAFileWithTheSameNames) {
   EXPECT_EQ(ground.losses("run").size(), 2);
   EXPECT_THAT(ground.read("run", "config.toml"), HasSubstr("fully_shard"));
 }
-
-struct Refusal {
-  Words words;
-  const char* message;
-};
-class TrainRefuses : public ::testing::TestWithParam<Refusal> {};
-
-TEST_P(TrainRefuses, BeforeAnythingStarts) {
-  const TrainingGround ground;
-  std::ofstream(ground.path() / "bad.toml") << "blcks = 2\n";
-  std::ofstream(ground.path() / "empty.txt");
-  auto words = GetParam().words;
-  const auto result = ground.train("run", words);
-  EXPECT_FALSE(result.status.ok());
-  EXPECT_THAT(result.output, HasSubstr(GetParam().message));
-  EXPECT_THAT(result.output, Not(HasSubstr("frame #")));
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    , TrainRefuses,
-    ::testing::Values(Refusal{{"--parallel", "fully_shart"}, "did you mean fully_shard?"},
-                      Refusal{{"--blcks", "2"}, "did you mean --blocks?"},
-                      Refusal{{"--config", "bad.toml"}, "did you mean blocks?"},
-                      Refusal{{"--heads", "3"}, "expected a multiple of --heads 3"},
-                      Refusal{{"--batch", "5"}, "expected a multiple of 2"},
-                      Refusal{{"--mesh", "dp=3"}, "expected 2 ranks"},
-                      Refusal{{"--mesh", "replica=2"}, "did you mean replicas?"},
-                      Refusal{{"--mesh", "tp=2,dp=1"}, "in this order"},
-                      Refusal{{"--parallel", "hybrid"}, "replicas=R,dp=D"},
-                      Refusal{{"--parallel", "hybrid", "--mesh", "replicas=2"}, "replicas=R,dp=D"},
-                      Refusal{{"--parallel", "fully_shard", "--mesh", "tp=2"},
-                              "expected dp in --mesh"},
-                      Refusal{{"--comm-hook", "fp16", "--mesh", "tp=2"}, "ranks along dp"},
-                      Refusal{{"--steps", "many"}, "got 'many'"},
-                      Refusal{{"--comm-hook", "fp16", "--parallel", "fully_shard"},
-                              "expected --parallel replicate and ranks along dp"},
-                      Refusal{{"--steps", "0"}, "the nearest is 1"},
-                      Refusal{{"--data", "/nowhere"}, "/nowhere"},
-                      Refusal{{"--data", "empty.txt"}, "empty.txt"},
-                      Refusal{{"--context", "1000000"}, "shorter --context"},
-                      Refusal{{"--tokenizer", "/nowhere.json"}, "/nowhere.json"},
-                      Refusal{{"--resume"}, "found no config.toml"}),
-    [](const auto& info) {
-      std::string name;
-      for (const auto& word : info.param.words) {
-        for (const char c : word) name += std::isalnum(c) != 0 ? c : '_';
-      }
-      return name;
-    });
 
 }  // namespace
 }  // namespace tessera::testing

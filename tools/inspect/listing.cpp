@@ -159,7 +159,7 @@ Json index_json(const CheckpointIndex& index) {
 
 std::string to_table(const Subject& subject) {
   std::string text;
-  if (subject.kind == Subject::Kind::Run) {
+  if (subject.has_list()) {
     std::vector<Row> rows = {{"checkpoint", "size", ""}};
     for (const auto& one : subject.checkpoints)
       rows.push_back({one.name, one.problem.empty() ? bytes_text(one.bytes) : "-", one.problem});
@@ -171,11 +171,11 @@ std::string to_table(const Subject& subject) {
 }
 
 std::string to_json(const Subject& subject) {
-  constexpr const char* kKinds[] = {"file", "checkpoint", "run"};
+  constexpr const char* kKinds[] = {"file", "checkpoint", "run", "folder"};
   auto json = Json::object();
   json["kind"] = kKinds[static_cast<size_t>(subject.kind)];
   json["path"] = subject.path.string();
-  if (subject.kind == Subject::Kind::Run) {
+  if (subject.has_list()) {
     json["checkpoints"] = Json::array();
     for (const auto& one : subject.checkpoints) {
       json["checkpoints"].push_back(

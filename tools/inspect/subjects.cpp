@@ -14,8 +14,8 @@ namespace fs = std::filesystem;
 constexpr const char* kIndex = "index.json";
 constexpr const char* kCheckpoints = "checkpoints";
 
-RunCheckpoint describe(const fs::path& path) {
-  RunCheckpoint checkpoint{.name = path.filename().string(), .bytes = 0, .problem = {}};
+ListedCheckpoint describe(const fs::path& path) {
+  ListedCheckpoint checkpoint{.name = path.filename().string(), .bytes = 0, .problem = {}};
   try {
     for (const auto& file : read_checkpoint_index(path.string()).files)
       checkpoint.bytes += file.bytes;
@@ -36,16 +36,24 @@ bool is_before(const fs::path& left, const fs::path& right) {
   return key(left) < key(right);
 }
 
-Subject run_subject(const fs::path& path) {
-  Subject subject{.kind = Subject::Kind::Run, .path = path, .index = {}, .checkpoints = {}};
-  std::vector<fs::path> folders;
-  for (const auto& entry : fs::directory_iterator(path / kCheckpoints)) {
-    if (fs::exists(entry.path() / kIndex) && !entry.path().filename().string().starts_with('.'))
-      folders.push_back(entry.path());
+/// Of a folder, in order; those that are damaged, too.
+std::vector<fs::path> checkpoints_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (fs::exists(entry.path() / kIndex, ignored) &&
+        !entry.path().filename().string().starts_with('.'))
+      found.push_back(entry.path());
   }
-  std::sort(folders.begin(), folders.end(), is_before);
-  for (const auto& folder : folders) subject.checkpoints.push_back(describe(folder));
-  if (const auto latest = latest_checkpoint((path / kCheckpoints).string())) {
+  std::sort(found.begin(), found.end(), is_before);
+  return found;
+}
+
+/// The checkpoints in `folder`, which `path` names.
+Subject list_subject(Subject::Kind kind, const fs::path& path, const fs::path& folder) {
+  Subject subject{.kind = kind, .path = path, .index = {}, .checkpoints = {}};
+  for (const auto& one : checkpoints_in(folder)) subject.checkpoints.push_back(describe(one));
+  if (const auto latest = latest_checkpoint(folder.string())) {
     subject.path = *latest;
     subject.index = read_checkpoint_index(*latest);
   }
@@ -62,8 +70,11 @@ Subject find_subject(const fs::path& path) {
             .index = read_safetensors_index(path.string()),
             .checkpoints = {}};
   }
-  if (fs::is_directory(path / kCheckpoints, ignored) && !fs::exists(path / kIndex, ignored))
-    return run_subject(path);
+  const bool has_index = fs::exists(path / kIndex, ignored);
+  if (!has_index && fs::is_directory(path / kCheckpoints, ignored))
+    return list_subject(Subject::Kind::Run, path, path / kCheckpoints);
+  if (!has_index && !checkpoints_in(path).empty())
+    return list_subject(Subject::Kind::Folder, path, path);
   return {.kind = Subject::Kind::Checkpoint,
           .path = path,
           .index = read_checkpoint_index(path.string()),

@@ -9,20 +9,23 @@
 
 namespace tessera::inspect {
 
-/// One of the checkpoints of a run.
-struct RunCheckpoint {
+/// One of the checkpoints of a run or a folder.
+struct ListedCheckpoint {
   std::string name;
   uint64_t bytes = 0;   // of its files
   std::string problem;  // empty: it is whole
 };
 
-/// What a path names: a safetensors file, a checkpoint, or a run and its latest checkpoint.
+/// What a path names: a safetensors file, a checkpoint, a run and its latest checkpoint, or a
+/// folder of checkpoints and the latest of them.
 struct Subject {
-  enum class Kind { File, Checkpoint, Run };
+  enum class Kind { File, Checkpoint, Run, Folder };
   Kind kind = Kind::File;
-  std::filesystem::path path;              // of the file or checkpoint that `index` describes
-  std::optional<CheckpointIndex> index;    // none: a run without a whole checkpoint
-  std::vector<RunCheckpoint> checkpoints;  // of a run, by number
+  std::filesystem::path path;                 // of the file or checkpoint that `index` describes
+  std::optional<CheckpointIndex> index;       // none: a run or folder without a whole checkpoint
+  std::vector<ListedCheckpoint> checkpoints;  // of a run or folder, by number
+
+  bool has_list() const { return kind == Kind::Run || kind == Kind::Folder; }
 };
 
 /// Throws c10::Error if the path is none of these, or damaged.

@@ -120,11 +120,6 @@ const Series& Metrics::of(const std::string& name) const {
 }
 
 Metrics read_metrics(const std::filesystem::path& file) {
-  if (!std::filesystem::is_regular_file(file)) {
-    throw ReportError("expected a run folder with a file metrics.jsonl, got " +
-                      file.parent_path().string() +
-                      " without one; give the folder that `tessera train --run` names");
-  }
   std::ifstream stream(file, std::ios::binary);
   if (!stream) throw ReportError("expected to read " + file.string() + ", but could not");
   MetricsReader reader;

@@ -56,10 +56,11 @@ void open_in_browser(const fs::path& page) {
 }
 
 void write_report(const ReportOptions& options) {
-  const auto runs = report::read_runs({options.folders.begin(), options.folders.end()});
+  const auto [runs, left_out] = report::read_runs({options.folders.begin(), options.folders.end()});
   check_output(options.output, runs);
   const std::string page = report::make_page(runs);
   report::write_file(options.output, page);
+  for (const auto& reason : left_out) std::cerr << "tessera report: left out: " << reason << "\n";
   for (const auto& run : runs) {
     for (const auto& note : run.notes)
       std::cerr << "tessera report: " << run.name << ": " << note << "\n";

@@ -10,6 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kMetricsFile = "metrics.jsonl";
 // An ordered object finds its keys one by one: many would take long.
 constexpr std::size_t kMostConfigBytes = 256'000;
 constexpr std::size_t kMostFactBytes = 64'000'000;
@@ -52,18 +53,24 @@ void note_lines(Run& run) {
   if (metrics.of("loss").empty()) run.notes.push_back("no step has been taken yet");
 }
 
-Run read_run(const fs::path& folder) {
-  if (!fs::exists(folder)) {
-    throw ReportError("expected a run folder, got " + folder.string() +
+/// Why a path that exists is no run folder; empty if it is one.
+std::string why_no_run(const fs::path& path) {
+  if (!fs::exists(path)) {
+    throw ReportError("expected a run folder, got " + path.string() +
                       ", which does not exist; `tessera train` makes them under runs/");
   }
-  if (!fs::is_directory(folder)) {
-    throw ReportError("expected a run folder, got the file " + folder.string() +
-                      "; give the folder it lies in");
+  if (!fs::is_directory(path)) {
+    return "expected a run folder, got the file " + path.string() + "; give the folder it lies in";
   }
+  if (fs::is_regular_file(path / kMetricsFile)) return "";
+  return "expected a run folder with a file metrics.jsonl, got " + path.string() +
+         " without one; give the folder that `tessera train --run` names";
+}
+
+Run read_run(const fs::path& folder) {
   Run run;
   run.folder = folder;
-  run.metrics = read_metrics(folder / "metrics.jsonl");
+  run.metrics = read_metrics(folder / kMetricsFile);
   run.config =
       read_optional(run, "config.json", kMostConfigBytes, parse_object<nlohmann::ordered_json>)
           .value_or(nlohmann::ordered_json::object());
@@ -105,10 +112,14 @@ void name_runs(std::vector<Run>& runs) {
 
 }  // namespace
 
-std::vector<Run> read_runs(const std::vector<fs::path>& folders) {
-  std::vector<Run> runs;
+Runs read_runs(const std::vector<fs::path>& folders) {
+  Runs runs;
   std::set<fs::path> seen;
   for (const auto& folder : folders) {
+    if (auto reason = why_no_run(folder); !reason.empty()) {
+      runs.left_out.push_back(std::move(reason));
+      continue;
+    }
     Run run = read_run(folder);
     fs::path real = fs::canonical(folder);
     if (!seen.insert(real).second) {
@@ -116,9 +127,10 @@ std::vector<Run> read_runs(const std::vector<fs::path>& folders) {
                         " twice; leave one out");
     }
     run.folder = std::move(real);
-    runs.push_back(std::move(run));
+    runs.read.push_back(std::move(run));
   }
-  name_runs(runs);
+  if (runs.read.empty() && !runs.left_out.empty()) throw ReportError(runs.left_out.front());
+  name_runs(runs.read);
   return runs;
 }
 

@@ -25,8 +25,15 @@ struct Run {
   std::vector<std::string> notes;      // what was skipped or could not be read, for the reader
 };
 
-/// Reads run folders. Throws ReportError for one that is missing, given twice or without a
-/// metrics.jsonl; what is wrong with its other files becomes a note.
-std::vector<Run> read_runs(const std::vector<std::filesystem::path>& folders);
+struct Runs {
+  std::vector<Run> read;
+  std::vector<std::string> left_out;  // what was wrong with each path that is no run
+};
+
+/// Reads run folders. Throws ReportError for one that does not exist, is given twice or can't be
+/// read. Paths that are no run folders, as `runs/*` names them beside runs, are left out, unless
+/// there is no other: then it throws what is wrong with the first. What is wrong with other files
+/// of a run becomes a note of it.
+Runs read_runs(const std::vector<std::filesystem::path>& folders);
 
 }  // namespace tessera::report

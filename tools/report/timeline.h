@@ -53,8 +53,8 @@ struct Timeline {
 /// Throws std::exception if `text` is none.
 Timeline read_timeline(const std::string& text);
 
-/// The waits of spans that nest as Timeline's: those of category "wait" and, where a rank has none
-/// of them, the time from its entry into a collective until the last rank's.
+/// The waits of spans that nest as Timeline's: those of category "wait" or, if there is none, the
+/// time from a rank's entry into a collective until the last rank's.
 std::vector<Wait> find_waits(const std::vector<Span>& spans);
 
 }  // namespace tessera::report

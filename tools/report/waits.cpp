@@ -1,7 +1,6 @@
 #include "report/timeline.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
 
 namespace tessera::report {
@@ -31,8 +30,7 @@ void add_told_waits(const std::vector<Span>& spans, std::vector<Wait>& waits) {
 
 /// A collective cannot end before the last rank has come to it. Collectives of one name are matched
 /// by their sequence number, else by their order on each rank.
-void add_inferred_waits(const std::vector<Span>& spans, const std::set<int>& ranks_that_tell,
-                        std::vector<Wait>& waits) {
+void add_inferred_waits(const std::vector<Span>& spans, std::vector<Wait>& waits) {
   std::map<std::tuple<std::string, bool, std::int64_t>, std::vector<const Span*>> meetings;
   std::map<std::pair<int, std::string>, std::int64_t> seen;
   for (const auto& span : spans) {
@@ -46,7 +44,7 @@ void add_inferred_waits(const std::vector<Span>& spans, const std::set<int>& ran
     for (const Span* span : members) {
       const double duration = std::min(last->start - span->start, span->duration);
       const bool can_wait = span->rank != last->rank && last->start < span->end() + kShortestWait;
-      if (can_wait && duration > kShortestWait && !ranks_that_tell.contains(span->rank))
+      if (can_wait && duration > kShortestWait)
         waits.push_back({span->rank, last->rank, span->start, duration, span->name, span->thread,
                          span->depth, true});
     }
@@ -58,9 +56,9 @@ void add_inferred_waits(const std::vector<Span>& spans, const std::set<int>& ran
 std::vector<Wait> find_waits(const std::vector<Span>& spans) {
   std::vector<Wait> waits;
   add_told_waits(spans, waits);
-  std::set<int> ranks_that_tell;
-  for (const auto& wait : waits) ranks_that_tell.insert(wait.rank);
-  add_inferred_waits(spans, ranks_that_tell, waits);
+  // Where ranks tell of waits one without any has not waited, and names of collectives do not tell
+  // the groups of a mesh apart.
+  if (waits.empty()) add_inferred_waits(spans, waits);
   if (waits.size() > kMostWaits) {
     std::ranges::nth_element(waits, waits.begin() + kMostWaits, std::greater<>(), &Wait::duration);
     waits.resize(kMostWaits);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <set>
 
 namespace tessera::tool {
 namespace {
@@ -12,6 +13,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "tessera-bench-";
+// Not installed.
+constexpr const char* kWithPythonPeers[] = {"dtensor", "train"};
 
 struct BenchOptions {
   std::string question;
@@ -19,13 +22,22 @@ struct BenchOptions {
 };
 
 std::string known_questions() {
-  std::string names;
+  std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(own_program().parent_path())) {
     const auto name = entry.path().filename().string();
-    if (name.starts_with(kPrefix))
-      names += (names.empty() ? "" : ", ") + name.substr(std::string(kPrefix).size());
+    if (name.starts_with(kPrefix)) names.insert(name.substr(std::string(kPrefix).size()));
   }
-  return names.empty() ? "none; build them with make build" : names;
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text.empty() ? "none; build them with make build" : text;
+}
+
+std::string why_not(const std::string& question) {
+  const auto text = "expected one of: " + known_questions() + "; got '" + question + "'";
+  if (std::ranges::count(kWithPythonPeers, question) == 0) return text;
+  return text +
+         ", which compares with Python programs of the repository and is not installed; run "
+         "it from a build of that (make build)";
 }
 
 /// The benchmarks link libtorch, which takes a while to load; this program does not. So they are
@@ -33,10 +45,7 @@ std::string known_questions() {
 [[noreturn]] void run_benchmark(const BenchOptions& options,
                                 const std::vector<std::string>& arguments) {
   const auto program = own_program().parent_path() / (kPrefix + options.question);
-  if (!fs::exists(program)) {
-    throw CLI::ValidationError(
-        "question", "expected one of: " + known_questions() + "; got '" + options.question + "'");
-  }
+  if (!fs::exists(program)) throw CLI::ValidationError("question", why_not(options.question));
   std::vector<std::string> words = {own_program().string(),        "run",         "-n",
                                     std::to_string(options.ranks), "--no-prefix", "--env",
                                     "OMP_NUM_THREADS=1",           "--",          program.string()};

@@ -23,6 +23,7 @@ using launcher::Session;
 constexpr int kLauncherFailed = 125;
 constexpr int kMostRanks = 4096;
 constexpr int kMostRestarts = 1'000'000;
+constexpr int kLargestCode = 255;
 constexpr double kLongestGrace = 1e6;
 
 struct RunOptions {
@@ -31,6 +32,8 @@ struct RunOptions {
   bool no_prefix = false;
   double grace_seconds = 5;
   int max_restarts = 0;
+  std::vector<int> final_codes;
+  std::vector<int> quiet_codes;
 };
 
 std::string describe(const RankFailure& failure, int ranks) {
@@ -46,10 +49,17 @@ std::string describe(const RankFailure& failure, int ranks) {
 }
 
 void report(const RankFailure& failure, int ranks, launcher::Output& output) {
-  const bool is_silent = failure.last_lines.empty();
-  output.say(describe(failure, ranks) + (is_silent ? "; it wrote nothing" : "; its last lines:"));
+  std::string rest = "; its last lines:";
+  if (failure.last_lines.empty()) rest = "; it wrote nothing";
+  if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
+    rest = "; it was killed from outside, maybe for want of memory (dmesg tells)";
+  output.say(describe(failure, ranks) + rest);
   const std::string prefix = launcher::rank_prefix(failure.rank, output.err().is_coloured());
   for (const auto& line : failure.last_lines) output.err().append(prefix + line + "\n");
+}
+
+bool ended_with(const RankFailure& failure, const std::vector<int>& codes) {
+  return failure.end.signal == 0 && std::ranges::count(codes, failure.end.code) > 0;
 }
 
 int run_job(const RunOptions& options, Session& session) {
@@ -57,8 +67,11 @@ int run_job(const RunOptions& options, Session& session) {
     Job job(options.job, restart, session);
     const JobOutcome outcome = job.run();
     if (!outcome.failure) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
-    if (outcome.signal != 0 || restart == options.max_restarts) {
-      report(*outcome.failure, options.job.ranks, session.output);
+    const bool ends =
+        restart == options.max_restarts || ended_with(*outcome.failure, options.final_codes);
+    if (outcome.signal != 0 || ends) {
+      if (!ended_with(*outcome.failure, options.quiet_codes))
+        report(*outcome.failure, options.job.ranks, session.output);
       return outcome.failure->end.code;
     }
     session.output.say(describe(*outcome.failure, options.job.ranks) + "; restart " +
@@ -132,6 +145,16 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   run_app->add_option("--max-restarts", options->max_restarts, "Start again after so many failures")
       ->capture_default_str()
       ->check(number_between(0, kMostRestarts, "K"));
+  run_app
+      ->add_option("--no-restart-on", options->final_codes,
+                   "Do not start again after this exit code; may be repeated")
+      ->allow_extra_args(false)
+      ->check(number_between(1, kLargestCode, "CODE"));
+  run_app
+      ->add_option("--quiet-on", options->quiet_codes,
+                   "Add nothing to the words of a rank with this exit code; may be repeated")
+      ->allow_extra_args(false)
+      ->check(number_between(1, kLargestCode, "CODE"));
   run_app->add_option("--env", options->settings, "Set a variable for all ranks; may be repeated")
       ->allow_extra_args(false)
       ->check(setting());

@@ -34,14 +34,14 @@ void start(const std::vector<std::string>& arguments) {
   CLI::App app("Trains a GPT on text: on the text files of a folder, on several ranks",
                "tessera train");
   train::Settings settings;
-  train::add_settings(app, settings);
+  const auto fields = train::add_settings(app, settings);
   app.footer(
       "tessera train --data FOLDER                   two ranks, a folder under runs/\n"
       "tessera train --ranks 4 --mesh dp=2,tp=2      two by two\n"
       "tessera train --resume --run runs/NAME        goes on where it was stopped or killed\n"
       "tessera run, torchrun, mpirun and srun may start it as well: then --ranks is theirs.");
   try {
-    train::parse_settings(app, settings, arguments);
+    train::parse_settings(app, fields, settings, arguments);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();
     return;
@@ -49,18 +49,28 @@ void start(const std::vector<std::string>& arguments) {
   std::vector<std::string> words;
   if (!has_rank()) {
     train::check(settings, settings.ranks);
-    words = {own_program().string(),
-             "run",
-             "-n",
-             std::to_string(settings.ranks),
-             "--no-prefix",
-             "--grace",
-             kGraceSeconds,
-             "--max-restarts",
-             std::to_string(settings.max_restarts),
-             "--env",
-             std::string(train::kColumnsVariable) + "=" + std::to_string(train::terminal_columns()),
-             "--"};
+    train::check_paths(settings);
+    words = {
+        own_program().string(),
+        "run",
+        "-n",
+        std::to_string(settings.ranks),
+        "--no-prefix",
+        "--grace",
+        kGraceSeconds,
+        "--max-restarts",
+        std::to_string(settings.max_restarts),
+        "--env",
+        std::string(train::kColumnsVariable) + "=" + std::to_string(train::terminal_columns())};
+    // Rank 0 tells what all ranks have found; another start would find the same.
+    for (const int code : {train::kWrongSettings, train::kAgreedFailure}) {
+      for (const char* option : {"--no-restart-on", "--quiet-on"})
+        words.insert(words.end(), {option, std::to_string(code)});
+    }
+    const bool is_new_run = lack_run(arguments) && settings.run.empty();
+    if (is_new_run)
+      words.insert(words.end(), {"--env", std::string(train::kNewRunVariable) + "=1"});
+    words.emplace_back("--");
   }
   words.push_back(program_beside("tessera-train"));
   words.insert(words.end(), arguments.begin(), arguments.end());

@@ -46,6 +46,21 @@ json row_of(const std::string& name, const at::Tensor& parameter) {
           {"bytes_per_rank", local.nbytes()}};
 }
 
+json start_of(const json& facts, int64_t first_step) {
+  return {{"command", facts.value("command", json())},
+          {"started", facts.value("started", json())},
+          {"ranks", facts.value("world_size", json())},
+          {"first_step", first_step}};
+}
+
+/// Of a run.json, which may be one from before starts were listed, or broken.
+json starts_in(const std::string& text) {
+  const auto facts = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!facts.is_object()) return json::array();
+  const auto starts = facts.value("starts", json());
+  return starts.is_array() ? starts : json::array({start_of(facts, 1)});
+}
+
 }  // namespace
 
 int64_t parameter_count(const Gpt& model) {
@@ -75,6 +90,17 @@ json facts_of(const Gpt& model, const Layout& layout, const Batches& batches,
             {"files", batches.corpus().files()},
             {"tokenizer", batches.corpus().tokenizer().name()}}},
           {"sharding", sharding}};
+}
+
+json with_starts(json facts, const std::string& earlier, int64_t first_step) {
+  auto starts = starts_in(earlier);
+  starts.push_back(start_of(facts, first_step));
+  if (starts[0].is_object()) {
+    for (const char* name : {"command", "started"})
+      facts[name] = starts[0].value(name, json(facts[name]));
+  }
+  facts["starts"] = std::move(starts);
+  return facts;
 }
 
 }  // namespace tessera::train

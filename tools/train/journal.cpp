@@ -15,10 +15,12 @@ double wall_time() {
 }  // namespace
 
 Journal::Journal(RunFolder& folder, int64_t log_every)
-    : folder_(folder),
-      is_here_(rank() == 0),
-      progress_(log_every),
-      events_(is_here_ ? std::make_unique<EventWriter>(folder.path() + "/events") : nullptr) {}
+    : folder_(folder), is_here_(rank() == 0), progress_(log_every) {}
+
+EventWriter& Journal::events() {
+  if (!events_) events_ = std::make_unique<EventWriter>(folder_.path() + "/events");
+  return *events_;
+}
 
 void Journal::step(const StepReport& report, const nlohmann::json& further) {
   if (!is_here_) return;
@@ -32,12 +34,12 @@ void Journal::step(const StepReport& report, const nlohmann::json& further) {
   line.update(further);
   folder_.add_metrics(line);
   const auto time = wall_time();
-  events_->scalar("loss", report.loss, report.step, time);
-  events_->scalar("learning_rate", report.learning_rate, report.step, time);
-  events_->scalar("tokens_per_second", report.tokens_per_second, report.step, time);
-  events_->scalar("communication_share", report.communication, report.step, time);
-  events_->scalar("memory_bytes", static_cast<double>(report.memory), report.step, time);
-  events_->flush();
+  events().scalar("loss", report.loss, report.step, time);
+  events().scalar("learning_rate", report.learning_rate, report.step, time);
+  events().scalar("tokens_per_second", report.tokens_per_second, report.step, time);
+  events().scalar("communication_share", report.communication, report.step, time);
+  events().scalar("memory_bytes", static_cast<double>(report.memory), report.step, time);
+  events().flush();
 }
 
 void Journal::validation(int64_t step, double loss, double seconds) {
@@ -47,8 +49,8 @@ void Journal::validation(int64_t step, double loss, double seconds) {
                 static_cast<long long>(step));
   progress_.say(text);
   folder_.add_metrics({{"step", step}, {"val_loss", loss}, {"seconds", seconds}});
-  events_->scalar("validation_loss", loss, step, wall_time());
-  events_->flush();
+  events().scalar("validation_loss", loss, step, wall_time());
+  events().flush();
 }
 
 void Journal::event(const std::string& kind, int64_t step, const std::string& text) {
@@ -63,6 +65,10 @@ void Journal::say(const std::string& text) {
 
 void Journal::file(const std::string& name, const std::string& text) {
   if (is_here_) folder_.write(name, text);
+}
+
+void Journal::remove(const std::string& name) {
+  if (is_here_) folder_.remove(name);
 }
 
 }  // namespace tessera::train

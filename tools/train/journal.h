@@ -21,12 +21,16 @@ class Journal {
   void say(const std::string& text);
   /// What is to be kept whole, e.g. program.cpp.
   void file(const std::string& name, const std::string& text);
+  /// What an earlier start has left and this one may not write again.
+  void remove(const std::string& name);
 
  private:
+  EventWriter& events();
+
   RunFolder& folder_;
   bool is_here_;
   Progress progress_;
-  std::unique_ptr<EventWriter> events_;
+  std::unique_ptr<EventWriter> events_;  // from the first number on: a start may have none
 };
 
 }  // namespace tessera::train

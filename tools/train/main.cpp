@@ -1,21 +1,26 @@
 // One rank of `tessera train`.
 #include <tessera/comm.h>
 
+#include "train/agreed.h"
 #include "train/run_paths.h"
-#include "train/settings.h"
+#include "train/settings_file.h"
 #include "train/trainer.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/Context.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <utility>
 
 namespace {
 
+using tessera::train::AgreedError;
+using tessera::train::Origin;
 using tessera::train::Settings;
+using tessera::train::Start;
 
-constexpr int kUsageError = 2;
 constexpr unsigned kSecondsForOthers = 10;
 
 std::string command_of(int argc, char** argv) {
@@ -33,15 +38,21 @@ bool is_restart() {
   return false;
 }
 
-int train(const Settings& settings, tessera::train::Origin origin) {
-  tessera::train::check(settings, tessera::world_size());
-  auto run = settings.run;
-  if (run.empty() && tessera::rank() == 0) run = tessera::train::make_run_folder();
-  run = tessera::broadcast_bytes(run);
-  using Start = tessera::train::Start;
+void check_device(const Settings& settings) {
+  if (settings.device != "cuda") return;
+  TORCH_CHECK_VALUE(at::hasCUDA(),
+                    "--device cuda: expected a GPU, but libtorch finds none; use --device cpu, or "
+                    "a CUDA build of libtorch where a GPU is visible");
+  const auto gpus = at::getNumGPUs();
+  TORCH_CHECK_VALUE(std::cmp_less(tessera::local_rank(), gpus),
+                    "--device cuda: expected a GPU for each rank, found ", gpus,
+                    " for more ranks on this host; use fewer --ranks");
+}
+
+int train_in(const std::string& run, const Settings& settings, const Origin& origin) {
   auto start = settings.resume ? Start::Resume : Start::New;
   if (is_restart())
-    start = tessera::latest_checkpoint(run + "/checkpoints") ? Start::Resume : Start::Again;
+    start = tessera::latest_checkpoint(run + "/checkpoints") ? Start::Restart : Start::Again;
   tessera::barrier();  // nobody looks for checkpoints once somebody may write them
   tessera::train::Trainer trainer(settings, origin, run, start);
   const int code = trainer.run();
@@ -49,37 +60,65 @@ int train(const Settings& settings, tessera::train::Origin origin) {
   return code;
 }
 
+int train(const Settings& settings, const Origin& origin) {
+  auto run = settings.run;
+  const bool is_made_for_it =
+      run.empty() || std::getenv(tessera::train::kNewRunVariable) != nullptr;
+  try {
+    tessera::train::agree([&] {
+      tessera::train::check(settings, tessera::world_size());
+      tessera::train::check_paths(settings);
+      check_device(settings);
+      return true;
+    });
+    if (run.empty() && tessera::rank() == 0) run = tessera::train::make_run_folder();
+    run = tessera::broadcast_bytes(run);
+    return train_in(run, settings, origin);
+  } catch (...) {
+    if (is_made_for_it && tessera::rank() == 0) tessera::train::remove_unused_folder(run);
+    throw;
+  }
+}
+
+/// Ends without taking the group down, which would wait for ranks that are gone.
+[[noreturn]] void leave(int code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
+[[noreturn]] void end_job(const AgreedError& error) {
+  if (tessera::rank() == 0) {
+    std::cerr << "tessera train: " << error.what() << std::endl;
+  } else {
+    sleep(kSecondsForOthers);  // rank 0's words are to be the job's last
+  }
+  leave(error.exit_code());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app("Trains a GPT on text", "tessera train");
   Settings settings;
-  tessera::train::add_settings(app, settings);
+  const auto fields = tessera::train::add_settings(app, settings);
   try {
-    tessera::train::parse_settings(app, settings, {argv + 1, argv + argc});
+    tessera::train::parse_settings(app, fields, settings, {argv + 1, argv + argc});
     tessera::init();
-    tessera::train::Origin origin{.command = command_of(argc, argv),
-                                  .config_toml = tessera::train::to_toml(app),
-                                  .config = tessera::train::to_map(app)};
-    const int code = train(settings, std::move(origin));
+    const Origin origin{.command = command_of(argc, argv),
+                        .config_toml = tessera::train::to_toml(fields),
+                        .config = tessera::train::to_map(fields)};
+    const int code = train(settings, origin);
     tessera::shutdown();
     return code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     std::cerr << "tessera train: " << error.what() << "; see tessera train --help\n";
-    return kUsageError;
-  } catch (const tessera::train::AgreedError& error) {
-    if (tessera::rank() == 0) {
-      std::cerr << error.what() << std::endl;
-    } else {
-      sleep(kSecondsForOthers);  // rank 0's words are to be the job's last
-    }
-    return 1;
-  } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << std::endl;
-    return 1;
+    return tessera::train::kWrongSettings;
+  } catch (const AgreedError& error) {
+    end_job(error);
   } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
-    return 1;
+    std::cerr << tessera::train::message_of(error) << std::endl;
+    leave(1);
   }
 }

@@ -22,13 +22,13 @@ ParallelPlan tensor_plan(int64_t heads) {
           {"blocks.*.down", RowwiseParallel()}};
 }
 
-CommHook hook_of(const Settings& settings) {
-  if (settings.comm_hook == "fp16") return fp16_compress_hook;
-  if (settings.comm_hook == "bf16") return bf16_compress_hook;
-  return powersgd_hook({.start_powerSGD_iter = std::max<int64_t>(2, settings.warmup)});
-}
-
 }  // namespace
+
+std::shared_ptr<PowerSGDState> make_powersgd(const Settings& settings) {
+  if (settings.comm_hook != "powersgd") return nullptr;
+  return std::make_shared<PowerSGDState>(
+      PowerSGDOptions{.start_powerSGD_iter = std::max<int64_t>(2, settings.warmup)});
+}
 
 c10::DeviceType device_type_of(const Settings& settings) {
   return settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
@@ -52,7 +52,8 @@ Layout make_layout(const Settings& settings) {
   return layout;
 }
 
-void parallelize(Gpt& model, const Layout& layout, const Settings& settings) {
+void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
+                 const std::shared_ptr<PowerSGDState>& powersgd) {
   const auto& mesh = layout.mesh;
   const auto blocks = model->blocks()->children();
 
@@ -68,7 +69,9 @@ void parallelize(Gpt& model, const Layout& layout, const Settings& settings) {
   if (!has(mesh, "dp") || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
     replicate(model, {.mesh = mesh["dp"]});
-    if (settings.comm_hook != "none") register_comm_hook(model, hook_of(settings));
+    if (settings.comm_hook == "fp16") register_comm_hook(model, fp16_compress_hook);
+    if (settings.comm_hook == "bf16") register_comm_hook(model, bf16_compress_hook);
+    if (powersgd) register_comm_hook(model, powersgd->hook());
     return;
   }
   FullyShardOptions options;

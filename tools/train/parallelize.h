@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/mesh.h>
+#include <tessera/replicate.h>
 
 #include "train/model.h"
 #include "train/settings.h"
@@ -19,7 +20,11 @@ c10::DeviceType device_type_of(const Settings& settings);
 /// Of all ranks of the world; every rank calls it.
 Layout make_layout(const Settings& settings);
 
+/// What the comm hook remembers; null if it is another hook, or none.
+std::shared_ptr<PowerSGDState> make_powersgd(const Settings& settings);
+
 /// Spreads the model over the ranks; every rank calls it, before the optimizer is made.
-void parallelize(Gpt& model, const Layout& layout, const Settings& settings);
+void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
+                 const std::shared_ptr<PowerSGDState>& powersgd);
 
 }  // namespace tessera::train

@@ -2,6 +2,7 @@
 
 #include <tessera/dtensor.h>
 
+#include "train/agreed.h"
 #include "train/schedule.h"
 
 #include <ATen/Context.h>
@@ -22,8 +23,10 @@ constexpr const char* kState = "trainer";        // JSON, the same on all ranks
 constexpr const char* kRandom = "random_state";  // of this rank's generators
 constexpr const char* kDeviceRandom = "device_random_state";
 
-/// What a model and its data are, as far as a checkpoint depends on it.
-json identity(const Settings& settings, const Batches& batches) {
+/// What a model and its data are, as far as a checkpoint depends on it, by the names of flags. The
+/// tokenizer before the data: another one makes other data, too.
+std::vector<std::pair<std::string, json>> identity(const Settings& settings,
+                                                   const Batches& batches) {
   return {{"blocks", settings.blocks},
           {"width", settings.width},
           {"heads", settings.heads},
@@ -32,6 +35,28 @@ json identity(const Settings& settings, const Batches& batches) {
           {"validation", settings.validation},
           {"tokenizer", batches.corpus().tokenizer().name()},
           {"data", batches.corpus().fingerprint()}};
+}
+
+/// "vocabulary.json" of "vocabulary.json#checksum".
+std::string file_of(const json& tokenizer) {
+  const auto name = tokenizer.is_string() ? tokenizer.get<std::string>() : "";
+  return name.substr(0, name.find('#'));
+}
+
+std::string difference(const std::string& name, const json& saved, const json& ours) {
+  if (name == "data")
+    return "data differs: the files under --data have changed, or others are given; give those it "
+           "was trained on";
+  if (name == "tokenizer" && file_of(saved) == file_of(ours))
+    return "tokenizer differs: " + file_of(ours) + " has changed since; give the file as it was";
+  return name + " is " + saved.dump() + ", but --" + name + " is " + ours.dump() + "; give --" +
+         name + " as it was";
+}
+
+/// What is beside tensors, without reading those: a module that has none takes none.
+Extra read_extra(const std::string& checkpoint) {
+  torch::nn::Module nothing;
+  return tessera::load(checkpoint, nothing, {.strict = false});
 }
 
 json shape_of(const DeviceMesh& mesh) { return {mesh.dim_names(), mesh.shape()}; }
@@ -58,7 +83,9 @@ at::Generator device_generator(const Gpt& model) {
 }  // namespace
 
 Extra Trainee::extra_of(const Position& position) const {
-  const json state = {{"identity", identity(settings_, batches_)},
+  json own;
+  for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
+  const json state = {{"identity", own},
                       {"mesh", shape_of(layout_.mesh)},
                       {"step", position.step},
                       {"tokens", position.tokens},
@@ -68,6 +95,7 @@ Extra Trainee::extra_of(const Position& position) const {
                       {"scaler", step_.scaler().state_dict()}};
   Extra extra = {{kState, state.dump()}, {kRandom, state_of(host_generator())}};
   if (settings_.device != "cpu") extra[kDeviceRandom] = state_of(device_generator(model_));
+  if (powersgd_) extra.merge(powersgd_->save(*model_));
   return extra;
 }
 
@@ -94,46 +122,51 @@ std::vector<std::string> Trainee::checkpoints(const RunFolder& folder) {
   return found;
 }
 
-void Trainee::check(const std::string& checkpoint, const json& state) const {
+json Trainee::checked_state(const std::string& checkpoint, const Extra& extra) const {
+  const auto found = extra.find(kState);
+  if (found == extra.end())
+    throw AgreedError("--resume: expected a checkpoint of tessera train, got " + checkpoint +
+                          ", which holds none of its state",
+                      kWrongSettings);
+  auto state = json::parse(found->second);
   const auto& saved = state.at("identity");
-  const auto ours = identity(settings_, batches_);
-  for (const auto& [name, value] : ours.items()) {
+  for (const auto& [name, value] : identity(settings_, batches_)) {
     const auto theirs = saved.value(name, json());
-    TORCH_CHECK_VALUE(theirs == value, "train: expected a checkpoint of this model and data, got ",
-                      checkpoint, ", whose ", name, " is ", theirs.dump(), " instead of ",
-                      value.dump(),
-                      name == "data" ? "; the files under --data have changed: train anew"
-                                     : "; give --" + name + " as it was, or train anew");
+    if (theirs == value) continue;
+    throw AgreedError("--resume: expected a checkpoint of this model and data, got " + checkpoint +
+                          ", whose " + difference(name, theirs, value) + ", or train anew",
+                      kWrongSettings);
   }
+  return state;
 }
 
-/// On other ranks, or in another layout, a rank has another part of the batch: then it draws anew,
-/// the same as those that it shares its part with.
-void Trainee::set_random_state(const Extra& extra, const json& state) const {
-  if (state.at("mesh") != shape_of(layout_.mesh)) {
-    const auto step = state.at("step").get<uint64_t>();
-    torch::manual_seed(settings_.seed + 1 + static_cast<uint64_t>(layout_.data_rank) +
-                       (step << 20));
-    return;
-  }
+void Trainee::set_random_state(const Extra& extra) const {
   set_state(host_generator(), extra.at(kRandom));
   const auto found = extra.find(kDeviceRandom);
   if (settings_.device != "cpu" && found != extra.end())
     set_state(device_generator(model_), found->second);
 }
 
+/// The same as those draw that this rank shares its part of the batch with.
+void Trainee::draw_anew(uint64_t step) const {
+  torch::manual_seed(settings_.seed + 1 + static_cast<uint64_t>(layout_.data_rank) + (step << 20));
+}
+
 Position Trainee::load(const std::string& checkpoint) {
-  const auto extra = tessera::load(checkpoint, model_, optimizer_);
-  const auto found = extra.find(kState);
-  TORCH_CHECK_VALUE(found != extra.end(), "train: expected a checkpoint of tessera train, got ",
-                    checkpoint, ", which holds none of its state");
-  const auto state = json::parse(found->second);
-  check(checkpoint, state);
+  const auto extra = read_extra(checkpoint);
+  const auto state = checked_state(checkpoint, extra);
+  tessera::load(checkpoint, model_, optimizer_);
   set_options(optimizer_, settings_);
   batches_.seek(state.at("sampler"));
   if (step_.scaler().is_enabled() && !state.at("scaler").empty())
     step_.scaler().load_state_dict(state.at("scaler"));
-  set_random_state(extra, state);
+  // On other ranks, or in another layout, a rank has another part of the batch.
+  if (state.at("mesh") == shape_of(layout_.mesh)) {
+    set_random_state(extra);
+    if (powersgd_) powersgd_->load(*model_, extra);
+  } else {
+    draw_anew(state.at("step").get<uint64_t>());
+  }
   return {.step = state.at("step"),
           .tokens = state.at("tokens"),
           .seconds = state.at("seconds"),

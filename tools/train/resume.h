@@ -23,13 +23,14 @@ struct Position {
 class Trainee {
  public:
   Trainee(Gpt& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
-          const Layout& layout, const Settings& settings)
+          const Layout& layout, const Settings& settings, std::shared_ptr<PowerSGDState> powersgd)
       : model_(model),
         optimizer_(optimizer),
         step_(step),
         batches_(batches),
         layout_(layout),
-        settings_(settings) {}
+        settings_(settings),
+        powersgd_(std::move(powersgd)) {}
 
   /// Starts to save in the background, once what was saved before is on disk. Every rank calls it.
   void save(const RunFolder& folder, const Position& position);
@@ -39,13 +40,16 @@ class Trainee {
   void finish_saving();
   /// The checkpoints of the run, the newest first.
   static std::vector<std::string> checkpoints(const RunFolder& folder);
-  /// Throws a ValueError if the checkpoint is of another model or of other data.
+  /// Every rank calls it. Throws an AgreedError if the checkpoint is of another model or of other
+  /// data, before a tensor is read; a ValueError, on all ranks, if it is damaged.
   Position load(const std::string& checkpoint);
 
  private:
   Extra extra_of(const Position& position) const;
-  void check(const std::string& checkpoint, const nlohmann::json& state) const;
-  void set_random_state(const Extra& extra, const nlohmann::json& state) const;
+  /// The state in what a checkpoint holds beside tensors, if it is this model's.
+  nlohmann::json checked_state(const std::string& checkpoint, const Extra& extra) const;
+  void set_random_state(const Extra& extra) const;
+  void draw_anew(uint64_t step) const;
 
   Gpt& model_;
   optim::AdamW& optimizer_;
@@ -53,6 +57,7 @@ class Trainee {
   Batches& batches_;
   const Layout& layout_;
   const Settings& settings_;
+  std::shared_ptr<PowerSGDState> powersgd_;
   std::optional<PendingSave> pending_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <tessera/comm.h>
 
+#include "train/agreed.h"
+
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -25,26 +27,29 @@ std::string read_text(const fs::path& file) {
 
 /// The lock's descriptor; throws.
 int take(const fs::path& path, Start start) {
-  fs::create_directories(path);
+  std::error_code problem;
+  fs::create_directories(path, problem);
+  TORCH_CHECK_VALUE(!problem, "--run: expected a folder to write to, got ", path.string(), ": ",
+                    problem.message());
   const auto file = path / ".lock";
   const int lock = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  TORCH_CHECK_VALUE(lock >= 0, "train: expected a folder to write to, got ", path.string(), ": ",
+  TORCH_CHECK_VALUE(lock >= 0, "--run: expected a folder to write to, got ", path.string(), ": ",
                     std::strerror(errno));
   if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
     const auto owner = read_text(file);
     close(lock);
-    TORCH_CHECK_VALUE(false, "train: expected a run folder that nobody uses, got ", path.string(),
+    TORCH_CHECK_VALUE(false, "--run: expected a folder that nobody uses, got ", path.string(),
                       ", which process ", owner,
                       " is training in; wait for it, or use another --run");
   }
   if (start == Start::New && fs::exists(path / "metrics.jsonl")) {
     close(lock);
-    TORCH_CHECK_VALUE(false, "train: expected a new run folder, got ", path.string(),
+    TORCH_CHECK_VALUE(false, "--run: expected a new folder, got ", path.string(),
                       ", which holds a run; go on with it by --resume, or use another --run");
   }
   const auto pid = std::to_string(getpid()) + "\n";
   const bool noted = ftruncate(lock, 0) == 0 && ::write(lock, pid.data(), pid.size()) > 0;
-  TORCH_CHECK_VALUE(noted, "train: expected a folder to write to, got ", path.string(), ": ",
+  TORCH_CHECK_VALUE(noted, "--run: expected a folder to write to, got ", path.string(), ": ",
                     std::strerror(errno));
   return lock;
 }
@@ -57,14 +62,12 @@ RunFolder::RunFolder(const std::string& path, Start start) : path_(path) {
     try {
       lock_ = take(path, start);
       metrics_.open(path + "/metrics.jsonl", std::ios::app);
-    } catch (const c10::Error& error) {
-      problem = error.what_without_backtrace();
     } catch (const std::exception& error) {
-      problem = error.what();
+      problem = message_of(error);
     }
   }
   problem = broadcast_bytes(problem);
-  TORCH_CHECK_VALUE(problem.empty(), problem);
+  if (!problem.empty()) throw AgreedError(problem, kWrongSettings);
 }
 
 RunFolder::~RunFolder() {
@@ -92,6 +95,16 @@ void RunFolder::write(const std::string& name, const std::string& text) const {
     TORCH_CHECK(stream, "train: expected to write ", file, ": ", std::strerror(errno));
   }
   fs::rename(temporary, file);
+}
+
+std::string RunFolder::read(const std::string& name) const {
+  std::ifstream stream(path_ + "/" + name, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+void RunFolder::remove(const std::string& name) const {
+  std::error_code ignored;
+  fs::remove(path_ + "/" + name, ignored);
 }
 
 }  // namespace tessera::train

@@ -7,13 +7,17 @@
 
 namespace tessera::train {
 
-/// How a job begins in its folder: with a new run, from the last checkpoint of the one there, or
-/// once more from the beginning, since a start before failed too early to leave a checkpoint.
-enum class Start { New, Resume, Again };
+/// How a job begins in its folder.
+enum class Start {
+  New,      // with a new run
+  Resume,   // from the last checkpoint of the run there, as asked for
+  Restart,  // the same by itself, after a start that failed
+  Again,    // from the beginning, after a start that failed too early to leave a checkpoint
+};
 
 /// The folder that a run leaves behind, written by rank 0:
 ///   config.toml, config.json   settings
-///   run.json                   ranks, mesh, what is sharded how
+///   run.json                   starts, ranks, mesh, what is sharded how
 ///   metrics.jsonl              one line per step, validation and event
 ///   checkpoints/step-000100    see docs/checkpoints.md
 ///   events/                    for TensorBoard
@@ -22,8 +26,8 @@ enum class Start { New, Resume, Again };
 /// A lock keeps a second job out of it.
 class RunFolder {
  public:
-  /// Rank 0 makes and locks it. Throws a ValueError, on all ranks, if another job has it, or if it
-  /// holds a run and this is a new one.
+  /// Rank 0 makes and locks it. Throws an AgreedError if another job has it, or if it holds a run
+  /// and this is a new one. Every rank calls it.
   RunFolder(const std::string& path, Start start);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -37,6 +41,9 @@ class RunFolder {
   void add_metrics(const nlohmann::json& line);
   /// A whole file, replaced in one step. Rank 0 alone.
   void write(const std::string& name, const std::string& text) const;
+  /// Empty if it is not there.
+  std::string read(const std::string& name) const;
+  void remove(const std::string& name) const;
 
  private:
   std::string path_;

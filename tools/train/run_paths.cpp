@@ -21,6 +21,11 @@ std::string make_run_folder() {
   return path;
 }
 
+void remove_unused_folder(const std::string& path) {
+  std::error_code ignored;
+  fs::remove(path, ignored);  // fails if there is something in it
+}
+
 std::string newest_run() {
   std::string newest;
   fs::file_time_type when{};

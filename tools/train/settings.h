@@ -5,13 +5,19 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 /// What `tessera train` can be told, by flags or by a TOML file with the same names.
 namespace tessera::train {
 
+/// Exit codes of ranks after which another start would end alike.
+constexpr int kWrongSettings = 2;
+constexpr int kAgreedFailure = 3;  // found on all ranks: a loss that is not finite, other texts
+
 struct Settings {
   // What is read
+  std::string config;  // a file with settings
   std::vector<std::string> data = {"."};
   std::string tokenizer = "bytes";
   double validation = 0.05;  // of the text, its end
@@ -47,19 +53,30 @@ using MeshDim = std::pair<std::string, int64_t>;
 /// Throws std::invalid_argument that says what was expected.
 std::vector<MeshDim> parse_mesh(const std::string& text);
 
-/// Adds an option for each setting; --help tells defaults.
-void add_settings(CLI::App& app, Settings& settings);
+/// A setting that a file may hold: its flag, and where its value is.
+struct Field {
+  CLI::Option* option;
+  std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*>
+      value;
+  const std::string& name() const { return option->get_lnames().front(); }
+};
+using Fields = std::vector<Field>;
 
-/// Parses the words behind `tessera train`. Throws CLI::Error: of help asked for, of a word that
-/// nobody knows, with the nearest that is known. With --resume the settings of the run itself count
-/// where none are given.
-void parse_settings(CLI::App& app, Settings& settings, std::vector<std::string> arguments);
+/// Adds an option for each setting; --help tells defaults. `settings` outlives what is returned.
+Fields add_settings(CLI::App& app, Settings& settings);
 
-/// All settings as a TOML file that --config takes; and by name, but for the run's folder.
-std::string to_toml(const CLI::App& app);
-std::map<std::string, std::string> to_map(const CLI::App& app);
+/// Parses the words behind `tessera train`, then the file of --config for what they do not say.
+/// Throws CLI::Error: of help asked for, of a word that nobody knows, with the nearest that is
+/// known. With --resume the settings of the run itself count where none are given.
+void parse_settings(CLI::App& app, const Fields& fields, Settings& settings,
+                    std::vector<std::string> arguments);
+
+/// All settings by name, but for the run's folder.
+std::map<std::string, std::string> to_map(const Fields& fields);
 
 /// What contradicts itself beyond single values, e.g. ranks and mesh. Throws CLI::ValidationError.
 void check(const Settings& settings, int world_size);
+/// Whether what is to be read is there and the run's folder can be one. Throws the same.
+void check_paths(const Settings& settings);
 
 }  // namespace tessera::train

@@ -5,11 +5,16 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace tessera::train {
 
 int terminal_columns() {
   if (const char* told = std::getenv(kColumnsVariable)) return std::atoi(told);
+  // These give each rank a terminal of its own and collect what is written to it, maybe in a file.
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID"}) {
+    if (std::getenv(name) != nullptr) return 0;
+  }
   const char* kind = std::getenv("TERM");
   if (!isatty(STDOUT_FILENO) || (kind != nullptr && std::strcmp(kind, "dumb") == 0)) return 0;
   winsize size{};

@@ -3,11 +3,13 @@
 #include <tessera/comm.h>
 #include <tessera/trace.h>
 
+#include "train/agreed.h"
 #include "train/generate.h"
 #include "train/nonfinite.h"
 #include "train/schedule.h"
 #include "train/signals.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
@@ -25,7 +27,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kFirstTraced = 5;  // earlier steps are slower: memory is new, programs are made
+constexpr int64_t kMostUntraced = 5;
 constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
 
@@ -33,7 +35,13 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-int64_t resident_bytes() {
+/// Of this rank: on a device what its allocator holds, otherwise the process's.
+int64_t memory_in_use(at::Device device) {
+  if (!device.is_cpu()) {
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(device.index());
+    return stats.reserved_bytes[kAll].current;
+  }
   std::ifstream file("/proc/self/statm");
   int64_t size = 0, resident = 0;
   file >> size >> resident;
@@ -47,7 +55,7 @@ at::Device device_of(const Settings& settings) {
 }
 
 Gpt make_model(const Settings& settings, const Batches& batches, const Layout& layout,
-               at::Device device) {
+               const std::shared_ptr<PowerSGDState>& powersgd, at::Device device) {
   torch::manual_seed(settings.seed);
   Gpt model(ModelShape{.vocabulary = batches.corpus().tokenizer().vocabulary(),
                        .blocks = settings.blocks,
@@ -56,21 +64,22 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
                        .context = settings.context,
                        .dropout = settings.dropout});
   model->to(device);
-  parallelize(model, layout, settings);
+  parallelize(model, layout, settings, powersgd);
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
   return model;
 }
 
 /// Ranks that read other texts would train other models.
-void check_same_text(const data::Corpus& corpus) {
-  const auto all = gather_bytes(corpus.fingerprint());
+Batches make_batches(const Settings& settings, const Layout& layout, at::Device device) {
+  auto batches = agree([&] { return Batches(settings, layout, device); });
+  const auto all = gather_bytes(batches.corpus().fingerprint());
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw AgreedError("train: expected the same text on all ranks, but rank " +
-                      std::to_string(rank) +
+    throw AgreedError("expected the same text on all ranks, but rank " + std::to_string(rank) +
                       " finds other files under --data than rank 0; give all hosts the same");
   }
+  return batches;
 }
 
 std::string signal_name(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
@@ -83,17 +92,27 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       origin_(origin),
       device_(device_of(settings)),
       layout_(make_layout(settings)),
-      batches_(settings, layout_, device_),
-      model_(make_model(settings, batches_, layout_, device_)),
+      batches_(make_batches(settings, layout_, device_)),
+      powersgd_(make_powersgd(settings)),
+      model_(make_model(settings, batches_, layout_, powersgd_, device_)),
       optimizer_(make_optimizer(*model_, settings)),
       step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      trainee_(model_, optimizer_, step_, batches_, layout_, settings) {
-  check_same_text(batches_.corpus());
+      trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_) {
   introduce();
-  if (start == Start::Resume) resume();
-  journal_.file("run.json", facts_of(model_, layout_, batches_, origin_.command).dump(1));
+  if (start == Start::Resume || start == Start::Restart) resume(start);
+  if (!has_nothing_to_do_) record_start(start);
+}
+
+void Trainer::record_start(Start start) {
+  // Those of an earlier start tell of other ranks; this one writes them anew if it gets that far.
+  for (const char* name : {"timeline.json", "trace.json", "program.cpp"}) {
+    if (start != Start::New) journal_.remove(name);
+  }
+  const auto facts = facts_of(model_, layout_, batches_, origin_.command);
+  const auto first_step = position_.step + 1;
+  journal_.file("run.json", with_starts(facts, folder_.read("run.json"), first_step).dump(1));
   journal_.file("config.json", origin_.config.dump(1));
   journal_.file("config.toml", origin_.config_toml);
 }
@@ -120,35 +139,48 @@ void Trainer::introduce() {
 }
 
 /// From the newest checkpoint; from the one before it if that is damaged.
-void Trainer::resume() {
+void Trainer::resume(Start start) {
   const auto checkpoints = trainee_.checkpoints(folder_);
-  TORCH_CHECK_VALUE(!checkpoints.empty(), "train: expected a checkpoint in ", folder_.checkpoints(),
-                    ", found none; leave --resume out and use another --run");
+  if (checkpoints.empty())
+    throw AgreedError("--resume: expected a checkpoint in " + folder_.checkpoints() +
+                          ", found none; leave --resume out and use another --run",
+                      kWrongSettings);
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     try {
       position_ = trainee_.load(checkpoints[i]);
       break;
     } catch (const c10::ValueError& error) {  // the same on all ranks
-      if (i + 1 == checkpoints.size()) throw;
-      journal_.say(std::string(error.what_without_backtrace()) + "\ntrying the one before it");
+      if (i + 1 == checkpoints.size()) throw AgreedError(message_of(error));
+      journal_.say(message_of(error) + "\ntrying the one before it");
     }
   }
   saved_step_ = position_.step;
+  // After a failure the end may lack what comes behind the last step.
+  has_nothing_to_do_ = start == Start::Resume && position_.step >= settings_.steps;
+  if (has_nothing_to_do_) return;
   journal_.event("resumed", position_.step, "goes on after step " + std::to_string(position_.step));
 }
 
 int Trainer::run() {
+  if (has_nothing_to_do_) {
+    journal_.say("nothing to do: the run is at step " + std::to_string(position_.step) + " of " +
+                 std::to_string(settings_.steps) + "; raise --steps");
+    return 0;
+  }
   note_signals();
   int signal = 0;
   const auto first = position_.step;
+  // Earlier steps are slower: memory is new, programs are made.
+  first_traced_ =
+      std::clamp<int64_t>(settings_.steps - first - settings_.trace - 1, 0, kMostUntraced);
   while (position_.step < settings_.steps && signal == 0) {
     begin_timeline(position_.step - first);
     const auto measured = train_step();
-    end_timeline(position_.step - first);
-    ++position_.step;
     signal = measured.signal;
+    const bool is_last = position_.step + 1 == settings_.steps || signal != 0;
+    end_timeline(position_.step - first, is_last);
+    ++position_.step;
     log(measured);
-    const bool is_last = position_.step == settings_.steps || signal != 0;
     const auto is_due = [&](int64_t every) { return every > 0 && position_.step % every == 0; };
     // After a step that was left out the model may be one that has come to nothing.
     if ((is_due(settings_.save_every) || is_last) && measured.is_finite) save();
@@ -186,7 +218,7 @@ Trainer::Measured Trainer::train_step() {
 Trainer::Measured Trainer::exchange(double loss, double seconds, double communication,
                                     double norm) const {
   const std::vector<double> own = {loss, communication / seconds, norm,
-                                   static_cast<double>(resident_bytes()),
+                                   static_cast<double>(memory_in_use(device_)),
                                    static_cast<double>(noted_signal())};
   auto all =
       at::zeros({world_size(), static_cast<int64_t>(own.size())}, at::TensorOptions(at::kDouble));
@@ -224,7 +256,7 @@ void Trainer::handle_nonfinite(const Measured& measured) {
           ? std::to_string(kMostSkippedInARow) +
                 " steps in a row were left out before it; lower --lr or give --clip"
           : "lower --lr, give --clip, or leave such steps out with --skip-nonfinite";
-  throw AgreedError("train: expected a finite loss, but " + what + "; " + remedy +
+  throw AgreedError("expected a finite loss, but " + what + "; " + remedy +
                     (saved_step_ < 0
                          ? "; there is no checkpoint"
                          : "; the last checkpoint is of step " + std::to_string(saved_step_)));
@@ -281,19 +313,19 @@ void Trainer::finish_saving() {
 }
 
 void Trainer::begin_timeline(int64_t step_here) {
-  if (settings_.trace > 0 && step_here == kFirstTraced)
+  if (settings_.trace > 0 && step_here == first_traced_)
     timeline_ = std::make_unique<Timeline>(/*with_operators=*/true);
-  if (step_here == kFirstTraced + settings_.trace)
+  if (step_here == first_traced_ + settings_.trace)
     timeline_ = std::make_unique<Timeline>(/*with_operators=*/false);
 }
 
-void Trainer::end_timeline(int64_t step_here) {
-  const bool is_trace = settings_.trace > 0 && step_here == kFirstTraced + settings_.trace - 1;
-  const bool is_timeline = step_here == kFirstTraced + settings_.trace;
-  if (!is_trace && !is_timeline) return;
+void Trainer::end_timeline(int64_t step_here, bool is_last) {
+  if (!timeline_) return;
+  const bool is_trace = step_here < first_traced_ + settings_.trace;
+  if (is_trace && !is_last && step_here + 1 < first_traced_ + settings_.trace) return;
   journal_.file(is_trace ? "trace.json" : "timeline.json", timeline_->gather());
   timeline_.reset();
-  if (is_timeline && settings_.compile) journal_.file("program.cpp", step_.program());
+  if (!is_trace && settings_.compile) journal_.file("program.cpp", step_.program());
 }
 
 int Trainer::finish(int signal) {

@@ -6,7 +6,6 @@
 #include "train/timeline.h"
 
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,15 +17,11 @@ struct Origin {
   nlohmann::json config;
 };
 
-/// An end that all ranks have agreed on: one of them tells it.
-class AgreedError : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 /// Trains a GPT as the settings say; every rank has one.
 class Trainer {
  public:
-  /// Throws if it is to go on and the folder has no checkpoint that can be used.
+  /// Throws an AgreedError if texts cannot be read or differ between ranks, if the folder cannot be
+  /// used, or if it is to go on and there is no checkpoint that can be.
   Trainer(const Settings& settings, const Origin& origin, const std::string& folder, Start start);
 
   /// The exit code: 0, or 128 + the signal that ended it.
@@ -42,7 +37,8 @@ class Trainer {
   };
 
   void introduce();
-  void resume();
+  void resume(Start start);
+  void record_start(Start start);
   Measured train_step();
   Measured exchange(double loss, double seconds, double communication, double norm) const;
   void handle_nonfinite(const Measured& measured);
@@ -51,7 +47,7 @@ class Trainer {
   void save();
   void finish_saving();
   void begin_timeline(int64_t step_here);
-  void end_timeline(int64_t step_here);
+  void end_timeline(int64_t step_here, bool is_last);
   int finish(int signal);
   int64_t sequences_per_part() const;
 
@@ -60,6 +56,7 @@ class Trainer {
   at::Device device_;
   Layout layout_;
   Batches batches_;
+  std::shared_ptr<PowerSGDState> powersgd_;
   Gpt model_;
   optim::AdamW optimizer_;
   TrainStep step_;
@@ -67,7 +64,9 @@ class Trainer {
   Journal journal_;
   Trainee trainee_;
   std::unique_ptr<Timeline> timeline_;
+  int64_t first_traced_ = 0;  // of the steps of this start, from 0
   Position position_;
+  bool has_nothing_to_do_ = false;
   int64_t saved_step_ = -1;  // of the last whole checkpoint
   int64_t saving_step_ = -1;
   int skipped_in_a_row_ = 0;

@@ -72,6 +72,9 @@ struct Node {
   /// Of "tessera::fused", what its one kernel computes: an input per tensor used, an output per
   /// tensor defined, a scalar per scalar argument.
   std::shared_ptr<const Graph> body = nullptr;
+  /// Of a collective, one number per tensor sent: the how-many-th it was in its group when it was
+  /// recorded, the same on all ranks of the group. Empty if unknown. No part of the text.
+  std::vector<int64_t> messages = {};
 
   std::vector<ValueId> used() const;     // in the order of the arguments, without kNoValue
   std::vector<ValueId> defined() const;  // in the order of the results, without kNoValue

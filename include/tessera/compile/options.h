@@ -20,8 +20,10 @@ struct CompileOptions {
   /// rank makes the same calls; collective.
   AnyParallelMode parallel_mode = {};
   /// A module or an optimizer that the function uses without being given it: one that a lambda
-  /// captures. Names in the program are theirs, and training mode of libtorch's own modules, which
-  /// can't be hooked, is watched.
+  /// captures. Names in the program are theirs; training mode of libtorch's own modules, which
+  /// can't be hooked, and which tensors are the module's parameters, are watched. Ones that are
+  /// gone by a later call are forgotten, but for an optimizer of torch::optim, which has to live as
+  /// long as calls are made.
   std::optional<nn::ModuleRef> module = std::nullopt;
   std::optional<std::reference_wrapper<torch::optim::Optimizer>> optimizer = std::nullopt;
   /// What can't be compiled is an error. Otherwise it runs as it is, with one warning.

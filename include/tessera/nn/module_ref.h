@@ -35,14 +35,14 @@ class ModuleRef {
  public:
   template <ModuleLike M>
     requires(!std::same_as<std::remove_cvref_t<M>, ModuleRef>)
-  ModuleRef(M&& module) : module_(as_module(module)) {}  // NOLINT(google-explicit-constructor)
+  ModuleRef(M&& module) : module_(&as_module(module)) {}  // NOLINT(google-explicit-constructor)
 
-  operator torch::nn::Module&() const { return module_; }  // NOLINT(google-explicit-constructor)
-  torch::nn::Module* operator->() const { return &module_; }
-  torch::nn::Module& operator*() const { return module_; }
+  operator torch::nn::Module&() const { return *module_; }  // NOLINT(google-explicit-constructor)
+  torch::nn::Module* operator->() const { return module_; }
+  torch::nn::Module& operator*() const { return *module_; }
 
  private:
-  torch::nn::Module& module_;
+  torch::nn::Module* module_;
 };
 
 }  // namespace tessera::nn

@@ -5,6 +5,13 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace tessera {
 
@@ -63,9 +70,35 @@ struct PowerSGDOptions {
 
 /// Averages low-rank approximations of gradients (Vogels et al. 2019): a matrix of rows x columns
 /// travels as rank * (rows + columns) numbers; vectors and what hardly shrinks travel as they are.
-/// The callable owns what it remembers of the buckets: make one per replicated module. The result
+/// The callable owns what it remembers of gradients: make one per replicated module. The result
 /// has the same bits on all ranks. A gradient that is not finite leaves no trace after its
 /// iteration.
 CommHook powersgd_hook(PowerSGDOptions options = {});
+
+/// What such a hook remembers, to be saved with a checkpoint:
+///   auto state = std::make_shared<PowerSGDState>(options);
+///   register_comm_hook(net, state->hook());
+///   tessera::save(dir, net, optimizer, state->save(*net));         // and other things
+///   state->load(*net, tessera::load(dir, net, optimizer));
+class PowerSGDState : public std::enable_shared_from_this<PowerSGDState> {
+ public:
+  explicit PowerSGDState(PowerSGDOptions options = {});
+  ~PowerSGDState();
+
+  /// Owns the state; for one replicated module.
+  CommHook hook();
+
+  /// This rank's, by names of parameters. Between iterations.
+  std::map<std::string, std::string> save(const torch::nn::Module& module) const;
+  /// Takes what save() gave on the same rank for a model of the same shapes, and leaves other
+  /// entries alone. Without any it begins anew; throws a ValueError, and changes nothing, if they
+  /// do not fit.
+  void load(const torch::nn::Module& module, const std::map<std::string, std::string>& saved);
+
+ private:
+  friend struct PowerSGDHook;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ void export_safetensors(const std::string& file, nn::ModuleRef module, Group gro
 
 /// Loads such a file, or any of the module's names and shapes, into a module that is parallel in
 /// any way. Every rank reads only what it holds. Strict: one error lists all that differ and
-/// nothing is changed.
+/// nothing is changed. Not collective: a rank that fails fails alone.
 LoadReport import_safetensors(const std::string& file, nn::ModuleRef module,
                               LoadOptions options = {});
 

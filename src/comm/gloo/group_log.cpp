@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <iostream>
+#include <set>
 
 namespace tessera::comm::gloo {
 namespace {
@@ -33,6 +34,14 @@ const char* explain(const std::string& text) {
   return "gloo failed";
 }
 
+/// Spans outlive the groups that they are of.
+const char* interned(const std::string& name) {
+  static std::mutex mutex;
+  static auto& names = *new std::set<std::string>();
+  const std::lock_guard lock(mutex);
+  return names.insert(name).first->c_str();
+}
+
 }  // namespace
 
 std::string text_of(const std::exception_ptr& error) {
@@ -47,7 +56,8 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
-GroupLog::GroupLog(const BackendRequest& request) {
+GroupLog::GroupLog(const BackendRequest& request)
+    : span_name_(interned("gloo (" + request.group_name + ")")) {
   place_ = c10::str(" in group '", request.group_name, "' on rank ", request.rank);
   const auto& world = request.world_ranks;
   if (request.rank < static_cast<int>(world.size()) && world[request.rank] != request.rank) {

@@ -57,6 +57,8 @@ class GroupLog {
   /// The same for a wait that ended before the collective did, which may still complete.
   [[noreturn]] void throw_impatient(const Issue& issue) const;
   std::string recent() const;
+  /// For spans: collectives of different groups are to be told apart. Valid for ever.
+  const char* span_name() const { return span_name_; }
 
   /// " in group 'dp' on rank 1 (world rank 3)".
   const std::string& place() const { return place_; }
@@ -65,6 +67,7 @@ class GroupLog {
   std::string describe(const Issue& issue, const std::string& what) const;
 
   std::string place_;
+  const char* span_name_;
   mutable std::mutex mutex_;
   std::string failure_;
   bool closed_ = false;

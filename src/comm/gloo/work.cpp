@@ -18,7 +18,7 @@ GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors output
       future_result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())) {}
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
-  const Span span(SpanKind::Communication, "gloo");
+  const Span span(SpanKind::Communication, log_->span_name());
   try {
     return Work::wait(timeout);
   } catch (const c10::DistBackendError&) {

@@ -236,7 +236,7 @@ void Channel::await(int peer, const std::atomic<uint64_t>& counter, uint64_t tar
 void Channel::await(const Pending& pending, int peer, const std::atomic<uint64_t>& counter,
                     uint64_t target, Bell& bell) {
   if (counter.load(std::memory_order_acquire) >= target) return;
-  const Span span(SpanKind::Wait, "wait", peer);
+  const Span span(SpanKind::Wait, "wait", world_rank(peer));
   if (spin(peer, counter, target)) return;
   wait(pending, bell, peer, [&] { return counter.load(std::memory_order_seq_cst) >= target; });
   tell_core();  // waking up often means waking elsewhere

@@ -96,6 +96,7 @@ class Channel {
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   std::string failure() const;
+  int world_rank(int rank) const;
   /// "rank 2", with the world's number where it differs.
   std::string label(int rank) const;
 
@@ -139,8 +140,7 @@ class Channel {
   Pending entered_;
   std::atomic<bool> failed_{false};
   Clock::time_point last_step_aside_{};
-  mutable std::array<std::atomic<int64_t>, kMaxRanks>
-      left_seen_{};  // when each peer was first seen to have left
+  mutable std::array<std::atomic<int64_t>, kMaxRanks> left_seen_{};  // when first, by peer
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
 };
 

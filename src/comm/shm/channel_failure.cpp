@@ -49,10 +49,14 @@ std::string describe(const Descriptor& d) {
   return describe(d.kind, d.sequence, d.dtype, d.bytes, d.reduce, d.root);
 }
 
+int Channel::world_rank(int rank) const {
+  return rank < static_cast<int>(world_ranks_.size()) ? world_ranks_[rank] : rank;
+}
+
 std::string Channel::label(int rank) const {
-  auto text = "rank " + std::to_string(rank);
-  const int world_rank = rank < static_cast<int>(world_ranks_.size()) ? world_ranks_[rank] : rank;
-  return world_rank == rank ? text : text + " (world rank " + std::to_string(world_rank) + ")";
+  const auto text = "rank " + std::to_string(rank);
+  const int in_world = world_rank(rank);
+  return in_world == rank ? text : text + " (world rank " + std::to_string(in_world) + ")";
 }
 
 std::string Channel::failure() const { return members_[rank_].block->reason.data(); }

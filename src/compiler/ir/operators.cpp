@@ -206,6 +206,15 @@ bool is_gather(const Node& node) {
          node.op == "_c10d_functional::all_gather_into_tensor_coalesced";
 }
 
+std::string group_of(const Node& node) {
+  const auto op = find_operator(node.op);
+  const auto& declared = op->schema().arguments();
+  for (size_t i = 0; i < declared.size(); ++i) {
+    if (declared[i].name() == "group_name") return node.arguments[i].constant.toStringRef();
+  }
+  return {};
+}
+
 bool is_launch(const Node& node) { return is_collective(node) && !is_wait(node); }
 
 bool reads_until_waited(const Node& node) {

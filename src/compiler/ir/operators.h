@@ -41,6 +41,8 @@ bool is_random(const Node& node);
 bool is_collective(const Node& node);
 /// A launch: the node's result must be waited for. "_c10d_functional::all_reduce" ...
 bool is_launch(const Node& node);
+/// The name of the group a launch sends in; empty for other nodes.
+std::string group_of(const Node& node);
 bool is_wait(const Node& node);
 bool is_gather(const Node& node);
 /// Whether a launch reads its arguments until its result has been waited for.

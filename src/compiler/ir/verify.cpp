@@ -38,9 +38,8 @@ class Verifier {
   enum class State : uint8_t { Undefined, Usable, Consumed };
 
   [[noreturn]] void fail(const std::string& where, const std::string& what) const {
-    TORCH_INTERNAL_ASSERT(false, "compile: the graph after ", after_,
-                          " is not well-formed: ", where, ": ", what);
-    std::abort();  // not reached; the assertion's macro does not say so
+    C10_THROW_ERROR(ValueError, c10::str("compile: the graph after ", after_,
+                                         " is not well-formed: ", where, ": ", what));
   }
 
   State& state(ValueId value) { return states_.at(static_cast<size_t>(value)); }

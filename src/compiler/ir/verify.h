@@ -4,10 +4,10 @@
 
 namespace tessera::compiler {
 
-/// Throws an internal error naming `after` (a pass) and the node if the graph is not well-formed:
-/// every value is defined once and before its use, arguments fit the operator's schema in number
-/// and kind, nothing uses a consumed value or a view of it later, outputs exist, writes go to
-/// inputs of the same shape and dtype.
+/// Throws a ValueError naming `after` (a pass, which may be a user's) and the node if the graph is
+/// not well-formed: every value is defined once and before its use, arguments fit the operator's
+/// schema in number and kind, nothing uses a consumed value or a view of it later, outputs exist,
+/// writes go to inputs of the same shape and dtype.
 void verify(const Graph& graph, const std::string& after);
 
 }  // namespace tessera::compiler

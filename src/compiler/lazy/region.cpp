@@ -1,7 +1,9 @@
 #include "compiler/lazy/region.h"
 
+#include <tessera/comm.h>
 #include <tessera/compile/pass.h>
 
+#include "compiler/ir/operators.h"
 #include "compiler/lazy/fake.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/key.h"
@@ -12,12 +14,14 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
 
-constexpr int kMostFailures = 8;
-constexpr int kRests = 16;  // calls from one trial to the next, after so many failures
+constexpr const char* kRests = "it rests, since many trials failed";
+
+bool has_other_ranks() { return is_initialized() && world_size() > 1; }
 
 std::vector<at::Tensor> tensors_of(const std::vector<RecordedInput>& inputs) {
   std::vector<at::Tensor> tensors;
@@ -68,28 +72,36 @@ class Delivery {
 
 }  // namespace
 
-/// One run of the code.
+/// One run of the code. Ranks agree when the first message is due, not before: code that sends none
+/// is a rank's own affair, and others may not run it.
 struct Region::Run {
   Region& region;
   Follower follower;
   Recorder recorder;
-  bool is_known = false;  // everything came as on a known path
+  bool is_known = false;    // everything came as on a known path
+  bool has_agreed = false;  // ranks know of this run
 
   explicit Run(Region& owner)
       : region(owner),
         follower(owner.paths(), [this] { catch_up(); }),
         recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &follower) {
     follower.watch(recorder.graph());
-    if (owner.known_.empty()) leave();
+    recorder.before_sending([this] { agree(0); });
   }
 
-  /// Other ranks get to know that this one has no program to run.
-  void leave() { region.agreement_.exchange(0); }
+  /// Whether all ranks will send the same messages: those of a program, named by `messages`, or, if
+  /// 0, those of the code.
+  bool agree(int64_t messages) {
+    if (std::exchange(has_agreed, true)) return messages == 0;
+    return region.agreement_.exchange(messages).is_one();
+  }
+
+  bool sends() { return std::ranges::any_of(recorder.graph().nodes, is_launch); }
 
   /// Runs what was put off.
   void catch_up() {
-    leave();
-    compute();
+    if (sends()) agree(0);
+    if (!recorder.graph().nodes.empty()) compute();
   }
 
   void compute() {
@@ -131,15 +143,37 @@ struct Region::Run {
         region.known_.begin(), region.known_.end(),
         [&](const auto& compiled) { return path != nullptr && &compiled->path == path; });
     is_known = found != region.known_.end();
-    const auto mine = is_known ? (*found)->executable.messages : 0;
-    const auto all = region.agreement_.exchange(mine);
-    if (!is_known || !all.is_one()) {
+    const bool is_agreed = !sends() || agree(is_known ? (*found)->executable.messages : 0);
+    if (!is_known || !is_agreed) {
       compute();
       return false;
     }
     const auto& inputs = recorder.memory().inputs();
     Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(alive, written());
     return true;
+  }
+
+  /// Why it can't be a program; empty if it can. Of all ranks, where they agreed on how it ran: for
+  /// good if one of them is full.
+  struct Verdict {
+    std::string why;
+    bool for_good = false;
+  };
+  Verdict judge() {
+    enum Finding : int64_t { Fine, Broken, Full };
+    const auto& options = region.options_;
+    Verdict verdict{recorder.broken()};
+    if (verdict.why.empty() && !recorder.scalars().empty())
+      verdict.why = "an optimizer steps in it, which compile() of the whole step can run";
+    Finding mine = verdict.why.empty() ? Fine : Broken;
+    if (mine == Fine && !is_known && region.known_.size() >= options.most_paths) {
+      verdict.why = c10::str("it was captured ", region.known_.size(), " times, in as many forms");
+      mine = Full;
+    }
+    const auto worst = has_agreed ? region.agreement_.exchange(mine).most : mine;
+    if (mine == Fine && worst != Fine) verdict.why = "another rank can't: see its warning";
+    verdict.for_good = worst == Full;
+    return verdict;
   }
 };
 
@@ -160,8 +194,9 @@ void Region::fall_back(const std::string& why) {
 
 void Region::run(c10::function_ref<void()> body) {
   // Inside something else that is being recorded, it is a part of it.
-  if (!why_eager_.empty() || capture::observer() != nullptr || rests()) return body();
+  if (!why_eager_.empty() || capture::observer() != nullptr || failures_.rest()) return body();
   Run run(*this);
+  if (own_failures_.rest()) run.recorder.break_off(kRests);
   try {
     const Recorder::Scope scope(run.recorder);
     body();
@@ -170,31 +205,30 @@ void Region::run(c10::function_ref<void()> body) {
     if (run.follower.is_following() && !known_.empty()) run.catch_up();
     throw;
   }
-  if (run.arrive()) {
-    failures_ = 0;
-    return;
-  }
+  run.recorder.check_generator();
+  const bool arrived = run.arrive();
+  auto& failures = run.has_agreed || !has_other_ranks() ? failures_ : own_failures_;
+  if (arrived) return failures.forget();
   run.recorder.settle();
   agreement_.meet(run.recorder.groups());
-  if (!run.recorder.scalars().empty())
-    run.recorder.give_up("an optimizer steps in it, which compile() of the whole step can run");
-  const bool is_broken = !run.recorder.broken().empty();
-  const bool is_broken_somewhere = agreement_.exchange(is_broken ? 1 : 0).most > 0;
-  if (!is_broken_somewhere) return run.is_known ? void() : learn(run);
-  const auto why = is_broken ? run.recorder.broken() : "another rank can't: see its warning";
-  log_.push_back("not used: " + why);
-  ++failures_;
-  if (options_.fullgraph || (failures_ >= kMostFailures && !options_.tries_again)) fall_back(why);
-  if (failures_ == kMostFailures && options_.tries_again)
-    TORCH_WARN(options_.name, " mostly runs as it is, since ", why);
+  const auto [why, for_good] = run.judge();
+  if (why.empty()) return run.is_known ? void() : learn(run);
+  if (why == kRests && !run.has_agreed) return;
+  if (log_.empty() || log_.back() != "not used: " + why) log_.push_back("not used: " + why);
+  ++failures.in_a_row;
+  if (options_.fullgraph || (for_good && &failures == &failures_)) return fall_back(why);
+  if (failures.in_a_row != Failures::kMost) return;
+  if (&failures == &failures_ && !options_.tries_again) return fall_back(why);
+  TORCH_WARN(options_.name, " mostly runs as it is, since ", why);
 }
 
 /// Whether it is not worth a trial now: many have failed, but the next may be of another kind.
-bool Region::rests() { return failures_ >= kMostFailures && ++rested_ % kRests != 0; }
+bool Region::Failures::rest() {
+  constexpr int kCalls = 16;  // from one trial to the next
+  return in_a_row >= kMost && ++rested % kCalls != 0;
+}
 
 void Region::learn(Run& run) {
-  if (known_.size() >= options_.most_paths)
-    return fall_back(c10::str("it was captured ", known_.size(), " times, in as many forms"));
   if (!known_.empty()) ++counters()["recaptures"];
   const auto alive = run.recorder.memory().alive();
   auto compiled = std::make_unique<Compiled>();

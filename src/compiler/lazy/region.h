@@ -31,7 +31,7 @@ class Region {
   };
   explicit Region(Options options) : options_(std::move(options)) {}
 
-  /// Ranks that communicate in it run it together.
+  /// Ranks that communicate in it run it together; one that does not may run it alone.
   void run(c10::function_ref<void()> body);
 
   std::string explain() const;
@@ -42,9 +42,15 @@ class Region {
     Executable executable;
   };
   struct Run;
+  struct Failures {
+    static constexpr int kMost = 8;
+    int in_a_row = 0;
+    int rested = 0;
+    bool rest();
+    void forget() { in_a_row = 0; }
+  };
 
   std::vector<const Path*> paths() const;
-  bool rests();
   void learn(Run& run);
   void fall_back(const std::string& why);
 
@@ -53,8 +59,10 @@ class Region {
   Agreement agreement_;
   std::vector<std::string> log_;
   std::string why_eager_;
-  int failures_ = 0;  // in a row
-  int rested_ = 0;
+  Failures failures_;  // the same on all ranks
+  /// Of runs without messages, of which other ranks don't know: it rests without leaving them
+  /// alone.
+  Failures own_failures_;
 };
 
 }  // namespace tessera::compiler

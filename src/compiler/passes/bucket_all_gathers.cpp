@@ -61,16 +61,19 @@ void bucket_all_gathers(Graph& graph, const BucketCaps& caps) {
   std::vector<bool> removed(graph.nodes.size());
   for (const Gathers& gathers : assign(graph, caps)) {
     std::vector<ValueId> inputs, results;
+    std::vector<int64_t> messages;
     for (const int launch : gathers.launches) {
       const Node& node = graph.nodes[static_cast<size_t>(launch)];
       inputs.push_back(node.used().front());
       results.push_back(node.defined().front());
+      messages.insert(messages.end(), node.messages.begin(), node.messages.end());
       removed[static_cast<size_t>(launch)] = launch != gathers.launches.front();
     }
     Node& first = graph.nodes[static_cast<size_t>(gathers.launches.front())];
     first.op = "_c10d_functional::all_gather_into_tensor_coalesced";
     first.arguments[0] = Argument::of(std::move(inputs));
     first.results = {Argument::of(std::move(results))};
+    first.messages = std::move(messages);
   }
   remove_nodes(graph, removed);
 }

@@ -18,6 +18,8 @@
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
+#include <utility>
+
 namespace tessera::compiler {
 namespace {
 
@@ -60,7 +62,8 @@ class Bucketer {
                     {Argument::of(divided)}));
     }
     const Argument input = Argument::of(bucket.front().divisor ? divided : sources);
-    add(place, make_node(op, launch_arguments(input, launch), {Argument::of(pending)}));
+    add_launch(place, bucket,
+               make_node(op, launch_arguments(input, launch), {Argument::of(pending)}));
     for (const Reduction& each : bucket) drop(each);
   }
 
@@ -97,8 +100,10 @@ class Bucketer {
                         {Argument::of(joined), Argument::of(c10::IValue(*bucket.front().divisor))},
                         whole, total);
     }
-    joined =
-        add_step(place, launch.op, launch_arguments(Argument::of(joined), launch), whole, total);
+    const ValueId sent = std::exchange(joined, add_vector(whole, total));
+    add_launch(
+        place, bucket,
+        make_node(launch.op, launch_arguments(Argument::of(sent), launch), {Argument::of(joined)}));
     joined = add_step(place, node_at(bucket.front().wait).op, {Argument::of(joined)}, whole, total);
     add(place, make_node("aten::split_with_sizes",
                          {Argument::of(joined), Argument::of(c10::IValue(sizes))},
@@ -131,8 +136,8 @@ class Bucketer {
     }
     auto arguments = launch_arguments(Argument::of(sources), node_at(bucket.front().launch));
     arguments[1] = Argument::of(c10::IValue("avg"));
-    add(ready_behind(bucket),
-        make_node(kAllReduces, std::move(arguments), {Argument::of(pending)}));
+    add_launch(ready_behind(bucket), bucket,
+               make_node(kAllReduces, std::move(arguments), {Argument::of(pending)}));
     for (const Reduction& each : bucket) drop(each);
   }
 
@@ -151,6 +156,14 @@ class Bucketer {
   const Node& node_at(int index) const { return graph_.nodes[static_cast<size_t>(index)]; }
 
   void add(int place, Node node) { added_.emplace_back(place, std::move(node)); }
+
+  void add_launch(int place, const Bucket& bucket, Node node) {
+    for (const Reduction& each : bucket) {
+      const auto& own = node_at(each.launch).messages;
+      node.messages.insert(node.messages.end(), own.begin(), own.end());
+    }
+    add(place, std::move(node));
+  }
 
   void drop(const Reduction& reduction) {
     removed_[static_cast<size_t>(reduction.launch)] = true;

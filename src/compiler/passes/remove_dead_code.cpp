@@ -13,13 +13,16 @@ void drop_members(Node& node, const std::vector<bool>& needed) {
   auto& sent = node.arguments[0].values;
   auto& received = node.results[0].values;
   std::vector<ValueId> kept_sent, kept_received;
+  std::vector<int64_t> kept_messages;
   for (size_t i = 0; i < sent.size(); ++i) {
     if (!needed.at(static_cast<size_t>(received[i]))) continue;
     kept_sent.push_back(sent[i]);
     kept_received.push_back(received[i]);
+    if (node.messages.size() == sent.size()) kept_messages.push_back(node.messages[i]);
   }
   sent = std::move(kept_sent);
   received = std::move(kept_received);
+  node.messages = std::move(kept_messages);
 }
 
 }  // namespace

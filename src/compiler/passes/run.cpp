@@ -87,16 +87,6 @@ std::string our_name(const std::string& name) {
   return found == kAliases.end() ? name : found->ours;
 }
 
-void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled) {
-  auto known = pass_names();
-  for (const Pass& pass : passes) known.push_back(pass.name);
-  for (const std::string& name : disabled) {
-    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
-                      "compile: expected names of passes to disable, got '", name,
-                      "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
-  }
-}
-
 void dump(const Graph& graph, const std::string& folder, size_t number, const std::string& name) {
   std::filesystem::create_directories(folder);
   const auto digits = std::to_string(number);
@@ -107,6 +97,24 @@ void dump(const Graph& graph, const std::string& folder, size_t number, const st
   file.close();
   TORCH_CHECK(!file.fail(), "compile: could not write the graph after ", name, " to ",
               path.string(), "; check the dump folder");
+}
+
+/// Runs the pass and verifies what it made of the graph; errors of both name it.
+void apply(const Pass& pass, Graph& graph) {
+  try {
+    pass.run(graph);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "compile: the pass ", pass.name,
+                " failed: ", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "compile: the pass ", pass.name, " failed: ", error.what());
+  }
+  try {
+    verify(graph, pass.name);
+  } catch (c10::Error& error) {
+    error.add_context("correct the pass " + pass.name + ", or name it in disabled_passes");
+    throw;
+  }
 }
 
 }  // namespace
@@ -123,12 +131,29 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
   int64_t ran = 0;
   for (size_t i = 0; i < passes.size(); ++i) {
     if (is_disabled(passes[i])) continue;
-    passes[i].run(graph);
-    verify(graph, passes[i].name);
+    apply(passes[i], graph);
     ++ran;
     if (!options.dump_folder.empty()) dump(graph, options.dump_folder, i + 1, passes[i].name);
   }
   counters()["passes"] = ran;
+}
+
+void check_functions(const std::vector<Pass>& passes) {
+  for (const Pass& pass : passes)
+    TORCH_CHECK_VALUE(pass.run, "compile: expected a function in Pass::run of the pass '",
+                      pass.name, "', got an empty one; give it a function that takes a Graph&");
+}
+
+void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled) {
+  auto known = pass_names();
+  for (const Pass& pass : passes) {
+    if (std::find(known.begin(), known.end(), pass.name) == known.end()) known.push_back(pass.name);
+  }
+  for (const std::string& name : disabled) {
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
+                      "compile: expected names of passes to disable, got '", name,
+                      "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
+  }
 }
 
 void check_order(const std::vector<Pass>& passes) {

@@ -14,8 +14,9 @@ struct RunOptions {
   std::string dump_folder = {};
 };
 
-/// Runs the passes in order and verifies the graph after each. Throws a ValueError if a name in
-/// `disabled` is that of no pass. counters()["passes"] becomes the number of those that ran.
+/// Runs the passes in order and verifies the graph after each. Throws a ValueError that names the
+/// pass if it left a graph that is not well-formed; what a pass itself throws goes on as a
+/// c10::Error with its name in front. counters()["passes"] becomes the number of those that ran.
 void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions& options = {});
 
 /// The pass of this name, ours or upstream's (`fuse_ddp_with_coalesced_op`,
@@ -24,6 +25,10 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
 /// names the nearest known ones if there is none.
 Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes = std::nullopt);
 
+/// Throws a ValueError that names the pass if one has no function.
+void check_functions(const std::vector<Pass>& passes);
+/// Throws a ValueError if a name in `disabled` is that of no pass, neither of the list nor ours.
+void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled);
 /// Throws a ValueError that names both if a pass comes before one that it must come after.
 void check_order(const std::vector<Pass>& passes);
 

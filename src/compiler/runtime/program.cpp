@@ -133,7 +133,9 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
 Program::Instruction Program::make(const Node& node, size_t index) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  Instruction instruction{*op, {}, {}, {}, {}, {}, index, is_gather(node), node.module};
+  const bool asks_grad_mode = node.op == "aten::mkldnn_rnn_layer";
+  Instruction instruction{*op,        {}, {}, {}, {}, {}, index, is_gather(node), asks_grad_mode,
+                          node.module};
   const auto& schema = op->schema();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
@@ -312,7 +314,10 @@ void Program::call(const Instruction& instruction) {
         values_[static_cast<size_t>(to[i])] = values_[static_cast<size_t>(from[i])];
     }
   }
-  call_boxed(instruction.op, stack_);
+  {
+    const c10::AutoGradMode grad_mode(instruction.asks_grad_mode || c10::GradMode::is_enabled());
+    call_boxed(instruction.op, stack_);
+  }
   for (const size_t own : instruction.own) {
     const auto& to = instruction.results[result++];
     auto& given = stack_[own];

@@ -49,7 +49,8 @@ class Program {
     std::vector<ValueId> last_used;
     size_t node;
     bool is_gather;
-    std::string module;  // for messages
+    bool asks_grad_mode;  // what it keeps for backward depends on that, below autograd, too
+    std::string module;   // for messages
   };
 
   /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.

@@ -19,6 +19,8 @@ class Draws {
   }
   void end() { open_.pop_back(); }
   bool is_open() const { return !open_.empty(); }
+  /// Whether the innermost part is one that is recomputed.
+  bool is_again() const { return !open_.empty() && open_.back().again; }
 
   /// What a node of this operator has drawn before, if the innermost part that is recomputed has
   /// come to it again. Throws CannotRecord if it drew something else.

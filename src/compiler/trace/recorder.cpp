@@ -48,6 +48,28 @@ void check_operator(const c10::OperatorHandle& op) {
   }
 }
 
+constexpr const char* kGeneratorWasSet =
+    "the random generator was set in it (torch::manual_seed?), which no operator shows; set it "
+    "before the call";
+
+bool sends(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("c10d::") || (schema.name().starts_with("_c10d_functional") &&
+                                                 schema.name() != "_c10d_functional::wait_tensor");
+}
+
+/// What a comparison of whole tensors gives without a look at their values; none if it needs one.
+/// libtorch's attention asks so whether it is given one tensor three times.
+std::optional<bool> decided_equal(const c10::FunctionSchema& schema,
+                                  const torch::jit::Stack& stack) {
+  if (schema.name() != "aten::equal") return std::nullopt;
+  const auto& first = stack[stack.size() - 2].toTensor();
+  const auto& second = stack[stack.size() - 1].toTensor();
+  if (!first.defined() || !second.defined() || !first.has_storage() || !second.has_storage())
+    return std::nullopt;
+  if (first.sizes() != second.sizes()) return false;
+  return shows_same_memory(first, second) ? std::optional(true) : std::nullopt;
+}
+
 bool is_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList() ||
          (value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensor());
@@ -119,23 +141,59 @@ void Recorder::before_run(const void* who, std::function<void()> action) {
 }
 
 void Recorder::give_up(const std::string& why) {
-  if (broken_.empty()) broken_ = why;
-  // Whoever says so goes on without operators, with tensors that must be there.
-  stop_standing_in();
+  break_off(why);
+  if (before_sending_) before_sending_();
 }
 
+void Recorder::break_off(const std::string& why) {
+  if (broken_.empty()) broken_ = why;
+  stop_standing_in();  // tensors must be there from now on
+}
+
+/// What was put off draws what it would have drawn then.
 void Recorder::stop_standing_in() {
-  if (auto* stopped = std::exchange(stand_in_, nullptr)) stopped->stop();
+  auto* stopped = std::exchange(stand_in_, nullptr);
+  if (stopped == nullptr) return;
+  if (generator_.was_set()) {
+    const GeneratorWatch::Before before(generator_);
+    if (broken_.empty()) broken_ = kGeneratorWasSet;
+    return stopped->stop();
+  }
+  stopped->stop();
+  generator_.note();
+}
+
+void Recorder::check_generator() {
+  if (broken_.empty() && generator_.was_set()) break_off(kGeneratorWasSet);
+}
+
+void Recorder::begin_random(const void* who, bool again) {
+  if (!again) check_generator();  // otherwise it was set for that
+  draws_.begin(who, again);
+  generator_.note();
+}
+
+void Recorder::end_random() {
+  if (!draws_.is_again()) check_generator();
+  draws_.end();
+  generator_.note();
 }
 
 void Recorder::note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  if (!schema.name().starts_with("_c10d_functional")) return;
+  if (!sends(schema)) return;
   const auto& declared = schema.arguments();
   for (size_t i = 0; i < declared.size(); ++i) {
     if (declared[i].name() != "group_name") continue;
     const auto& name = stack[stack.size() - declared.size() + i].toStringRef();
     if (std::find(groups_.begin(), groups_.end(), name) == groups_.end()) groups_.push_back(name);
   }
+}
+
+/// In the order in which they are sent, which ranks have in common.
+void Recorder::number_messages(Node& node) {
+  if (!is_launch(node)) return;
+  auto& next = next_messages_[group_of(node)];
+  for (size_t i = 0; i < node.defined().size(); ++i) node.messages.push_back(next++);
 }
 
 void Recorder::note_sent(const Call& call) {
@@ -167,20 +225,27 @@ void Recorder::run(Call& call) {
     if (is_served && is_known) return;
     if (!is_served) stop_standing_in();
   }
+  if (before_sending_ && sends(call.schema)) before_sending_();
   const RunScope run;
   call_boxed(call.op, call.stack);
-  if (is_known) note_sent(call);
+  if (!is_known) return;
+  note_sent(call);
+  if (is_random(call.node)) generator_.note();
 }
 
 void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
+  if (const auto known = decided_equal(schema, stack)) {
+    torch::jit::drop(stack, 2);
+    return torch::jit::push(stack, *known);
+  }
   Call call{op, schema, stack, stack.size() - schema.arguments().size(), {}, {}, {}, {}};
   note_group(schema, stack);
   if (broken_.empty()) {
     try {
       before(call);
     } catch (const CannotRecord& why) {
-      give_up(why.what() + in_module());
+      break_off(why.what() + in_module());
     }
   }
   run(call);
@@ -188,7 +253,7 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   try {
     after(call);
   } catch (const CannotRecord& why) {
-    give_up(why.what() + in_module());
+    break_off(why.what() + in_module());
   }
 }
 
@@ -217,6 +282,7 @@ void Recorder::before(Call& call) {
     throw CannotRecord(call.schema.name() +
                        " draws random numbers in a checkpointed part, which draws them again; "
                        "compile the whole step, with its backward");
+  if (is_random(call.node)) check_generator();
 }
 
 Argument Recorder::argument(Call& call, size_t index) {
@@ -265,6 +331,7 @@ void Recorder::after(Call& call) {
   own_results(call, node);
   if (node.results.empty()) return;  // all it gave is known: a view that shows the same
   for (auto& earlier : before) graph_.nodes.push_back(std::move(earlier));
+  number_messages(node);
   const auto results = node.results;
   auto repeated = draws_.is_open() && is_random(node) ? repeat_draw(node) : std::vector<Node>();
   if (repeated.empty()) repeated.push_back(std::move(node));
@@ -284,6 +351,7 @@ Recorder::Scope::Scope(Recorder& recorder)
     : guards_(new Guards{current_recorder, capture::ObserverScope(&recorder),
                          Births::Scope(&recorder.births_), RecordScope()}) {
   current_recorder = &recorder;
+  recorder.generator_.note();
   if (recorder.watches_modules()) guards_->watch.emplace();
 }
 

@@ -3,7 +3,9 @@
 #include <tessera/compile/graph.h>
 
 #include "base/capture.h"
+#include "compiler/trace/dependencies.h"
 #include "compiler/trace/draws.h"
+#include "compiler/trace/generator_watch.h"
 #include "compiler/trace/memory.h"
 #include "compiler/trace/stand_in.h"
 
@@ -14,28 +16,6 @@
 #include <unordered_map>
 
 namespace tessera::compiler {
-
-/// On what a recording depends: it holds while `read` returns `expected`.
-struct Dependency {
-  const void* who;
-  std::string what;
-  std::function<uint64_t()> read;
-  uint64_t expected;
-  bool is_of_module = false;
-};
-
-/// See capture::Observer::before_run.
-struct FirstAction {
-  const void* who;
-  std::function<void()> act;
-};
-
-struct VaryingScalar {
-  const void* who;
-  std::string name;
-  std::function<double()> read;
-  double value;  // that it read
-};
 
 /// Writes down the operators that come to it, and runs them. What it has written computes the same
 /// from the same inputs, without the code that issued the operators.
@@ -56,14 +36,22 @@ class Recorder final : public capture::Observer {
   void vary(const void* who, const std::string& name, const std::string& argument, double factor,
             std::function<double()> read) override;
   void end_vary() override { pending_.pop_back(); }
-  void begin_random(const void* who, bool again) override { draws_.begin(who, again); }
-  void end_random() override { draws_.end(); }
+  void begin_random(const void* who, bool again) override;
+  void end_random() override;
   bool watches_modules() const override { return is_whole_; }
   void enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) override;
   void leave_module() override { entered_.pop_back(); }
   bool takes_averages() const override;
   void before_run(const void* who, std::function<void()> action) override;
+  /// Whoever says so goes on without operators, and may send what no operator shows.
   void give_up(const std::string& why) override;
+
+  /// From here on nothing is recorded, and operators run.
+  void break_off(const std::string& why);
+  /// Breaks off if somebody has set the random generator, besides operators.
+  void check_generator();
+  /// Called before a message is sent that is not put off, and before those that are not seen.
+  void before_sending(std::function<void()> told) { before_sending_ = std::move(told); }
 
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
@@ -98,6 +86,7 @@ class Recorder final : public capture::Observer {
 
   void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
   void note_sent(const Call& call);
+  void number_messages(Node& node);
   void run(Call& call);
   void stop_standing_in();
   void before(Call& call);
@@ -112,8 +101,10 @@ class Recorder final : public capture::Observer {
   void own_results(Call& call, Node& node);
 
   StandIn* stand_in_;
+  std::function<void()> before_sending_;
   std::vector<RecordedCall> calls_;
   std::vector<std::string> groups_;
+  std::unordered_map<std::string, int64_t> next_messages_;  // by group
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> sent_;
   Graph graph_;
   Births births_;
@@ -125,6 +116,7 @@ class Recorder final : public capture::Observer {
   std::string broken_;
   const bool is_whole_;  // forward and backward come to it
   Draws draws_;
+  GeneratorWatch generator_;
   std::unordered_map<const torch::nn::Module*, std::string> paths_;
   std::vector<const std::string*> entered_;  // paths of modules whose forwards are under way
 };

@@ -3,6 +3,7 @@
 #include <tessera/dtensor.h>
 
 #include "base/same_storage.h"
+#include "base/text.h"
 #include "compiler/trace/key.h"
 #include "replicate/local_part.h"
 
@@ -53,6 +54,18 @@ class Finish {
     }
   }
 
+  /// Parameters that it does not use: zero_grad() clears the gradients of those, too.
+  void add_bystanders(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
+    for (const auto& parameter : known_) {
+      const auto is_it = [&](const auto& owner) { return owner.parameter.is_same(parameter); };
+      if (std::ranges::any_of(recording_.gradients, is_it)) continue;
+      if (std::ranges::any_of(recording_.bystanders, is_it)) continue;
+      auto& added = recording_.bystanders.emplace_back(Bystander{parameter});
+      if (before.at(parameter.unsafeGetTensorImpl()).defined())
+        added.is_cleared = !parameter.grad().defined();
+    }
+  }
+
   void add_writes() {
     for (size_t i = 0; i < memory_.inputs().size(); ++i) {
       const auto& input = memory_.inputs()[i];
@@ -90,12 +103,12 @@ class Finish {
 
   void check_kept() {
     for (const auto& memory : memory_.alive()) {
-      if (kept_.contains(memory.storage.get())) continue;
+      if (kept_.contains(memory.storage.get()) || memory.storage->nbytes() == 0) continue;
       recording_.keeps_tensors = true;
       recorder_.give_up(
           "a tensor that was made inside is still held after it returned: what keeps it (a "
-          "member, a variable outside, an optimizer's first step) would not see that of later "
-          "calls");
+          "member, a variable outside, history of a tensor that is held, an optimizer's first "
+          "step) would not see that of later calls");
     }
   }
 
@@ -146,6 +159,24 @@ class Finish {
   std::set<const c10::StorageImpl*> kept_;
 };
 
+/// What the larger of two recordings uses more than the other, for a message.
+std::string extra_inputs(const Recording& first, const Recording& second) {
+  const bool is_first = first.inputs.size() > second.inputs.size();
+  const auto& larger = (is_first ? first : second).graph;
+  std::multiset<std::string> others;
+  for (const auto& input : (is_first ? second : first).graph.inputs) others.insert(input.name);
+  std::vector<std::string> extra;
+  for (const auto& input : larger.inputs) {
+    if (const auto known = others.find(input.name); known != others.end()) {
+      others.erase(known);
+      continue;
+    }
+    const auto& type = larger.type(input.value);
+    extra.push_back(c10::str(input.name, " of sizes ", type.sizes));
+  }
+  return extra.empty() ? "" : "; besides " + format_list(extra);
+}
+
 bool same_tensor(const RecordedInput& first, const RecordedInput& second) {
   if (first.is_constant != second.is_constant) return false;
   if (!first.is_constant) return first.tensor.is_same(second.tensor);
@@ -167,7 +198,7 @@ const std::pair<InputKind, std::string>* TensorNames::find(const at::Tensor& ten
   return found == names_.end() ? nullptr : &found->second;
 }
 
-Recording record(const std::function<std::vector<at::Tensor>()>& function,
+Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
                  const std::vector<at::Tensor>& arguments, const TensorNames& names,
                  const std::vector<at::Tensor>& parameters) {
   std::map<const c10::TensorImpl*, at::Tensor> gradients;
@@ -182,16 +213,22 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
   }
   Recording recording;
   {
-    std::vector<at::Tensor> results;
+    auto& results = recording.results;
     {
       const Recorder::Scope scope(recorder);
       results = function();
     }
+    // As a program's: their history would keep what was made inside.
+    for (auto& result : results) {
+      if (result.defined()) result = result.detach();
+    }
+    recorder.check_generator();
     Finish finish(recorder, recording, parameters);
     if (recorder.broken().empty()) {
       try {
         finish.add_results(results);
         finish.add_gradients(gradients);
+        finish.add_bystanders(gradients);
         finish.add_writes();
         finish.name_inputs(names);
         recorder.settle();
@@ -215,7 +252,7 @@ Recording record(const std::function<std::vector<at::Tensor>()>& function,
 std::string different_inputs(const Recording& first, const Recording& second) {
   if (first.inputs.size() != second.inputs.size())
     return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
-                    second.inputs.size());
+                    second.inputs.size(), extra_inputs(first, second));
   for (size_t i = 0; i < first.inputs.size(); ++i) {
     const auto& input = first.graph.inputs[i];
     if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;

@@ -2,7 +2,8 @@
 
 #include "compiler/trace/recorder.h"
 
-#include <functional>
+#include <c10/util/FunctionRef.h>
+
 #include <map>
 #include <utility>
 
@@ -28,11 +29,19 @@ struct GradientOwner {
   at::Tensor before = {};            // that gradient, as a plain tensor
 };
 
+/// A parameter that the recorded function does not use, but whose gradient it may clear.
+struct Bystander {
+  at::Tensor parameter;
+  std::optional<bool> is_cleared = std::nullopt;  // none: it had no gradient then
+};
+
 /// One run of a function, as a graph.
 struct Recording {
   Graph graph;
   std::vector<RecordedInput> inputs;     // in the order of graph.inputs
   std::vector<GradientOwner> gradients;  // parameters among them
+  std::vector<Bystander> bystanders;     // parameters that are not among them
+  std::vector<at::Tensor> results;       // what the run gave, without history
   std::vector<Dependency> dependencies;
   std::vector<VaryingScalar> scalars;
   std::vector<FirstAction> first_actions;
@@ -44,7 +53,7 @@ struct Recording {
 /// Runs `function`, which returns the tensors it gives back, and writes it down. `arguments` are
 /// inputs of their own, even where other tensors show their memory, too. `parameters`: those known
 /// beforehand, whose gradients may change.
-Recording record(const std::function<std::vector<at::Tensor>()>& function,
+Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
                  const std::vector<at::Tensor>& arguments, const TensorNames& names,
                  const std::vector<at::Tensor>& parameters);
 

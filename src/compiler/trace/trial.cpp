@@ -1,22 +1,11 @@
 #include "compiler/trace/trial.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include "compiler/trace/random_state.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <mutex>
-
 namespace tessera::compiler {
-namespace {
-
-at::Tensor random_state() {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-}  // namespace
-
 Trial::Trial(std::vector<at::Tensor> written, std::vector<at::Tensor> parameters)
     : written_(std::move(written)),
       parameters_(std::move(parameters)),
@@ -37,9 +26,7 @@ void Trial::put_back() {
     if (gradients_[i].defined()) gradients_[i].copy_(gradient_copies_[i]);
     parameters_[i].mutable_grad() = gradients_[i];
   }
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(random_state_);
+  set_random_state(random_state_);
 }
 
 void Trial::turn_gradients_around() {

@@ -111,7 +111,7 @@ Rule with_rows(Rows (*extra)(const Call&)) {
 const Registration kLinear({"aten::add.Tensor", "aten::sub.Tensor", "aten::add_.Tensor",
                             "aten::sub_.Tensor", "aten::neg", "aten::clone", "aten::detach",
                             "aten::alias", "aten::positive", "aten::real", "aten::imag",
-                            "aten::lift_fresh"},
+                            "aten::lift_fresh", "tessera::again"},
                            pointwise_rule(/*passes_partial=*/true));
 
 /// See without_bits: such a view has memory of its own.

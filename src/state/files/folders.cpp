@@ -1,7 +1,7 @@
 #include "state/files/folders.h"
 
 #include "state/files/disk.h"
-#include "state/files/stored_index.h"
+#include "state/files/stored_checkpoint.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -13,6 +13,7 @@
 #include <charconv>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 namespace tessera::state {
@@ -154,10 +155,14 @@ void keep_last_checkpoints(const fs::path& dir, int count) {
     else if (is_older_leftover(entry.path().filename().string(), *own))
       fs::remove_all(entry.path(), error);
   }
-  std::sort(found.begin(), found.end());
-  const auto excess = static_cast<std::ptrdiff_t>(found.size()) - count;
-  for (std::ptrdiff_t i = 0; i < excess; ++i) {
-    const auto& path = found[static_cast<size_t>(i)].second;
+  std::sort(found.begin(), found.end(), std::greater<>());
+  int whole = 0;
+  for (const auto& [number, path] : found) {
+    // A damaged one does not count: those that can be loaded are to stay.
+    if (whole < count) {
+      whole += is_whole_checkpoint(path) ? 1 : 0;
+      continue;
+    }
     if (path.filename() == dir.filename()) continue;
     // Renamed first: a crash in the middle of removing leaves no checkpoint that looks whole.
     const auto going = GrowingFolder::path_for(path);

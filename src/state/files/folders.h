@@ -41,8 +41,8 @@ struct NumberedName {
 };
 std::optional<NumberedName> numbered(const std::string& name);
 
-/// Of the checkpoints beside `dir` whose names differ in the last number alone, all but the
-/// `count` with the largest numbers are removed. `dir` stays.
+/// Of the checkpoints beside `dir` whose names differ in the last number alone, those older than
+/// the `count` whole ones with the largest numbers are removed. `dir` stays.
 void keep_last_checkpoints(const std::filesystem::path& dir, int count);
 
 }  // namespace tessera::state

@@ -166,6 +166,15 @@ void StoredCheckpoint::verify() {
   }
 }
 
+bool is_whole_checkpoint(const std::filesystem::path& dir) {
+  try {
+    const StoredCheckpoint whole("is_whole_checkpoint", dir);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 StoredFileTensors::StoredFileTensors(std::string function, const std::string& path)
     : file_({std::move(function), path}) {
   std::string header;

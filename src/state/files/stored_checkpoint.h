@@ -51,6 +51,9 @@ class StoredCheckpoint final : public TensorSource {
   std::map<std::string, std::unique_ptr<InputFile>> open_;
 };
 
+/// Whether the index can be read and all files are there, of the right sizes. Reads no tensor.
+bool is_whole_checkpoint(const std::filesystem::path& dir);
+
 class StoredFileTensors final : public TensorSource {
  public:
   StoredFileTensors(std::string function, const std::string& path);

@@ -28,8 +28,9 @@ JobOutcome Job::run() {
   }
   if (auto& failure = outcome_.failure) {
     const Rank& rank = ranks_[static_cast<std::size_t>(failure->rank)];
-    failure->last_lines =
-        rank.err.last_lines().empty() ? rank.out.last_lines() : rank.err.last_lines();
+    // Of a rank that was killed from outside stdout tells what went well.
+    const bool is_told_by_stdout = rank.err.last_lines().empty() && failure->end.signal != SIGKILL;
+    failure->last_lines = is_told_by_stdout ? rank.out.last_lines() : rank.err.last_lines();
   }
   return outcome_;
 }

@@ -26,7 +26,8 @@ struct RankFailure {
   int rank = 0;
   RankEnd end;
   double seconds = 0;                  // from the start of the job
-  std::deque<std::string> last_lines;  // of its stderr, or of its stdout if it wrote nothing there
+  std::deque<std::string> last_lines;  // of its stderr; if it wrote nothing there of its stdout,
+                                       // unless SIGKILL ended it
 };
 
 /// How the job ended: neither means that every rank exited with 0.

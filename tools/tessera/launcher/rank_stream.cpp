@@ -17,6 +17,9 @@ constexpr std::size_t kKeptLineLength = 2000;
 // Readable on dark and light grounds; neighbours differ.
 constexpr int kColours[] = {36, 33, 32, 35, 34, 96, 93, 92, 95, 94};
 
+// The cursor goes up a line: progress that takes the place of what it said before.
+constexpr std::string_view kRewrite = "\033[1A";
+
 }  // namespace
 
 std::string rank_prefix(int rank, bool is_coloured) {
@@ -89,6 +92,7 @@ void RankStream::pass_on(std::string_view line, bool add_newline) {
   if (line.ends_with('\n')) line.remove_suffix(1);
   // libtorch prints dozens of these behind a message; as last words the message alone will do.
   if (line.starts_with("frame #")) return;
+  if (line.starts_with(kRewrite)) return;  // told again, it would erase what stands above
   std::string kept;
   if (last_lines_.size() == kKeptLines) {
     kept = std::move(last_lines_.front());  // its memory serves again: floods come through here

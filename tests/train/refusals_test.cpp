@@ -1,0 +1,99 @@
+// What is told once, by one process, before anything is made.
+#include "train/train_run.h"
+
+#include <ATen/Context.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Refusal {
+  Words words;
+  const char* message;
+};
+class TrainRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(TrainRefuses, BeforeAnythingStarts) {
+  const TrainingGround ground;
+  std::ofstream(ground.path() / "bad.toml") << "blcks = 2\n";
+  std::ofstream(ground.path() / "empty.txt");
+  std::ofstream(ground.path() / "file");
+  auto words = ground.words("", GetParam().words);
+  words.erase(words.begin() + 2, words.begin() + 4);  // --run
+  const auto result = ground.call(words);
+  EXPECT_EQ(result.status.code, 2) << result.output;
+  EXPECT_THAT(result.output, StartsWith("tessera train: "));
+  EXPECT_THAT(result.output, HasSubstr(GetParam().message));
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;  // said once
+  std::error_code error;
+  EXPECT_TRUE(!fs::exists(ground.path() / "runs") || fs::is_empty(ground.path() / "runs", error));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , TrainRefuses,
+    ::testing::Values(
+        Refusal{{"--parallel", "fully_shart"}, "did you mean fully_shard?"},
+        Refusal{{"--blcks", "2"}, "did you mean --blocks?"},
+        Refusal{{"--config", "bad.toml"}, "did you mean blocks?"},
+        Refusal{{"--heads", "3"}, "expected a multiple of --heads 3"},
+        Refusal{{"--batch", "5"}, "expected a multiple of 2"},
+        Refusal{{"--mesh", "dp=3"}, "expected 2 ranks"},
+        Refusal{{"--mesh", "replica=2"}, "did you mean replicas?"},
+        Refusal{{"--mesh", "tp=2,dp=1"}, "in this order"},
+        Refusal{{"--parallel", "hybrid"}, "replicas=R,dp=D"},
+        Refusal{{"--parallel", "hybrid", "--mesh", "replicas=2"}, "replicas=R,dp=D"},
+        Refusal{{"--parallel", "fully_shard", "--mesh", "tp=2"}, "expected dp in --mesh"},
+        Refusal{{"--comm-hook", "fp16", "--mesh", "tp=2"}, "ranks along dp"},
+        Refusal{{"--steps", "many"}, "got 'many'"},
+        Refusal{{"--comm-hook", "fp16", "--parallel", "fully_shard"},
+                "expected --parallel replicate and ranks along dp"},
+        Refusal{{"--steps", "0"}, "the nearest is 1"}, Refusal{{"--data", "/nowhere"}, "/nowhere"},
+        Refusal{{"--data", "empty.txt"}, "empty.txt"},
+        Refusal{{"--context", "1000000"}, "shorter --context"},
+        Refusal{{"--tokenizer", "/nowhere.json"}, "/nowhere.json"},
+        Refusal{{"--run", "file"}, "is a file"}, Refusal{{"--run", "file/run"}, "is a file"},
+        Refusal{{"--resume"}, "found none; name one with --run"},
+        Refusal{{"--resume", "--run", "text"}, "found no config.toml"}),
+    [](const auto& info) {
+      std::string name;
+      for (const auto& word : info.param.words) {
+        for (const char c : word) name += std::isalnum(c) != 0 ? c : '_';
+      }
+      return name;
+    });
+
+TEST(TrainRefusesADevice, ThatIsNotThere) {
+  if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";
+  const TrainingGround ground;
+  const auto result = ground.train("run", {"--device", "cuda"});
+  EXPECT_EQ(result.status.code, 2);
+  EXPECT_THAT(result.output, StartsWith("tessera train: --device cuda: expected a GPU"));
+  EXPECT_THAT(result.output, HasSubstr("use --device cpu"));
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+  EXPECT_FALSE(fs::exists(ground.run("run")));
+}
+
+/// Under a launcher that is not ours the ranks themselves find out, and one of them tells.
+TEST(TrainRefusesOnce, UnderAnotherLauncher) {
+  const TrainingGround ground;
+  auto words = ground.words("run", {"--data", "/nowhere"});
+  words.insert(words.begin(), {TESSERA_TOOL, "run", "-n", "3", "--quiet-on", "2", "--"});
+  words.insert(words.end(), {"--batch", "3"});
+  const auto result = ground.call(words);
+  EXPECT_EQ(result.status.code, 2);
+  EXPECT_THAT(result.output, StartsWith("[0] tessera train: --data: expected files and folders"));
+  EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+}
+
+}  // namespace
+}  // namespace tessera::testing

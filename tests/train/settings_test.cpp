@@ -1,0 +1,171 @@
+// Flags and TOML files, without ranks.
+#include "support/temporary_folder.h"
+#include "train/settings_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using train::Settings;
+using Words = std::vector<std::string>;
+
+/// A command line of its own, with its settings.
+struct Line {
+  CLI::App app;
+  Settings settings;
+  train::Fields fields = train::add_settings(app, settings);
+
+  Line() = default;
+  explicit Line(const Words& words) { parse_settings(app, fields, settings, words); }
+};
+
+class TrainSettings : public ::testing::Test {
+ protected:
+  std::string write(const std::string& text) const {
+    const auto file = folder_.path() / "train.toml";
+    std::ofstream(file, std::ios::binary) << text;
+    return file.string();
+  }
+  /// What is said of a file; empty if it is taken.
+  std::string refusal(const std::string& text, Words words = {}) const {
+    words.insert(words.end(), {"--config", write(text)});
+    return refusal(words);
+  }
+  static std::string refusal(const Words& words) {
+    try {
+      const Line line(words);
+      return {};
+    } catch (const CLI::ParseError& error) {
+      return error.what();
+    }
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+/// What breaks readers of quotes, comments and escapes, and texts of several bytes a letter.
+std::string hostile_text(std::mt19937_64& random) {
+  static const Words pieces = {"#",  "'",  "\"", "'''",  "\"\"\"", "\n", "\r\n", "\\",   "\\n",
+                               "\t", " ",  "=",  "[",    "]",      "{",  "}",    ",",    "a",
+                               "é",  "日", "🙂", "\x7f", "\x01",   "%",  "-",    "\\u12"};
+  std::string text;
+  for (auto length = random() % 8; length > 0; --length) text += pieces[random() % pieces.size()];
+  return text;
+}
+
+TEST_F(TrainSettings, ComeBackFromAFileAsTheyWere) {
+  const auto seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> share(0, 0.9);
+  for (int i = 0; i < 300; ++i) {
+    Line written;
+    auto& settings = written.settings;
+    settings.prompt = hostile_text(random);
+    settings.tokenizer = hostile_text(random);
+    settings.data.clear();
+    for (auto count = 1 + random() % 3; count > 0; --count)
+      settings.data.push_back(hostile_text(random));
+    settings.validation = share(random);
+    settings.lr = share(random);
+    settings.min_lr = settings.lr * share(random);
+    settings.seed = random() % (1 << 30);
+    settings.compile = random() % 2 == 0;
+    settings.mesh = "dp=2,tp=2";
+    const auto text = to_toml(written.fields);
+    const Line read(Words{"--config", write(text)});
+    ASSERT_EQ(read.settings.prompt, settings.prompt) << text;
+    ASSERT_EQ(read.settings.tokenizer, settings.tokenizer) << text;
+    ASSERT_EQ(read.settings.data, settings.data) << text;
+    ASSERT_EQ(to_toml(read.fields), text);
+    ASSERT_EQ(to_map(read.fields), to_map(written.fields)) << text;
+  }
+}
+
+TEST_F(TrainSettings, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  const auto file = write(
+      "data = ['a', 'b'] # two\nsteps = 30\nlr = 1\ncompile = true\nskip-nonfinite = true\n"
+      "parallel = \"fully_shard\"\n");
+  const Line line(Words{"--config", file, "--steps", "40", "--no-compile"});
+  EXPECT_EQ(line.settings.steps, 40);
+  EXPECT_FALSE(line.settings.compile);
+  EXPECT_TRUE(line.settings.skip_nonfinite);
+  EXPECT_EQ(line.settings.lr, 1);
+  EXPECT_EQ(line.settings.data, (Words{"a", "b"}));
+  EXPECT_EQ(line.settings.parallel, "fully_shard");
+  EXPECT_EQ(line.settings.width, Settings{}.width);
+  EXPECT_EQ(Line(Words{"--config", file, "--data", "c"}).settings.data, Words{"c"});
+}
+
+TEST_F(TrainSettings, OfARunLeaveItsFolderOut) {
+  const Line line(Words{"--run", "runs/one"});
+  EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("run =")));
+  EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("resume")));
+  EXPECT_THAT(to_toml(line.fields), HasSubstr("max-restarts = 0\n"));
+}
+
+TEST_F(TrainSettings, OfAFileAreRefusedByLineAndKey) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"\nstpes = 3", "train.toml:2: expected names of flags, got 'stpes'; did you mean steps?"},
+      {"steps = 3\nsteps = 4", "train.toml:2: expected TOML: "},
+      {"steps = [3, 4]", "train.toml:1: steps: expected an integer, got an array"},
+      {"steps = 3.5", "steps: expected an integer, got a float"},
+      {"compile = \"yes\"", "compile: expected true or false, got a string"},
+      {"compile = 1", "compile: expected true or false, got an integer"},
+      {"prompt = 3", "prompt: expected a string, got an integer"},
+      {"data = [1]", "data: expected a string or an array of strings, got an array"},
+      {"lr = \"0.1\"", "lr: expected a number, got a string"},
+      {"lr = nan", "train.toml:1: --lr: expected a number from 0 to 1e+30, got 'nan'"},
+      {"lr = 1979-05-27", "lr: expected a number, got a date or time"},
+      {"steps = 0", "train.toml:1: --steps: expected a number from 1 to "},
+      {"parallel = \"fully_shart\"", "did you mean fully_shard?"},
+      {"[model]\nblocks = 2",
+       "train.toml:1: expected names of flags at the top level, got a table [model]"},
+      {"[[model]]\nblocks = 2", "at the top level, got a table [model]"},
+      {"model.blocks = 2", "at the top level, got a table [model]"},
+      {"resume = true", "got 'resume', which is for the command line alone"},
+      {"prompt = \"open", "train.toml:1: expected TOML: "}};
+  for (const auto& [text, message] : cases) EXPECT_THAT(refusal(text), HasSubstr(message)) << text;
+  EXPECT_THAT(refusal(Words{"--config", "/nowhere.toml"}),
+              HasSubstr("got '/nowhere.toml': No such file or directory"));
+  EXPECT_THAT(refusal(Words{"--config", "/tmp"}), HasSubstr("got the folder '/tmp'"));
+}
+
+TEST_F(TrainSettings, ThatATomlFileCannotHoldAreRefused) {
+  EXPECT_THAT(refusal(Words{"--prompt", "\xff"}), HasSubstr("--prompt: expected text in UTF-8"));
+  EXPECT_EQ(refusal(Words{"--prompt", "日本"}), "");
+}
+
+TEST_F(TrainSettings, NumbersHaveToBeFinite) {
+  for (const auto* word : {"nan", "inf", "-inf"}) {
+    const auto said = refusal(Words{std::string("--lr=") + word});
+    EXPECT_THAT(said, HasSubstr("expected a number from 0 to 1e+30, got '" + std::string(word)));
+    EXPECT_THAT(said, Not(HasSubstr("nearest")));
+  }
+  EXPECT_THAT(refusal(Words{"--lr=-1"}), HasSubstr("the nearest is 0"));
+}
+
+TEST_F(TrainSettings, TheScheduleFitsTheSteps) {
+  EXPECT_EQ(Line().settings.warmup, 40);
+  EXPECT_EQ(Line(Words{"--steps", "20"}).settings.warmup, 2);
+  EXPECT_EQ(Line(Words{"--steps", "5000"}).settings.warmup, 40);
+  EXPECT_EQ(Line(Words{"--steps", "20", "--warmup", "20"}).settings.warmup, 20);
+  EXPECT_EQ(Line(Words{"--lr", "1e-5"}).settings.min_lr, 1e-5);
+  EXPECT_THAT(refusal(Words{"--steps", "20", "--warmup", "21"}),
+              HasSubstr("--warmup: expected at most --steps 20, got 21"));
+  EXPECT_THAT(refusal("warmup = 30\n", {"--steps", "20"}),
+              HasSubstr("--warmup: expected at most --steps 20, got 30"));
+  EXPECT_THAT(refusal(Words{"--lr", "0.001", "--min-lr", "0.01"}),
+              HasSubstr("--min-lr: expected at most --lr 0.001, got 0.01"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

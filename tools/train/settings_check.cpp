@@ -1,0 +1,121 @@
+#include "train/settings.h"
+#include "unknown_words.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <stdexcept>
+
+namespace tessera::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse_settings(const std::string& message) {
+  throw CLI::ValidationError(message);
+}
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error) || error;  // whoever opens it knows why it cannot be looked at
+}
+
+/// The folder itself, or the nearest above it that is there: where it would be made.
+fs::path nearest_there(const fs::path& path) {
+  auto nearest = fs::absolute(path).lexically_normal();
+  while (!is_there(nearest) && nearest.has_relative_path()) nearest = nearest.parent_path();
+  return nearest;
+}
+
+}  // namespace
+
+std::vector<MeshDim> parse_mesh(const std::string& text) {
+  const std::vector<std::string> known = {"replicas", "dp", "tp"};
+  std::vector<MeshDim> dims;
+  if (text.empty()) return dims;
+  for (const auto& part : CLI::detail::split(text, ',')) {
+    const auto equals = part.find('=');
+    const auto name = part.substr(0, equals);
+    int64_t size = 0;
+    if (equals != std::string::npos) {
+      const auto* end = part.data() + part.size();
+      if (std::from_chars(part.data() + equals + 1, end, size).ptr != end) size = 0;
+    }
+    const auto meant = tool::nearest_word(name, known);
+    const auto at = std::ranges::find(known, name) - known.begin();
+    if (at == std::ssize(known) || size < 1) {
+      throw std::invalid_argument(
+          "expected NAME=RANKS of replicas, dp and tp, e.g. dp=2,tp=2, got '" + part + "'" +
+          (meant.empty() || meant == name ? "" : "; did you mean " + meant + "?"));
+    }
+    const bool in_order =
+        dims.empty() || std::ranges::find(known, dims.back().first) - known.begin() < at;
+    if (!in_order) {
+      throw std::invalid_argument("expected replicas, dp and tp once each, in this order, got '" +
+                                  text + "'");
+    }
+    dims.emplace_back(name, size);
+  }
+  return dims;
+}
+
+void check(const Settings& settings, int world_size) {
+  const auto dims = parse_mesh(settings.mesh);
+  std::map<std::string, int64_t> sizes;
+  int64_t ranks = 1;
+  for (const auto& [name, size] : dims) {
+    sizes[name] = size;
+    ranks *= size;
+  }
+  if (dims.empty()) sizes["dp"] = ranks = world_size;
+  if (ranks != world_size)
+    refuse_settings("--mesh: expected " + std::to_string(world_size) + " ranks, got '" +
+                    settings.mesh + "', which has " + std::to_string(ranks));
+  const bool has_data = sizes.contains("dp"), is_hybrid = settings.parallel == "hybrid";
+  if (is_hybrid && !(has_data && sizes.contains("replicas")))
+    refuse_settings("--parallel hybrid: expected --mesh replicas=R,dp=D, got '" + settings.mesh +
+                    "'");
+  if (!is_hybrid && sizes.contains("replicas"))
+    refuse_settings("--mesh: expected replicas with --parallel hybrid alone, got --parallel " +
+                    settings.parallel);
+  if (settings.parallel != "replicate" && !has_data)
+    refuse_settings("--parallel " + settings.parallel + ": expected dp in --mesh, got '" +
+                    settings.mesh + "'");
+  if (settings.comm_hook != "none" && (settings.parallel != "replicate" || !has_data))
+    refuse_settings(
+        "--comm-hook: expected --parallel replicate and ranks along dp, got --parallel " +
+        settings.parallel + " and --mesh '" + settings.mesh + "'");
+  const auto tp = sizes.contains("tp") ? sizes["tp"] : 1;
+  if (settings.heads % tp != 0)
+    refuse_settings("--mesh: expected tp to divide --heads " + std::to_string(settings.heads) +
+                    ", got tp=" + std::to_string(tp));
+  const auto data_ranks = ranks / tp, parts = data_ranks * settings.accumulate;
+  if (settings.batch % parts != 0)
+    refuse_settings("--batch: expected a multiple of " + std::to_string(parts) +
+                    " (ranks along the batch " + std::to_string(data_ranks) + " x --accumulate " +
+                    std::to_string(settings.accumulate) + "), got " +
+                    std::to_string(settings.batch) + "; the nearest is " +
+                    std::to_string((settings.batch + parts - 1) / parts * parts));
+}
+
+void check_paths(const Settings& settings) {
+  for (const auto& path : settings.data) {
+    if (!is_there(path))
+      refuse_settings("--data: expected files and folders, got '" + path + "', which is not there");
+  }
+  if (settings.tokenizer != "bytes" && !is_there(settings.tokenizer))
+    refuse_settings("--tokenizer: expected 'bytes' or a tokenizer.json, got '" +
+                    settings.tokenizer + "', which is not there");
+  const auto folder = nearest_there(settings.run.empty() ? "runs" : settings.run);
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored))
+    refuse_settings("--run: expected a folder, or a path where one can be made, got '" +
+                    settings.run + "', but " + folder.string() + " is a file");
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    refuse_settings("--run: expected a folder to write to, got '" + settings.run + "', but " +
+                    folder.string() + " is not writable; use another --run");
+}
+
+}  // namespace tessera::train

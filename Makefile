@@ -111,8 +111,10 @@ build-cuda:  ## into build/cuda, with the CUDA libtorch at TESSERA_TORCH or of t
 	$(call build,cuda)
 
 deps:  ## copies the build's headers into .deps, for machines where nothing can be installed
-	@mkdir -p .deps/include .deps/src
-	@cp -rL /usr/include/CLI /usr/include/nlohmann /usr/include/toml++ .deps/include/
+	@rm -rf .deps && mkdir -p .deps/cli11/include .deps/json/include .deps/toml/include .deps/src
+	@cp -rL /usr/include/CLI .deps/cli11/include/
+	@cp -rL /usr/include/nlohmann .deps/json/include/
+	@cp -rL /usr/include/toml++ .deps/toml/include/
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local

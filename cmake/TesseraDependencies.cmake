@@ -1,7 +1,7 @@
 # Build dependencies, as targets tessera::cli11, tessera::json, tessera::toml, tessera::gtest (with gmock),
-# tessera::gtest_main and, where the machine has it, tessera::benchmark. They come from find_package, else from
-# .deps/include (googletest: sources in .deps/src/googletest or /usr/src/googletest). Nothing is fetched, and the library
-# needs none of them at run time.
+# tessera::gtest_main and, where the machine has it, tessera::benchmark. They come from find_package, else from .deps
+# (`make deps`): a folder for each, or one that is taken from there would bring others along that the machine has in
+# another version. Nothing is fetched, and the library needs none of them at run time.
 set(TESSERA_DEPS ${PROJECT_SOURCE_DIR}/.deps)
 
 # Defines tessera::<name> from `target` of package `package`, or from the folder that holds `header`.
@@ -15,9 +15,9 @@ function(tessera_header_only name package target header debian_package)
     target_link_libraries(tessera_${name} INTERFACE ${target})
     return()
   endif()
-  find_path(TESSERA_${name}_INCLUDE ${header} HINTS ${TESSERA_DEPS}/include)
+  find_path(TESSERA_${name}_INCLUDE ${header} HINTS ${TESSERA_DEPS}/${name}/include)
   if(NOT TESSERA_${name}_INCLUDE)
-    message(FATAL_ERROR "Tessera's build needs ${header}: install ${debian_package}, or put it into .deps/include.")
+    message(FATAL_ERROR "Tessera's build needs ${header}: install ${debian_package}, or put it into .deps/${name}/include.")
   endif()
   target_include_directories(tessera_${name} SYSTEM INTERFACE ${TESSERA_${name}_INCLUDE})
 endfunction()

@@ -43,7 +43,7 @@ find_torch() {
 
 has_header() {
     local folder
-    for folder in .deps/include /usr/include /usr/local/include "${CONDA_PREFIX:-/usr}/include"; do
+    for folder in .deps/*/include /usr/include /usr/local/include "${CONDA_PREFIX:-/usr}/include"; do
         [[ -e $folder/$1 ]] && return
     done
     return 1

@@ -4,12 +4,18 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <utility>
+#include <memory>
 
 namespace tessera::capture {
 namespace {
 
-thread_local Observer* current = nullptr;
+// Of all that a thread has, libtorch hands this on to the threads in which autograd runs backward
+// on a GPU. The kind is one that libtorch itself leaves alone.
+c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; }
+struct Current : c10::DebugInfoBase {
+  explicit Current(Observer* given) : observer(given) {}
+  Observer* observer;
+};
 
 at::Tensor copy(const at::Tensor& tensor) { return tensor.clone(); }
 
@@ -31,10 +37,14 @@ struct Again : torch::autograd::Function<Again> {
 
 thread_local int VariesHere::depth = 0;
 
-Observer* observer() { return current; }
+Observer* observer() {
+  const auto* current = static_cast<const Current*>(c10::ThreadLocalDebugInfo::get(kind()));
+  return current == nullptr ? nullptr : current->observer;
+}
 
-ObserverScope::ObserverScope(Observer* observer) : before_(std::exchange(current, observer)) {}
-ObserverScope::~ObserverScope() { current = before_; }
+ObserverScope::ObserverScope(Observer* observer)
+    : guard_(kind(), std::make_shared<Current>(observer)) {}
+ObserverScope::~ObserverScope() = default;
 
 c10::impl::LocalDispatchKeySet without_recorder(c10::impl::LocalDispatchKeySet keys) {
   using c10::DispatchKeySet;
@@ -51,7 +61,7 @@ Hidden::Hidden() : keys_(c10::impl::tls_local_dispatch_key_set()), observer_(nul
 Hidden::~Hidden() { c10::impl::_force_tls_local_dispatch_key_set(keys_); }
 
 at::Tensor again(const at::Tensor& tensor) {
-  return current == nullptr || !tensor.defined() ? tensor : Again::apply(tensor);
+  return observer() == nullptr || !tensor.defined() ? tensor : Again::apply(tensor);
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, library) { library.def("again(Tensor self) -> Tensor"); }

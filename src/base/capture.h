@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <functional>
@@ -51,7 +52,7 @@ class Observer {
   virtual void give_up(const std::string& why) = 0;
 };
 
-/// Of this thread; null: nobody records.
+/// Of this thread, or of that whose backward it runs; null: nobody records.
 Observer* observer();
 
 /// Makes `observer` this thread's, while it lives.
@@ -63,7 +64,7 @@ class ObserverScope {
   ObserverScope& operator=(const ObserverScope&) = delete;
 
  private:
-  Observer* before_;
+  c10::DebugInfoGuard guard_;
 };
 
 /// Keys of a thread without the recorder's.

@@ -35,7 +35,8 @@ bool fits(const Argument& argument, const c10::TypePtr& type) {
   switch (argument.kind) {
     case Kind::Constant:
       if (argument.constant.isBool() && required(type)->kind() == c10::TypeKind::NumberType)
-        return true;  // a Scalar may be one
+        return true;                                                   // a Scalar may be one
+      if (argument.constant.isNone() && is_tensor(type)) return true;  // an undefined one
       return argument.constant.type()->isSubtypeOf(*type);
     case Kind::Scalar:
       return takes_number(type);

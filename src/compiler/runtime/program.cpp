@@ -154,6 +154,10 @@ Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& 
             argument.values, is_optional_list(declared), wants_tensor(declared)};
   if (slot.kind == Argument::Kind::Constant && slot.wants_tensor && slot.constant.isScalar())
     slot.constant = number_as_tensor(slot.constant.toScalar());
+  // Attention on a GPU is given no bias so.
+  const bool is_required = declared.type()->kind() == c10::TypeKind::TensorType;
+  if (slot.kind == Argument::Kind::Constant && slot.constant.isNone() && is_required)
+    slot.constant = at::Tensor();
   return slot;
 }
 

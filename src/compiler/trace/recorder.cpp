@@ -12,6 +12,7 @@
 #include <ATen/core/enum_tag.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,7 +22,12 @@
 namespace tessera::compiler {
 namespace {
 
-thread_local Recorder* current_recorder = nullptr;
+// As capture::observer(): also in the threads in which backward runs on a GPU.
+c10::DebugInfoKind kind_of_current() { return c10::DebugInfoKind::TEST_INFO_2; }
+struct CurrentRecorder : c10::DebugInfoBase {
+  explicit CurrentRecorder(Recorder* given) : recorder(given) {}
+  Recorder* recorder;
+};
 
 bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
@@ -82,7 +88,11 @@ Recorder::Recorder(Inputs inputs, StandIn* stand_in)
   ensure_registered();
 }
 
-Recorder* Recorder::current() { return current_recorder; }
+Recorder* Recorder::current() {
+  const auto* current =
+      static_cast<const CurrentRecorder*>(c10::ThreadLocalDebugInfo::get(kind_of_current()));
+  return current == nullptr ? nullptr : current->recorder;
+}
 
 void Recorder::depend_on(const void* who, std::string what, std::function<uint64_t()> read) {
   const bool is_known =
@@ -234,6 +244,7 @@ void Recorder::run(Call& call) {
 }
 
 void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::lock_guard lock(mutex_);
   const auto& schema = op.schema();
   if (const auto known = decided_equal(schema, stack)) {
     torch::jit::drop(stack, 2);
@@ -290,7 +301,11 @@ Argument Recorder::argument(Call& call, size_t index) {
   const auto& name = call.schema.arguments()[index].name();
   if (!is_tensors(value)) return number(name, value);
   for_each_tensor(value, [&](const at::Tensor& tensor) {
-    if (tensor.defined()) check_layout(call.schema, tensor);
+    if (!tensor.defined()) return;
+    check_layout(call.schema, tensor);
+    if (!is_whole_ && !tensor.is_cpu())
+      throw CannotRecord(c10::str(call.schema.name(), " works on a tensor on ", tensor.device(),
+                                  ", where whole steps alone are compiled"));
   });
   if (value.isTensor()) {
     const auto& tensor = value.toTensor();
@@ -340,7 +355,7 @@ void Recorder::after(Call& call) {
 }
 
 struct Recorder::Scope::Guards {
-  Recorder* before;
+  c10::DebugInfoGuard current;
   capture::ObserverScope observer;
   Births::Scope births;
   RecordScope record;
@@ -348,13 +363,13 @@ struct Recorder::Scope::Guards {
 };
 
 Recorder::Scope::Scope(Recorder& recorder)
-    : guards_(new Guards{current_recorder, capture::ObserverScope(&recorder),
-                         Births::Scope(&recorder.births_), RecordScope()}) {
-  current_recorder = &recorder;
+    : guards_(new Guards{
+          c10::DebugInfoGuard(kind_of_current(), std::make_shared<CurrentRecorder>(&recorder)),
+          capture::ObserverScope(&recorder), Births::Scope(&recorder.births_), RecordScope()}) {
   recorder.generator_.note();
   if (recorder.watches_modules()) guards_->watch.emplace();
 }
 
-Recorder::Scope::~Scope() { current_recorder = guards_->before; }
+Recorder::Scope::~Scope() = default;
 
 }  // namespace tessera::compiler

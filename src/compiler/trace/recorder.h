@@ -13,6 +13,7 @@
 #include <ATen/core/stack.h>
 
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 namespace tessera::compiler {
@@ -100,6 +101,7 @@ class Recorder final : public capture::Observer {
   void store_written(const Call& call, const std::vector<Argument>& results);
   void own_results(Call& call, Node& node);
 
+  std::recursive_mutex mutex_;  // on a GPU, two threads may run parts of a backward
   StandIn* stand_in_;
   std::function<void()> before_sending_;
   std::vector<RecordedCall> calls_;

@@ -1,0 +1,81 @@
+// On a GPU autograd runs backward in threads of its own: what they do is part of the step.
+#include <tessera/checkpoint.h>
+#include <tessera/compile.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+nn::Sequential make_net(bool checkpoints) {
+  torch::manual_seed(1);
+  nn::Sequential net(nn::Linear(6, 16), nn::GELU(),
+                     nn::LayerNorm(torch::nn::LayerNormOptions({16})), nn::Linear(16, 4));
+  net->to(torch::kCUDA);
+  if (checkpoints) checkpoint(net);
+  return net;
+}
+
+void expect_equal_gradients(const torch::nn::Module& got, const torch::nn::Module& wanted, int i) {
+  const auto ours = got.parameters(), theirs = wanted.parameters();
+  for (size_t k = 0; k < ours.size(); ++k) {
+    ASSERT_TRUE(ours[k].grad().defined()) << i << " " << k;
+    EXPECT_TRUE(torch::allclose(ours[k].grad(), theirs[k].grad(), 1e-5, 1e-5)) << i << " " << k;
+  }
+}
+
+/// Forward and backward in one program, the optimizer's step in another; or all in one.
+TEST(CompiledStepOnCuda, TrainsLikeTheStep) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const bool checkpoints : {false, true}) {
+    nn::Sequential nets[2] = {make_net(checkpoints), make_net(checkpoints)};
+    optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), {.lr = 0.01, .fused = true}),
+                                  optim::AdamW(nets[1]->parameters(), {.lr = 0.01, .fused = true})};
+    const auto part = [&](int of, const Tensor& x) {
+      auto loss = nets[of]->forward(x).square().mean();
+      loss.backward();
+      return loss;
+    };
+    const auto update = [&](int of) {
+      optimizers[of].step();
+      optimizers[of].zero_grad();
+    };
+    auto compiled_part = compile([&](Tensor x) { return part(1, x); }, {.module = nets[1]});
+    auto compiled_update =
+        compile([&] { update(1); }, {.module = nets[1], .optimizer = optimizers[1]});
+    for (int i = 0; i < 8; ++i) {
+      const auto x = torch::randn({5, 6}, torch::kCUDA);
+      for (auto& each : optimizers) each.options().lr = 0.01 * (i + 1);
+      EXPECT_TRUE(torch::allclose(compiled_part(x), part(0, x), 1e-5, 1e-5)) << i;
+      expect_equal_gradients(*nets[1], *nets[0], i);
+      update(0);
+      compiled_update();
+    }
+    EXPECT_THAT(explain(compiled_part), HasSubstr("compiled: "));
+    EXPECT_THAT(explain(compiled_update), HasSubstr("compiled: "));
+  }
+}
+
+/// Those of modules and backwards apart are for the CPU.
+TEST(CompiledStepOnCuda, ModulesAndBackwardsRunAsTheyAre) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  nn::Sequential nets[2] = {make_net(false), make_net(false)};
+  for (int i = 0; i < 5; ++i) {
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    for (auto& net : nets) net->zero_grad();
+    nets[0]->forward(x).square().mean().backward();
+    const CompiledBackward scope;
+    nets[1]->forward(x).square().mean().backward();
+    expect_equal_gradients(*nets[1], *nets[0], i);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

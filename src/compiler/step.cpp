@@ -320,6 +320,10 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
     else if (given.tensors[i].defined() && given.tensors[i].grad().defined())
       recording.broken = c10::str("argument ", i, " gets a gradient; give it detached");
   }
+  std::erase_if(recording.bystanders, [&](const auto& bystander) {
+    return std::ranges::any_of(
+        given.tensors, [&](const auto& tensor) { return tensor.is_same(bystander.parameter); });
+  });
   learn(recording, given);
   drop_gradients(recording);
   take(std::move(shape), std::move(recording), given);

@@ -105,8 +105,11 @@ Plan PowerSGDState::Impl::plan(GradBucket& bucket) {
     if (same == shapes.end()) same = shapes.insert(same, {.factors = factors, .members = {}});
     auto& remembered = memory[bucket.parameters()[i].unsafeGetTensorImpl()];
     // Another parameter may have come to where one was that is gone.
-    if (remembered.error.defined() && remembered.error.sizes() != gradients[i].sizes())
-      remembered = {};
+    const bool is_other =
+        (remembered.error.defined() && remembered.error.sizes() != gradients[i].sizes()) ||
+        (remembered.q.defined() &&
+         remembered.q.sizes() != at::IntArrayRef{factors.columns, factors.rank});
+    if (is_other) remembered = {};
     same->members.push_back({gradients[i], &remembered});
   }
   for (auto& batch : shapes) {

@@ -1,4 +1,5 @@
 // What PowerSGD remembers between iterations, and how it is saved.
+#include "replicate/local_part.h"
 #include "replicate/powersgd.h"
 
 #include <ATen/ops/empty.h>
@@ -76,7 +77,8 @@ Saved PowerSGDState::save(const torch::nn::Module& module) const {
   random << impl_->random;
   Saved saved = {{kIteration, std::to_string(impl_->iteration)}, {kRandom, random.str()}};
   for (const auto& parameter : module.named_parameters()) {
-    const auto found = impl_->memory.find(parameter.value().unsafeGetTensorImpl());
+    const auto part = replication::local_part(parameter.value());
+    const auto found = impl_->memory.find(part.unsafeGetTensorImpl());
     if (found == impl_->memory.end()) continue;
     const auto& [error, q, spare] = found->second;
     if (error.defined()) saved[key(parameter.key(), "error")] = bytes_of(error);
@@ -98,7 +100,7 @@ void PowerSGDState::load(const torch::nn::Module& module, const Saved& saved) {
                       found->second, "' or a state of random numbers that can't be read");
   }
   for (const auto& parameter : module.named_parameters()) {
-    const auto& tensor = parameter.value();
+    const auto tensor = replication::local_part(parameter.value());
     const auto [rows, columns, rank] = impl_->factors_of(tensor);
     Remembered remembered = {
         .error = find(saved, key(parameter.key(), "error"), tensor.sizes(), tensor),

@@ -164,6 +164,7 @@ void Reducer::start_iteration(const std::vector<size_t>& unused) {
   for (auto& bucket : buckets_) bucket.reset();
   expected_ = uses_;
   is_missing_.assign(parameters_.tensors.size(), false);
+  has_arrived_.assign(parameters_.tensors.size(), false);
   order_.clear();
   next_launch_ = taken_ = 0;
   if (learns_uses_) std::fill(uses_.begin(), uses_.end(), 0);
@@ -211,6 +212,8 @@ void Reducer::on_gradient(size_t index) {
     start_iteration({});
   }
   check_gradient(index);
+  if (auto* observer = capture::observer(); observer != nullptr && !settings_.has_forward)
+    note_recording(*observer);
   if (goes_by_operators()) return take_recorded(index);
   queue_end_of_backward();
   take_unused();

@@ -77,6 +77,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// A recorder watches: on what the averaging depends, and the averaging itself.
   void note_sync(capture::Observer& observer);
   void note_recording(capture::Observer& observer);
+  std::string why_not_recorded(const capture::Observer& observer) const;
   bool goes_by_operators() const;
   void take_recorded(size_t index);
   std::vector<bool> agree_on_recorded();
@@ -126,8 +127,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> order_;  // in which gradients came
   size_t next_launch_ = 0;
   size_t taken_ = 0;
-  bool is_taking_ = false;    // a gradient has come in this iteration
-  bool is_recorded_ = false;  // and was averaged by operators, not in buckets
+  bool is_taking_ = false;         // a gradient has come in this iteration
+  std::vector<bool> has_arrived_;  // by parameter, in a recorded backward
+  bool is_recorded_ = false;       // and was averaged by operators, not in buckets
   OpenBackwards open_backwards_;
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
   bool rebuilt_ = false;

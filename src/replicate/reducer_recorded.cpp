@@ -35,15 +35,24 @@ void Reducer::note_sync(capture::Observer& observer) {
 
 void Reducer::note_recording(capture::Observer& observer) {
   note_sync(observer);
+  if (const auto why = why_not_recorded(observer); !why.empty()) observer.give_up(why);
+}
+
+/// Why the engine averages as ever; empty if operators do.
+std::string Reducer::why_not_recorded(const capture::Observer& observer) const {
+  const auto& name = settings_.module_name;
   if (!observer.takes_averages())
-    return observer.give_up("replicate's own engine averages the gradients of " +
-                            settings_.module_name + " (optimize_ddp is no_optimization)");
+    return "replicate's own engine averages the gradients of " + name +
+           " (optimize_ddp is no_optimization)";
   if (hook_.target<PowerSGDHook>() != nullptr)
-    return observer.give_up("powersgd_hook does something else at each iteration");
+    return "powersgd_hook does something else at each iteration";
+  // Ranks tell each other in a message of its own, which would come before those that are put off.
+  if (may_miss_gradients() && !observer.watches_modules())
+    return "parameters of " + name + " may be unused, in a backward that is compiled apart";
   const auto sparse = std::ranges::find(parameters_.is_sparse, true);
-  if (sparse == parameters_.is_sparse.end()) return;
+  if (sparse == parameters_.is_sparse.end()) return {};
   const auto index = static_cast<size_t>(sparse - parameters_.is_sparse.begin());
-  observer.give_up("parameter '" + parameters_.names[index] + "' has sparse gradients");
+  return "parameter '" + parameters_.names[index] + "' has sparse gradients";
 }
 
 void Reducer::require_sync(bool required) {
@@ -54,23 +63,22 @@ void Reducer::require_sync(bool required) {
 
 bool Reducer::goes_by_operators() const {
   const auto* observer = capture::observer();
-  return observer != nullptr && observer->takes_averages() &&
-         hook_.target<PowerSGDHook>() == nullptr &&
-         std::ranges::count(parameters_.is_sparse, true) == 0;
+  return observer != nullptr && why_not_recorded(*observer).empty();
 }
 
 void Reducer::take_recorded(size_t index) {
-  if (!settings_.has_forward) note_recording(*capture::observer());
   queue_end_of_backward();
   is_taking_ = is_recorded_ = true;
-  if (std::exchange(expected_[index], 0) > 0) ++taken_;
+  if (has_arrived_[index]) return;
+  has_arrived_[index] = true;
+  ++taken_;
 }
 
 /// What some rank has a gradient of all ranks average, as the engine does; told in a message that
 /// is no part of the recording: a program does the same at every run.
 std::vector<bool> Reducer::agree_on_recorded() {
   const capture::Hidden hidden;
-  for (size_t i = 0; i < expected_.size(); ++i) is_missing_[i] = expected_[i] > 0;
+  for (size_t i = 0; i < has_arrived_.size(); ++i) is_missing_[i] = !has_arrived_[i];
   return agree_on_used();
 }
 

@@ -58,7 +58,8 @@ TEST(CompiledStepOnCuda, TrainsLikeTheStep) {
       update(0);
       compiled_update();
     }
-    EXPECT_THAT(explain(compiled_part), HasSubstr("compiled: "));
+    // Checkpointed parts keep the state of the GPU's generator, and may run as they are.
+    EXPECT_TRUE(checkpoints || explain(compiled_part).find("compiled: ") != std::string::npos);
     EXPECT_THAT(explain(compiled_update), HasSubstr("compiled: "));
   }
 }

@@ -249,6 +249,10 @@ void expect_parity_of_heads(const std::function<void(TwoHeads&)>& prepare,
     step(0, x, takes_second(i));
     compiled(x, takes_second(i));
     expect_equal_parameters(nets[1], nets[0], i);
+    for (const auto& item : nets[0]->named_parameters())
+      EXPECT_EQ(nets[1]->named_parameters()[item.key()].grad().defined(),
+                item.value().grad().defined())
+          << i << " " << item.key();
   }
 }
 
@@ -258,6 +262,8 @@ TEST_P(ReplicatedStepRanks, RanksThatUseDifferentParts) {
     const auto prepare = [](TwoHeads& net) { replicate(net, {.find_unused_parameters = true}); };
     expect_parity_of_heads(prepare, [](int /*step*/) { return rank() == 1; });
     expect_parity_of_heads(prepare, [](int step) { return (step + rank()) % 3 == 0; });
+    expect_parity_of_heads([](TwoHeads& net) { replicate(net, {.static_graph = true}); },
+                           [](int /*step*/) { return false; });
     expect_parity_of_heads([](TwoHeads& net) { fully_shard(net); },
                            [](int /*step*/) { return rank() == 1; });
   });

@@ -29,8 +29,9 @@ TEST(TrainResume, GoesOnWithTheSameBits) {
   for (const Words& layout :
        {Words{"--dropout", "0.1"}, Words{"--parallel", "fully_shard"}, Words{"--accumulate", "2"},
         Words{"--mesh", "tp=2"}, Words{"--precision", "fp16"}, Words{"--compile"},
-        Words{"--comm-hook", "powersgd"}}) {
-    const auto run = "run" + layout.back();
+        Words{"--comm-hook", "powersgd"},
+        Words{"--ranks", "4", "--mesh", "dp=2,tp=2", "--comm-hook", "powersgd"}}) {
+    const auto run = "run" + std::to_string(layout.size()) + layout.back();
     auto words = layout;
     words.insert(words.end(), {"--keep-last", "0"});
     ASSERT_TRUE(ground.train(run, words).status.ok());

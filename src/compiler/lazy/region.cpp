@@ -160,18 +160,19 @@ struct Region::Run {
     bool for_good = false;
   };
   Verdict judge() {
-    enum Finding : int64_t { Fine, Broken, Full };
+    enum Finding : int64_t { Fine, Rests, Broken, Full };
     const auto& options = region.options_;
     Verdict verdict{recorder.broken()};
     if (verdict.why.empty() && !recorder.scalars().empty())
       verdict.why = "an optimizer steps in it, which compile() of the whole step can run";
-    Finding mine = verdict.why.empty() ? Fine : Broken;
+    Finding mine = verdict.why.empty() ? Fine : verdict.why == kRests ? Rests : Broken;
     if (mine == Fine && !is_known && region.known_.size() >= options.most_paths) {
       verdict.why = c10::str("it was captured ", region.known_.size(), " times, in as many forms");
       mine = Full;
     }
     const auto worst = has_agreed ? region.agreement_.exchange(mine).most : mine;
-    if (mine == Fine && worst != Fine) verdict.why = "another rank can't: see its warning";
+    if (worst == Rests) verdict.why = kRests;
+    if (mine < Broken && worst > Rests) verdict.why = "another rank can't: see its warning";
     verdict.for_good = worst == Full;
     return verdict;
   }
@@ -213,7 +214,7 @@ void Region::run(c10::function_ref<void()> body) {
   agreement_.meet(run.recorder.groups());
   const auto [why, for_good] = run.judge();
   if (why.empty()) return run.is_known ? void() : learn(run);
-  if (why == kRests && !run.has_agreed) return;
+  if (why == kRests) return;
   if (log_.empty() || log_.back() != "not used: " + why) log_.push_back("not used: " + why);
   ++failures.in_a_row;
   if (options_.fullgraph || (for_good && &failures == &failures_)) return fall_back(why);

@@ -55,8 +55,8 @@ void check_operator(const c10::OperatorHandle& op) {
 }
 
 constexpr const char* kGeneratorWasSet =
-    "the random generator was set in it (torch::manual_seed?), which no operator shows; set it "
-    "before the call";
+    "the random generator was set in it (torch::manual_seed), or another thread drew from it, "
+    "which no operator shows; set it before the call, or give the thread a generator of its own";
 
 bool sends(const c10::FunctionSchema& schema) {
   return schema.name().starts_with("c10d::") || (schema.name().starts_with("_c10d_functional") &&

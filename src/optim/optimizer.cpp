@@ -133,12 +133,20 @@ Optimizer::Optimizer(const std::vector<ParamGroup>& groups, std::unique_ptr<Rule
   for (const ParamGroup& group : groups) add_param_group(group);
 }
 
-Optimizer::Optimizer(Optimizer&&) noexcept = default;
-Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
+Optimizer::Optimizer(Optimizer&& other) noexcept
+    : torch::optim::Optimizer(std::move(other)), impl_(std::move(other.impl_)) {
+  if (impl_) impl_->alive = std::make_shared<bool>();  // it lives elsewhere now
+}
+Optimizer& Optimizer::operator=(Optimizer&& other) noexcept {
+  torch::optim::Optimizer::operator=(std::move(other));
+  impl_ = std::move(other.impl_);
+  if (impl_) impl_->alive = std::make_shared<bool>();
+  return *this;
+}
 Optimizer::~Optimizer() = default;
 
 std::weak_ptr<const void> Optimizer::lifetime() const {
-  return impl_ ? std::weak_ptr<const void>(impl_->rule) : std::weak_ptr<const void>();
+  return impl_ ? std::weak_ptr<const void>(impl_->alive) : std::weak_ptr<const void>();
 }
 
 void Optimizer::add_param_group(const ParamGroup& group) {

@@ -77,6 +77,7 @@ struct ParamState final : torch::optim::OptimizerCloneableParamState<ParamState>
 };
 
 struct Optimizer::Impl {
+  std::shared_ptr<bool> alive = std::make_shared<bool>();  // see lifetime()
   std::shared_ptr<Rule> rule;    // programs that were made of steps look whether it is still there
   std::vector<GroupPlan> plans;  // by parameter group
   AmpScaling scaling;            // set for the length of GradScaler::step

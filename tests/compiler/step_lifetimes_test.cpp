@@ -125,6 +125,18 @@ TEST(CompiledStepLifetimes, AModuleAndAnOptimizerMadeAnew) {
   EXPECT_THAT(explain(compiled), HasSubstr("compiled: "));
 }
 
+TEST(CompiledStepLifetimes, AnOptimizerThatIsMoved) {
+  auto net = seeded_heads();
+  auto first = std::make_unique<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
+  const auto before = first->lifetime();
+  auto compiled = compile([&](Tensor x) { return net(x, false).detach(); }, {.optimizer = *first});
+  optim::SGD second(std::move(*first));
+  EXPECT_TRUE(before.expired());
+  EXPECT_FALSE(second.lifetime().expired());
+  first.reset();
+  for (int i = 0; i < 4; ++i) compiled(input_of(i));  // does not look at what is gone
+}
+
 TEST(CompiledStepLifetimes, AModuleInAnothersPlaceThatIsStillHeld) {
   auto net = seeded_heads();
   auto compiled = compile([&](Tensor x) { return net(x, false).detach(); }, {.module = net});

@@ -60,6 +60,10 @@ Hidden::Hidden() : keys_(c10::impl::tls_local_dispatch_key_set()), observer_(nul
 
 Hidden::~Hidden() { c10::impl::_force_tls_local_dispatch_key_set(keys_); }
 
+HiddenMessage::Announcement::Announcement() {
+  if (auto* current = observer()) current->before_hidden_message();
+}
+
 at::Tensor again(const at::Tensor& tensor) {
   return observer() == nullptr || !tensor.defined() ? tensor : Again::apply(tensor);
 }

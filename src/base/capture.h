@@ -48,6 +48,8 @@ class Observer {
   /// `action` is part of every later run, before its first operator: what the code that issued the
   /// operators did besides them.
   virtual void before_run(const void* who, std::function<void()> action) = 0;
+  /// A message will be sent now that is no part of the recording; programs don't send it.
+  virtual void before_hidden_message() = 0;
   /// Something happened that operators do not show, so that the recording can't be run.
   virtual void give_up(const std::string& why) = 0;
 };
@@ -81,6 +83,15 @@ class Hidden {
  private:
   c10::impl::LocalDispatchKeySet keys_;
   ObserverScope observer_;
+};
+
+/// The same where messages are sent, which the recorder is told of first.
+class HiddenMessage {
+  struct Announcement {
+    Announcement();
+  };
+  Announcement announcement_;
+  Hidden hidden_;
 };
 
 /// A copy that a compiled program does not take for `tensor`, so that what is computed from it is

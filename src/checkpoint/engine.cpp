@@ -1,8 +1,6 @@
 #include "checkpoint/engine.h"
 
-#include <ATen/Context.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,7 +14,9 @@ using torch::autograd::Engine;
 thread_local std::vector<HookSource*> sources;
 thread_local BackwardRunner* current_runner = nullptr;
 
-/// libtorch's engine; Python's has hooks by the same virtual function.
+/// What libtorch asks for hooks on saved tensors; Python's engine has them by the same virtual
+/// function. Backwards are run by libtorch's own engine: the threads it has for GPUs belong to the
+/// first engine of the process that ran one.
 class HookEngine final : public Engine {
  public:
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
@@ -29,7 +29,8 @@ class HookEngine final : public Engine {
                                          const torch::autograd::edge_list& outputs) override {
     torch::autograd::variable_list results;
     const auto backward = [&] {
-      results = Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+      results = Engine::get_base_engine().execute(roots, inputs, keep_graph, create_graph,
+                                                  accumulate_grad, outputs);
     };
     const bool on_cpu = std::all_of(inputs.begin(), inputs.end(), [](const at::Tensor& gradient) {
       return !gradient.defined() || gradient.is_cpu();
@@ -45,8 +46,7 @@ class HookEngine final : public Engine {
 };
 
 Engine& hook_engine() {
-  // Its device threads live as long as the process, so it is never destroyed.
-  static auto& engine = *new HookEngine();
+  static auto& engine = *new HookEngine();  // others' threads may run until the process ends
   return engine;
 }
 
@@ -71,10 +71,6 @@ void require_engine(const char* function) {
       ": expected libtorch's own autograd engine, got another one, as in a Python process, whose "
       "torch owns the hooks on saved tensors; use Python's checkpoint there, or run without "
       "Python");
-  // Device threads belong to one engine: a backward must not go on with two.
-  TORCH_CHECK(!at::hasCUDA() || torch::autograd::get_current_graph_task_id() == -1, function,
-              ": expected its first use in a process to be outside of backward, got one inside; "
-              "call it once, e.g. checkpoint(module), before the first backward");
   torch::autograd::set_default_engine_stub(&hook_engine);
 }
 

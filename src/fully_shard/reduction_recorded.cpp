@@ -11,7 +11,7 @@ namespace tessera::sharded {
 /// Which gradients any rank has, told in a message that is no part of the recording: a program does
 /// the same at every run.
 std::vector<bool> Reduction::agree_on_used(const std::vector<at::Tensor>& gradients) const {
-  const capture::Hidden hidden;
+  const capture::HiddenMessage hidden;
   std::vector<at::Tensor> extra{make_extra(gradients).to(settings_.device)};
   c10d::AllreduceOptions options;
   options.reduceOp = operation();

@@ -61,7 +61,7 @@ void Tree::compare_with_ranks(State& state) const {
   if (!gathers || unit.group()->getSize() == 1) return;
   // Ranks that were sharded in different orders know the unit by different numbers.
   const auto own = state.describe() + ", unit " + std::to_string(unit.settings().number);
-  const capture::Hidden no_part_of_recordings;
+  const capture::HiddenMessage no_part_of_recordings;
   const auto others = gather_bytes(own, unit.group());
   for (size_t rank = 0; rank < others.size(); ++rank) {
     TORCH_CHECK(others[rank] == own,

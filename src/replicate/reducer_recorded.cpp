@@ -77,7 +77,7 @@ void Reducer::take_recorded(size_t index) {
 /// What some rank has a gradient of all ranks average, as the engine does; told in a message that
 /// is no part of the recording: a program does the same at every run.
 std::vector<bool> Reducer::agree_on_recorded() {
-  const capture::Hidden hidden;
+  const capture::HiddenMessage hidden;
   for (size_t i = 0; i < has_arrived_.size(); ++i) is_missing_[i] = !has_arrived_[i];
   return agree_on_used();
 }

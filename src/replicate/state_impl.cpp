@@ -114,7 +114,7 @@ void State::check_parameters(const ManagedParameters& parameters) const {
 }
 
 void State::build() {
-  const capture::Hidden hidden;  // what happens once is no part of a step
+  const capture::HiddenMessage hidden;  // what happens once is no part of a step
   TORCH_CHECK(options_.group || options_.mesh || is_initialized(),
               "replicate: expected tessera::init() to have been called, or a group or mesh in the "
               "options, before ",

@@ -202,6 +202,36 @@ TEST_P(ShardedStepRanks, CompilesModulesAndBackwards) {
   });
 }
 
+/// A rank that knows its kind of batch puts its messages off, and meets one that does not.
+TEST_P(ShardedStepRanks, CompilesBackwardsOfBatchesOfOtherSizes) {
+  run([] {
+    Stack nets[2];
+    for (auto& net : nets) {
+      torch::manual_seed(3);
+      net = Stack();
+      sharded()(net);
+    }
+    auto compiled = compile(nets[1]);
+    for (int i = 0; i < 12; ++i) {
+      const int rows = rank() == 0 ? 2 : 2 + i / 3;
+      torch::manual_seed(100 + 10 * i + rank());
+      const auto x = torch::randn({rows, 10});
+      for (auto& net : nets) net->zero_grad();
+      nets[0](x).square().sum().backward();
+      auto scope = std::make_optional<CompiledBackward>();
+      compiled(x).square().sum().backward();
+      scope.reset();
+      const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
+      for (size_t k = 0; k < got.size(); ++k)
+        EXPECT_TRUE(torch::allclose(replication::local_gradient(got[k]),
+                                    replication::local_gradient(wanted[k]), 1e-5, 1e-5))
+            << "step " << i << ", parameter " << k;
+    }
+    EXPECT_EQ(counters()["fallbacks"], 0);
+    EXPECT_EQ(counters()["graphs"], rank() == 0 ? 2 : 8);
+  });
+}
+
 TEST(ShardedStepErrorsRanks, TellsWhyAStepRunsAsItIs) {
   run_processes(2, [] {
     Stack net;

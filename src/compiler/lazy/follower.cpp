@@ -51,6 +51,16 @@ c10::IValue fake_result(const c10::Argument& declared,
 
 }  // namespace
 
+bool Path::is_same(const Path& other) const {
+  if (graph.value_count() != other.graph.value_count() || alive != other.alive) return false;
+  for (size_t i = 0; i < graph.value_count(); ++i) {
+    const auto value = static_cast<ValueId>(i);
+    if (graph.type(value) != other.graph.type(value)) return false;
+  }
+  return std::equal(calls.begin(), calls.end(), other.calls.begin(), other.calls.end(),
+                    [](const auto& left, const auto& right) { return same(left, right); });
+}
+
 bool Follower::goes_on(const Path& path, const RecordedCall& call) const {
   if (next_ >= path.calls.size() || graph_->value_count() > path.graph.value_count()) return false;
   // What it reads for the first time has the same sizes.

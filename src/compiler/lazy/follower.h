@@ -11,6 +11,8 @@ struct Path {
   Graph graph;
   std::vector<RecordedCall> calls;
   std::vector<ValueId> alive;  // memory held at the end
+
+  bool is_same(const Path& other) const;
 };
 
 /// Serves operators with fakes as long as they come as they came on a known path.

@@ -19,6 +19,7 @@
 namespace tessera::compiler {
 namespace {
 
+constexpr int64_t kFollows = -1;  // told in place of a program's messages, before its end
 constexpr const char* kRests = "it rests, since many trials failed";
 
 bool has_other_ranks() { return is_initialized() && world_size() > 1; }
@@ -87,6 +88,7 @@ struct Region::Run {
         recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &follower) {
     follower.watch(recorder.graph());
     recorder.before_sending([this] { agree(0); });
+    recorder.before_hidden([this] { meet(); });
   }
 
   /// Whether all ranks will send the same messages: those of a program, named by `messages`, or, if
@@ -94,6 +96,18 @@ struct Region::Run {
   bool agree(int64_t messages) {
     if (std::exchange(has_agreed, true)) return messages == 0;
     return region.agreement_.exchange(messages).is_one();
+  }
+
+  /// Before a message that is sent at once, while those of the recording may be put off: either all
+  /// ranks have put them off, or all have sent them.
+  void meet() {
+    if (has_agreed) return;
+    if (!follower.is_following() || region.known_.empty()) {
+      agree(0);
+    } else if (!region.agreement_.exchange(kFollows).is_one()) {
+      has_agreed = true;
+      recorder.stop_standing_in();
+    }
   }
 
   bool sends() { return std::ranges::any_of(recorder.graph().nodes, is_launch); }
@@ -153,6 +167,20 @@ struct Region::Run {
     return true;
   }
 
+  Path path() {
+    Path path{recorder.graph(), recorder.calls(), {}};
+    for (const auto& memory : recorder.memory().alive()) path.alive.push_back(memory.value);
+    return path;
+  }
+
+  /// Another rank's run may have been new, so that this one was not put off to its end.
+  bool is_known_now() {
+    if (is_known || region.known_.empty()) return is_known;
+    const auto mine = path();
+    return std::ranges::any_of(region.known_,
+                               [&](const auto& each) { return each->path.is_same(mine); });
+  }
+
   /// Why it can't be a program; empty if it can. Of all ranks, where they agreed on how it ran: for
   /// good if one of them is full.
   struct Verdict {
@@ -165,6 +193,7 @@ struct Region::Run {
     Verdict verdict{recorder.broken()};
     if (verdict.why.empty() && !recorder.scalars().empty())
       verdict.why = "an optimizer steps in it, which compile() of the whole step can run";
+    if (verdict.why.empty()) is_known = is_known_now();
     Finding mine = verdict.why.empty() ? Fine : verdict.why == kRests ? Rests : Broken;
     if (mine == Fine && !is_known && region.known_.size() >= options.most_paths) {
       verdict.why = c10::str("it was captured ", region.known_.size(), " times, in as many forms");
@@ -231,14 +260,10 @@ bool Region::Failures::rest() {
 
 void Region::learn(Run& run) {
   if (!known_.empty()) ++counters()["recaptures"];
-  const auto alive = run.recorder.memory().alive();
   auto compiled = std::make_unique<Compiled>();
-  auto& path = compiled->path;
-  path.graph = run.recorder.graph();
-  path.calls = run.recorder.calls();
-  for (const auto& memory : alive) path.alive.push_back(memory.value);
-  auto graph = path.graph;
-  run.add_outputs(graph, alive);
+  compiled->path = run.path();
+  auto graph = compiled->path.graph;
+  run.add_outputs(graph, run.recorder.memory().alive());
   log_.push_back(c10::str("captured: ", graph.nodes.size(), " operators, ", graph.inputs.size(),
                           " tensors in, ", graph.outputs.size(), " out"));
   compiled->executable = options_.compiler(std::move(graph));

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -33,6 +34,13 @@ bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
+/// The numbers that they give besides tensors are sizes of what they are given.
+const std::set<std::string> kGiveSizes = {
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+};
+
 /// Throws if what the operator gives depends on values, which the program has not seen.
 void check_operator(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
@@ -49,7 +57,8 @@ void check_operator(const c10::OperatorHandle& op) {
     const bool is_list = kind == c10::TypeKind::ListType &&
                          result.type()->expectRef<c10::ListType>().getElementType()->kind() ==
                              c10::TypeKind::TensorType;
-    if (kind != c10::TypeKind::TensorType && !is_list)
+    const bool is_size = kind == c10::TypeKind::IntType && kGiveSizes.contains(schema.name());
+    if (kind != c10::TypeKind::TensorType && !is_list && !is_size)
       throw CannotRecord(schema.name() + " gives a result that is no tensor");
   }
 }

@@ -44,6 +44,9 @@ class Recorder final : public capture::Observer {
   void leave_module() override { entered_.pop_back(); }
   bool takes_averages() const override;
   void before_run(const void* who, std::function<void()> action) override;
+  void before_hidden_message() override {
+    if (before_hidden_) before_hidden_();
+  }
   /// Whoever says so goes on without operators, and may send what no operator shows.
   void give_up(const std::string& why) override;
 
@@ -53,6 +56,11 @@ class Recorder final : public capture::Observer {
   void check_generator();
   /// Called before a message is sent that is not put off, and before those that are not seen.
   void before_sending(std::function<void()> told) { before_sending_ = std::move(told); }
+
+  /// Called before one that is no part of the recording.
+  void before_hidden(std::function<void()> told) { before_hidden_ = std::move(told); }
+  /// From here on operators run, and are recorded; what was put off has run.
+  void stop_standing_in();
 
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
@@ -89,7 +97,6 @@ class Recorder final : public capture::Observer {
   void note_sent(const Call& call);
   void number_messages(Node& node);
   void run(Call& call);
-  void stop_standing_in();
   void before(Call& call);
   std::string in_module() const;  // for a message
   void after(Call& call);
@@ -103,7 +110,7 @@ class Recorder final : public capture::Observer {
 
   std::recursive_mutex mutex_;  // on a GPU, two threads may run parts of a backward
   StandIn* stand_in_;
-  std::function<void()> before_sending_;
+  std::function<void()> before_sending_, before_hidden_;
   std::vector<RecordedCall> calls_;
   std::vector<std::string> groups_;
   std::unordered_map<std::string, int64_t> next_messages_;  // by group

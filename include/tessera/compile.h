@@ -24,8 +24,11 @@ class Compiled {
 
   template <class... A>
     requires std::invocable<F&, A...>
-  std::invoke_result_t<F&, A...> operator()(A&&... arguments) {
+  std::invoke_result_t<F&, A...> operator()(A&&... arguments) const {
     using R = std::invoke_result_t<F&, A...>;
+    static_assert(std::invocable<F&, A&...>,
+                  "tessera::compile: expected a function that takes its arguments by value or "
+                  "reference, not as T&&: some calls run it more than once");
     detail::StepArguments given;
     (detail::add_argument(given, arguments), ...);
     if constexpr (std::is_void_v<R>) {
@@ -48,9 +51,9 @@ class Compiled {
 
  private:
   template <class R, class... A>
-  R call(const detail::StepArguments& given, A&... arguments) {
+  R call(const detail::StepArguments& given, A&... arguments) const {
     std::optional<R> returned;
-    const auto tensors = step_->call(given, [&] {
+    const auto [tensors, kind] = step_->call(given, [&] {
       returned = function_(arguments...);
       std::vector<at::Tensor> results;
       // Taken out: what holds one, or its history, would pass for a user's.
@@ -58,12 +61,13 @@ class Compiled {
                         [&](at::Tensor& tensor) { results.push_back(std::exchange(tensor, {})); });
       return results;
     });
-    const auto kind = step_->last_kind();
     if (returned && kind != detail::Step::kNoKind)
-      (*shapes_)[kind] = std::make_shared<R>(without_tensors(*returned));
-    R result = returned ? std::move(*returned) : *std::static_pointer_cast<R>(shapes_->at(kind));
-    size_t next = 0;
-    nn::visit_tensors(result, [&](at::Tensor& tensor) { tensor = tensors.at(next++); });
+      shapes_->keep(kind, std::make_shared<R>(without_tensors(*returned)));
+    R result =
+        returned ? std::move(*returned) : *std::static_pointer_cast<const R>(shapes_->at(kind));
+    nn::visit_tensors(result, [&, next = size_t{0}, &made = tensors](at::Tensor& tensor) mutable {
+      tensor = made.at(next++);
+    });
     return result;
   }
 
@@ -73,10 +77,9 @@ class Compiled {
     return result;
   }
 
-  F function_;
+  mutable F function_;  // its own affair, as if it were called itself
   std::shared_ptr<detail::Step> step_;
-  using Shapes = std::map<size_t, std::shared_ptr<void>>;  // of results, by kind of call
-  std::shared_ptr<Shapes> shapes_ = std::make_shared<Shapes>();
+  std::shared_ptr<detail::ResultShapes> shapes_ = std::make_shared<detail::ResultShapes>();
 };
 
 /// The function, compiled. Its first calls run as they are and are recorded; from then on the

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <memory>
 
 namespace tessera::capture {
@@ -36,6 +37,12 @@ struct Again : torch::autograd::Function<Again> {
 }  // namespace
 
 thread_local int VariesHere::depth = 0;
+
+Observer::Observer()
+    : number([] {
+        static std::atomic<uint64_t> last = 0;
+        return ++last;
+      }()) {}
 
 Observer* observer() {
   const auto* current = static_cast<const Current*>(c10::ThreadLocalDebugInfo::get(kind()));

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -22,7 +23,10 @@ constexpr auto kRecordKey = c10::DispatchKey::PrivateUse2;
 
 class Observer {
  public:
+  Observer();
   virtual ~Observer() = default;
+  const uint64_t number;  // of this recording; no two have the same
+
   // `who` tells things of one name apart; what is said again by the same one counts once.
 
   /// The recording holds as long as `read` returns what it returns at this moment. `what` names it
@@ -45,6 +49,9 @@ class Observer {
   virtual void leave_module() = 0;
   /// Whether averages of gradients are to be operators; otherwise their engine does as ever.
   virtual bool takes_averages() const = 0;
+  /// An optimizer works on these: their gradients may be cleared, or read, also where the recorded
+  /// function does not use them.
+  virtual void note_parameters(const std::vector<at::Tensor>& parameters) = 0;
   /// `action` is part of every later run, before its first operator: what the code that issued the
   /// operators did besides them.
   virtual void before_run(const void* who, std::function<void()> action) = 0;

@@ -89,6 +89,7 @@ CallShape shape_of(const detail::StepArguments& given,
   shape.numbers = given.numbers;
   shape.number_kinds = given.number_kinds;
   shape.grad_mode = at::GradMode::is_enabled();
+  shape.default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
   shape.autocast = autocast_state();
   shape.hyperparameters = hyperparameters(optimizers);
   const auto tensors = local_tensors(given);
@@ -96,12 +97,14 @@ CallShape shape_of(const detail::StepArguments& given,
     const auto& whole = given.tensors[i];
     CallShape::TensorShape known{{}, false, whole.defined()};
     if (whole.defined()) {
-      known.type = type_of(tensors[i]);
+      known.layout = whole.layout();
+      if (known.layout == at::kStrided) known.type = type_of(tensors[i]);
+      known.has_history = whole.requires_grad() && !whole.is_leaf();
       known.requires_grad = whole.requires_grad();
       known.is_conj = whole.is_conj();
       known.is_neg = whole.is_neg();
       if (dtensor::has_part(whole)) known.distribution = dtensor::part_of(whole).spec->id;
-      find_shared_memory(tensors, i, known);
+      if (known.layout == at::kStrided) find_shared_memory(tensors, i, known);
     }
     shape.tensors.push_back(std::move(known));
   }
@@ -123,12 +126,13 @@ std::vector<const void*> parameters_of(const std::vector<torch::nn::Module*>& mo
 std::string difference(const CallShape& before, const CallShape& after) {
   if (before.grad_mode != after.grad_mode) return "grad mode";
   if (before.autocast != after.autocast) return "autocast";
+  if (before.default_dtype != after.default_dtype) return "the default dtype";
   if (before.hyperparameters != after.hyperparameters)
     return "the learning rate, another option or the groups of an optimizer of torch::optim";
   if (before.objects != after.objects) return "the module or optimizer it is given";
   if (before.parameters != after.parameters) return "which tensors are a module's parameters";
   if (before.training != after.training) return "training mode of a module";
-  if (before.numbers != after.numbers) return "a number among its arguments";
+  if (before.numbers != after.numbers) return "a number or text among its arguments";
   if (before.tensors.size() != after.tensors.size()) return "the number of tensors it is given";
   for (size_t i = 0; i < before.tensors.size(); ++i) {
     const auto& was = before.tensors[i].type;
@@ -141,7 +145,7 @@ std::string difference(const CallShape& before, const CallShape& after) {
         before.tensors[i].distance != after.tensors[i].distance)
       return c10::str("whether, and how, argument ", i, " shares memory with another");
     if (before.tensors[i] != after.tensors[i])
-      return c10::str("strides, device, placement or requires_grad of argument ", i);
+      return c10::str("strides, device, layout, placement or requires_grad of argument ", i);
   }
   return {};
 }

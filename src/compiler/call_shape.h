@@ -11,6 +11,8 @@ struct CallShape {
     bool requires_grad;
     bool is_defined;
     bool is_conj = false, is_neg = false;
+    bool has_history = false;  // of autograd
+    at::Layout layout = at::kStrided;
     uint64_t distribution = 0;  // of a distributed tensor, 0 of others
     int shares_with = -1;       // the first argument in the same storage
     int64_t distance = 0;       // from its first element
@@ -21,6 +23,7 @@ struct CallShape {
   std::vector<detail::NumberKind> number_kinds;
   std::vector<const void*> objects;  // modules and optimizers
   bool grad_mode = true;
+  at::ScalarType default_dtype = at::kFloat;
   std::vector<int> autocast;            // by device type: off, or the dtype
   std::vector<double> hyperparameters;  // of optimizers that are not ours, whose numbers are fixed
   std::vector<bool> training;           // of every module below those given

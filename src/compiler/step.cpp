@@ -3,7 +3,7 @@
 #include "compiler/codegen/emit.h"
 #include "compiler/pipeline.h"
 #include "compiler/step_impl.h"
-#include "replicate/local_part.h"
+#include "replicate/roll_call.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -36,33 +36,6 @@ std::vector<std::optional<bool>> gradients_before(const Recording& recording) {
   std::vector<std::optional<bool>> found;
   for (const auto& owner : recording.gradients) found.push_back(owner.had_gradient);
   return found;
-}
-
-/// The numbers that variants of such calls read anew at each, as they are.
-std::vector<compiler::VaryingScalar> scalars_now(const std::deque<Variant>& variants,
-                                                 const CallShape& shape) {
-  std::vector<compiler::VaryingScalar> found;
-  for (const auto& variant : variants) {
-    if (!variant.is_alike(shape)) continue;  // what they read may be gone
-    for (const auto& scalar : variant.recording().scalars) {
-      found.push_back(scalar);
-      found.back().value = scalar.read();
-    }
-  }
-  return found;
-}
-
-/// The name of one that the recorded function itself has set, before or after it was read; empty if
-/// there is none.
-std::string find_set(const Recording& recording,
-                     const std::vector<compiler::VaryingScalar>& before) {
-  for (const auto& scalar : recording.scalars) {
-    const bool is_set_before = std::any_of(before.begin(), before.end(), [&](const auto& was) {
-      return scalar.who == was.who && scalar.name == was.name && scalar.value != was.value;
-    });
-    if (is_set_before || scalar.read() != scalar.value) return scalar.name;
-  }
-  return {};
 }
 
 }  // namespace
@@ -100,58 +73,6 @@ std::vector<torch::optim::Optimizer*> Step::Impl::optimizers_of(const StepArgume
   return optimizers;
 }
 
-std::vector<OptimizerTensor> tensors_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<OptimizerTensor> found;
-  const auto* ours = dynamic_cast<const optim::Optimizer*>(&optimizer);
-  if (ours == nullptr) return found;
-  for (const auto& group : ours->param_groups()) {
-    for (const auto& parameter : group.params()) {
-      for (const auto& [name, tensor] : ours->state_of(parameter))
-        found.push_back({tensor, parameter, name});
-    }
-  }
-  return found;
-}
-
-compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
-  compiler::TensorNames names;
-  const auto tensors = compiler::local_tensors(given);
-  for (size_t i = 0; i < tensors.size(); ++i)
-    names.add(tensors[i], InputKind::Argument, c10::str("argument ", i));
-  std::map<const c10::TensorImpl*, std::string> names_of;
-  auto roots = given.modules;
-  if (auto* named = named_module()) roots.push_back(named);
-  names.roots.assign(roots.begin(), roots.end());
-  for (const auto* root : roots) {
-    for (const auto& parameter : root->named_parameters()) {
-      names.add(replication::local_part(parameter.value()), InputKind::Parameter, parameter.key());
-      names_of.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
-    }
-    for (const auto& buffer : root->named_buffers())
-      names.add(buffer.value(), InputKind::Buffer, buffer.key());
-  }
-  for (const auto* optimizer : optimizers_of(given)) {
-    for (const auto& [tensor, parameter, name] : tensors_of(*optimizer)) {
-      const auto known = names_of.find(parameter.unsafeGetTensorImpl());
-      names.add(replication::local_part(tensor), InputKind::State,
-                known == names_of.end() ? name : name + " of " + known->second);
-    }
-  }
-  return names;
-}
-
-void Step::Impl::learn(const Recording& recording, const StepArguments& given) {
-  const auto holds = [](const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [&](const auto& tensor) { return tensor.is_same(wanted); });
-  };
-  for (const auto& owner : recording.gradients) {
-    if (holds(parameters, owner.parameter) || holds(given.tensors, owner.parameter)) continue;
-    parameters.push_back(owner.parameter);
-    for (auto& variant : variants) variant.notice(owner.parameter);
-  }
-}
-
 void Step::Impl::fall_back(const std::string& why) {
   why_eager = why;
   log.push_back("runs as it is: " + why);
@@ -186,6 +107,7 @@ void Step::Impl::make_ready(Variant& variant) {
 void Step::Impl::drop_gradients(const Recording& recording) const {
   if (options.keep_grads) return;
   for (const auto& owner : recording.gradients) owner.parameter.mutable_grad().reset();
+  for (const auto& parameter : recording.empty) parameter.mutable_grad().reset();
 }
 
 void Step::Impl::note_capture() {
@@ -214,9 +136,27 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
       return "it is not the same at each call: " +
              compiler::difference(variant.recording(), recording);
   }
-  if (variants.size() < kMostVariants) return {};
-  return c10::str("it was captured ", kMostVariants,
-                  " times, for as many kinds of calls; the last change was in ", why_again);
+  return {};
+}
+
+/// Whether there are as many programs as there may be, and none for this recording.
+bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
+  return recording.broken.empty() && variants.size() >= kMostVariants &&
+         std::ranges::none_of(variants, [&](const Variant& variant) {
+           return match(variant, shape, recording).has_value();
+         });
+}
+
+/// Calls of kinds that have programs run them, all others run as they are.
+void Step::Impl::fill_up() {
+  const auto why =
+      c10::str("it was captured ", kMostVariants,
+               " times, for as many kinds of calls; the last change was in ", why_again);
+  if (options.fullgraph) return fall_back(why);
+  is_full = true;
+  log.push_back("runs as it is, but for calls that have programs: " + why);
+  ++counters()["fallbacks"];
+  TORCH_WARN("compile: calls of other kinds than before run as they are, since ", why);
 }
 
 std::optional<std::vector<compiler::NumberUse>> Step::Impl::match(
@@ -240,10 +180,16 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   check_numbers(shape, recording);
   const auto why_not = objection(shape, recording);
   // Note [ranks agree]: what one can't run, none does.
-  const auto worst = agreement.exchange(!why_not.empty() ? 2 : !recording.broken.empty() ? 1 : 0);
-  if (!why_not.empty()) return fall_back(why_not);
-  if (worst.most == 2) return fall_back("another rank can't run it as a program: see its warning");
-  if (worst.most == 1) {
+  enum Finding : int64_t { Fine, NotUsed, Full, Never };
+  const auto mine = !why_not.empty()                 ? Never
+                    : has_no_place(shape, recording) ? Full
+                    : !recording.broken.empty()      ? NotUsed
+                                                     : Fine;
+  const auto worst = agreement.exchange(mine).most;
+  if (mine == Never) return fall_back(why_not);
+  if (worst == Never) return fall_back("another rank can't run it as a program: see its warning");
+  if (worst == Full) return fill_up();
+  if (worst == NotUsed) {
     ++kept_tensors;
     log.push_back("not used: " +
                   (recording.broken.empty() ? "that of another rank can't be" : recording.broken));
@@ -296,47 +242,25 @@ Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(opti
 Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
-std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape shape, Run run) {
-  auto known = parameters;
-  for (const auto* module : modules_of(given)) {
-    for (const auto& parameter : module->parameters(/*recurse=*/false)) known.push_back(parameter);
-  }
-  auto owners = known;
-  for (const auto& tensor : given.tensors) {
-    if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
-  }
-  const auto numbers = scalars_now(variants, shape);
-  const auto own_kind = kind;  // a call of the same function inside of it sets another
-  auto recording = compiler::record(run, compiler::local_tensors(given), names_for(given), owners);
-  kind = own_kind;
-  auto results = std::exchange(recording.results, {});
-  if (const auto name = find_set(recording, numbers); !name.empty() && recording.broken.empty())
-    recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
-  // The program could not tell whether it is given the parameter or uses its own.
-  for (size_t i = 0; i < given.tensors.size() && recording.broken.empty(); ++i) {
-    const auto is_argument = [&](const auto& tensor) { return tensor.is_same(given.tensors[i]); };
-    if (std::any_of(known.begin(), known.end(), is_argument))
-      recording.broken = c10::str("argument ", i, " is a parameter of a module that it uses");
-    else if (given.tensors[i].defined() && given.tensors[i].grad().defined())
-      recording.broken = c10::str("argument ", i, " gets a gradient; give it detached");
-  }
-  std::erase_if(recording.bystanders, [&](const auto& bystander) {
-    return std::ranges::any_of(
-        given.tensors, [&](const auto& tensor) { return tensor.is_same(bystander.parameter); });
-  });
-  learn(recording, given);
-  drop_gradients(recording);
-  take(std::move(shape), std::move(recording), given);
-  return results;
-}
-
-std::vector<at::Tensor> Step::call(const StepArguments& given,
-                                   c10::function_ref<std::vector<at::Tensor>()> run) {
+Step::Outcome Step::call(const StepArguments& given,
+                         c10::function_ref<std::vector<at::Tensor>()> run) {
   auto& self = *impl_;
+  // Inside another function that is being recorded, this one is a part of it.
+  if (capture::observer() != nullptr) return {run(), kNoKind};
+  std::unique_lock alone(self.mutex);
+  const auto run_as_it_is = [&]() -> Outcome {
+    alone.unlock();
+    return {run(), kNoKind};
+  };
   self.kind = kNoKind;
   self.require_program();
-  // Inside another function that is being recorded, this one is a part of it.
-  if (!self.why_eager.empty() || capture::observer() != nullptr) return run();
+  if (!self.why_eager.empty()) return run_as_it_is();
+  // A rank that has run out of batches would not tell whether it has a program.
+  if (replication::is_joining() && !self.options.parallel_mode) {
+    TORCH_CHECK(!self.options.fullgraph, "compile: expected no Join around a function that is to ",
+                "be compiled as a whole (fullgraph); there it runs as it is");
+    return run_as_it_is();
+  }
   const auto modules = self.modules_of(given);
   auto shape = compiler::shape_of(given, modules, self.optimizers_of(given));
   // A parallel mode puts others into their place, and says so by itself.
@@ -346,17 +270,16 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
     self.kind = variant->kind;
     auto results = variant->run(given);
     self.drop_gradients(variant->recording());
-    return results;
+    return {std::move(results), self.kind};
   }
-  if (!self.why_eager.empty()) return run();
+  if (!self.why_eager.empty() || self.is_full) return run_as_it_is();
   self.kind = self.kind_of(shape);
   // Now: what it depends on is another thing when the function has run.
   self.why_again = self.variants.empty() ? "" : self.variants.back().misfit(shape);
-  if (self.options.parallel_mode) return self.record_parallel(given, std::move(shape), run);
-  return self.record(given, std::move(shape), run);
+  auto results = self.options.parallel_mode ? self.record_parallel(given, std::move(shape), run)
+                                            : self.record(given, std::move(shape), run);
+  return {std::move(results), self.kind};
 }
-
-size_t Step::last_kind() const { return impl_->kind; }
 
 std::string Step::explain() const {
   std::string text;

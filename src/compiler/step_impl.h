@@ -6,6 +6,7 @@
 #include "compiler/variant.h"
 
 #include <deque>
+#include <mutex>
 
 namespace tessera::detail {
 
@@ -17,11 +18,14 @@ struct Step::Impl {
   static constexpr int kMostKept = 4;  // recordings in a row that leave tensors behind
 
   const CompileOptions options;
+  std::recursive_mutex mutex;              // the function may call itself
   std::deque<compiler::Variant> variants;  // they stay where they are
   std::vector<at::Tensor> parameters;      // whose gradients the function changes
   std::vector<std::string> log;
   std::string why_eager;  // why the function runs as it is; empty if it needn't
-  int kept_tensors = 0;   // recordings in a row that left tensors behind
+  bool has_warned_of_numbers = false;
+  bool is_full = false;  // new kinds of calls run as they are
+  int kept_tensors = 0;  // recordings in a row that left tensors behind
   compiler::Variant* last = nullptr;
   std::vector<compiler::CallShape> kinds;  // of recorded calls, by number
   size_t kind = kNoKind;                   // of the last call
@@ -52,7 +56,10 @@ struct Step::Impl {
   torch::optim::Optimizer* named_optimizer() const;
   std::vector<torch::nn::Module*> modules_of(const StepArguments& given) const;
   std::vector<torch::optim::Optimizer*> optimizers_of(const StepArguments& given) const;
+  /// Whose gradients the function may change.
+  std::vector<at::Tensor> known_parameters(const StepArguments& given) const;
   compiler::TensorNames names_for(const StepArguments& given) const;
+  void warn_of_numbers(const compiler::Recording& recording, const StepArguments& given);
   void learn(const compiler::Recording& recording, const StepArguments& given);
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
   std::optional<std::vector<compiler::NumberUse>> match(const compiler::Variant& variant,
@@ -62,6 +69,8 @@ struct Step::Impl {
   void check_numbers(const compiler::CallShape& shape, const compiler::Recording& recording);
   std::string objection(const compiler::CallShape& shape,
                         const compiler::Recording& recording) const;
+  bool has_no_place(const compiler::CallShape& shape, const compiler::Recording& recording) const;
+  void fill_up();
   compiler::Variant* find_ready(const compiler::CallShape& shape);
   void fall_back(const std::string& why);
   void require_program() const;

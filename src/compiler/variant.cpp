@@ -3,10 +3,12 @@
 #include "compiler/agreement.h"
 #include "compiler/ir/aliases.h"
 #include "compiler/trace/key.h"
+#include "compiler/trace/list_overlap.h"
 #include "nn/post_accumulate.h"
 #include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -18,6 +20,12 @@ namespace {
 void give_gradient(const at::Tensor& parameter, at::Tensor value) {
   if (value.defined()) value = replication::gradient_of_part(parameter, std::move(value));
   parameter.mutable_grad() = std::move(value);
+}
+
+at::Tensor aliased(const ResultAlias& alias, const std::vector<at::Tensor>& inputs) {
+  const auto& input = inputs[alias.input];
+  return input.detach().as_strided(alias.window.sizes, alias.window.strides,
+                                   input.storage_offset() + alias.distance);
 }
 
 }  // namespace
@@ -132,6 +140,22 @@ bool Variant::reads_gradient(size_t owner) const {
                      [&](const Place& place) { return std::cmp_equal(place.owner, owner); });
 }
 
+/// Of those that the program reads.
+std::string Variant::changed_gradients() const {
+  const auto& graph = is_ready() ? graph_ : recording_.graph;
+  std::vector<at::Tensor> read;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i].owner < 0) continue;
+    const auto& owner = recording_.gradients[static_cast<size_t>(places_[i].owner)];
+    read.push_back(replication::local_gradient(owner.parameter));
+    auto expected = graph.type(graph.inputs[i].value);
+    expected.placement.reset();
+    if (type_of(read.back()) != expected)
+      return "dtype, device, sizes or strides of a gradient before it";
+  }
+  return overlap(read) ? "gradients before it: two share memory" : "";
+}
+
 std::string Variant::misfit(const CallShape& shape) const {
   if (auto why = misfit_besides_gradients(shape); !why.empty()) return why;
   for (size_t i = 0; i < recording_.gradients.size(); ++i) {
@@ -140,6 +164,7 @@ std::string Variant::misfit(const CallShape& shape) const {
     if (owner.had_gradient != owner.parameter.grad().defined())
       return "which gradients exist before it";
   }
+  if (auto why = changed_gradients(); !why.empty()) return why;
   for (const auto& [parameter, is_cleared] : recording_.bystanders) {
     if (!is_cleared && parameter.grad().defined())
       return "which parameters that it does not use have gradients";
@@ -159,7 +184,9 @@ void Variant::learn_bystanders(const Recording& recording) {
 
 void Variant::notice(const at::Tensor& parameter) {
   const auto is_it = [&](const auto& known) { return known.parameter.is_same(parameter); };
-  if (std::ranges::none_of(recording_.gradients, is_it) &&
+  const bool is_empty = std::ranges::any_of(
+      recording_.empty, [&](const at::Tensor& known) { return known.is_same(parameter); });
+  if (!is_empty && std::ranges::none_of(recording_.gradients, is_it) &&
       std::ranges::none_of(recording_.bystanders, is_it))
     recording_.bystanders.push_back({parameter});
 }
@@ -188,6 +215,9 @@ void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
     const bool is_result = output.kind == OutputKind::Result && output.value != kNoValue;
     for (const ValueId from : is_result ? aliases.inputs(output.value) : std::vector<ValueId>())
       target.is_constant |= recording_.inputs[static_cast<size_t>(input_of(from))].is_constant;
+    const auto alias = std::ranges::find(recording_.aliases, targets_.size(), &ResultAlias::result);
+    if (output.kind == OutputKind::Result && alias != recording_.aliases.end())
+      target.alias = static_cast<int>(alias - recording_.aliases.begin());
     targets_.push_back(target);
   }
 }
@@ -221,7 +251,12 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
   for (const size_t i : varying_)
     scalars.push_back(number_of(given.numbers[i], given.number_kinds[i]));
-  return place_outputs(program_->run(inputs, scalars), inputs);
+  auto results = place_outputs(program_->run(inputs, scalars), inputs);
+  for (const auto& parameter : recording_.empty) {
+    const auto part = replication::local_part(parameter);
+    if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part));
+  }
+  return results;
 }
 
 /// Gradients that the function clears before it makes its own: their memory is wanted.
@@ -257,7 +292,8 @@ std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
   {
     const RunScope below_autograd;
     for (size_t i = 0; i < targets_.size(); ++i) {
-      if (targets_[i].shares_memory || targets_[i].is_constant) values[i] = values[i].clone();
+      const bool is_copied = targets_[i].shares_memory || targets_[i].is_constant;
+      if (is_copied && targets_[i].alias < 0) values[i] = values[i].clone();
     }
     for (size_t i = 0; i < targets_.size(); ++i) {
       if (targets_[i].kind != OutputKind::Write) continue;
@@ -269,7 +305,9 @@ std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < targets_.size(); ++i) {
     const auto& target = targets_[i];
-    if (target.kind == OutputKind::Result)
+    if (target.alias >= 0)
+      results.push_back(aliased(recording_.aliases[static_cast<size_t>(target.alias)], inputs));
+    else if (target.kind == OutputKind::Result)
       results.push_back(std::move(values[i]));
     else if (target.kind == OutputKind::Gradient)
       give_gradient(recording_.gradients[static_cast<size_t>(target.owner)].parameter,

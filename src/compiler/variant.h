@@ -14,7 +14,7 @@ class Variant {
  public:
   Variant(size_t kind, CallShape shape, Recording recording, const detail::StepArguments& given);
 
-  size_t kind;  // of the calls it serves, see Step::last_kind
+  size_t kind;  // of the calls it serves, see Step::Outcome
 
   /// Why it can't serve this call; empty if it can.
   std::string misfit(const CallShape& shape) const;
@@ -65,11 +65,13 @@ class Variant {
     int owner = -1;              // whose gradient it becomes
     bool shares_memory = false;  // with an input that is written before it
     bool is_constant = false;    // a result that is the program's own
+    int alias = -1;              // a result that is an input's memory: which of recording_.aliases
   };
 
   /// The call, as if made with the variant's own numbers where it takes those of each call.
   CallShape fixed(CallShape shape) const;
   bool reads_gradient(size_t owner) const;
+  std::string changed_gradients() const;
   std::string changed_inputs() const;
   void drop_gradients() const;
   std::vector<at::Tensor> gather_inputs(const detail::StepArguments& given) const;

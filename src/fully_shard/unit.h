@@ -133,7 +133,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_full_ = false;              // in their own dtypes, whatever mixed precision says
   std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
   bool is_recorded_kept_ = false;     // they serve backward, too
-
+  uint64_t recording_ = 0;            // in which they were made
   bool is_in_backward_ = false, is_reducing_ = false;
   bool is_aside_ = false;       // the parameters' gradients are in aside_
   bool has_unreduced_ = false;  // a batch was not reduced

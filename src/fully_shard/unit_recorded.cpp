@@ -57,8 +57,11 @@ void Unit::note_reduction() {
 bool Unit::begin_recorded(Use use) {
   auto* observer = capture::observer();
   if (use == Use::Forward) {
-    end_recorded();
+    // A second call before backward: both have one inner face, whose gradients autograd adds up.
+    const bool is_again = observer != nullptr && recording_ == observer->number;
+    if (!is_again) end_recorded();
     if (observer == nullptr) return false;
+    recording_ = observer->number;
     note_reduction();
     const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
     if (!why_not.empty()) {
@@ -89,7 +92,7 @@ void Unit::gather_recorded() {
   std::vector<at::ScalarType> dtypes;
   for (size_t i = 0; i < shards.size(); ++i) {
     dtypes.push_back(source_->wholes()[i].scalar_type());
-    if (is_in_backward()) shards[i] = capture::again(shards[i]);
+    if (is_in_backward() || !recorded_.empty()) shards[i] = capture::again(shards[i]);
   }
   auto wholes = gather_by_operators(shards, rows_, dtypes, group_);
   ++stats_.gathers;

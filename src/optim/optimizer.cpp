@@ -166,12 +166,18 @@ at::Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode enable(true);
     loss = closure();
   }
-  if (auto* observer = capture::observer())
-    observer->depend_on(impl_->rule.get(), c10::str("parameter groups of ", impl_->rule->name()),
-                        [weak = std::weak_ptr(impl_->rule)]() -> uint64_t {
-                          const auto alive = weak.lock();
-                          return alive ? alive->groups_added : 0;
-                        });
+  if (auto* observer = capture::observer()) {
+    const auto watch = [&](const char* what, uint64_t Rule::* count) {
+      observer->depend_on(impl_->rule.get(), c10::str(what, impl_->rule->name()),
+                          [weak = std::weak_ptr(impl_->rule), count]() -> uint64_t {
+                            const auto alive = weak.lock();
+                            return alive ? (*alive).*count : 0;
+                          });
+    };
+    for (const auto& group : param_groups_) observer->note_parameters(group.params());
+    watch("parameter groups of ", &Rule::groups_added);
+    watch("state of ", &Rule::states_exchanged);
+  }
   impl_->plans.resize(param_groups_.size());
   for (const auto i : c10::irange(param_groups_.size())) {
     GroupPlan& plan = impl_->plans[i];
@@ -198,6 +204,9 @@ at::Tensor Optimizer::step(LossClosure closure) {
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
+  if (auto* observer = capture::observer()) {
+    for (const auto& group : param_groups_) observer->note_parameters(group.params());
+  }
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> on_devices;
   for (const ParamGroup& group : param_groups_) {

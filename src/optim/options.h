@@ -2,6 +2,8 @@
 
 #include <tessera/optim.h>
 
+#include "base/capture.h"
+
 #include <string>
 
 namespace tessera::optim {
@@ -16,7 +18,14 @@ class GroupOptions final : public torch::optim::OptimizerOptions {
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
   double get_lr() const override { return values.lr; }
-  void set_lr(double lr) override { values.lr = lr; }
+  void set_lr(double lr) override {
+    // A scheduler counts its steps, which a recording of this one does not show.
+    if (auto* observer = capture::observer())
+      observer->give_up(
+          "it sets a learning rate itself, which its program would not do; call the "
+          "scheduler after it");
+    values.lr = lr;
+  }
 
   Options values;
 };

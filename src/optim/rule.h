@@ -54,7 +54,8 @@ class Optimizer::Rule {
   virtual uint64_t fingerprint(Options& options) const = 0;
   virtual void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const = 0;
 
-  uint64_t groups_added = 0;  // for a recorder
+  // For a recorder: how often groups were added, and state was forgotten or exchanged.
+  uint64_t groups_added = 0, states_exchanged = 0;
 };
 
 /// One number of several, by their bits.

@@ -63,7 +63,7 @@ void Optimizer::load_state_of(const at::Tensor& parameter, const State& state) {
               impl_->rule->starts_with_state());
   for (GroupPlan& plan : impl_->plans) plan.clear();
   if (state.empty()) {
-    state_.erase(parameter.unsafeGetTensorImpl());
+    impl_->rule->states_exchanged += state_.erase(parameter.unsafeGetTensorImpl());
     return;
   }
   auto& slot = state_[parameter.unsafeGetTensorImpl()];
@@ -83,6 +83,11 @@ void Optimizer::load_state_of(const at::Tensor& parameter, const State& state) {
                  : impl_->rule->new_state(name, parameter, demand.fused.value_or(false));
     target.copy_(name == "step" ? value.reshape({}) : value);
   }
+  const bool is_kept = std::ranges::all_of(tensors, [&](const auto& before) {
+    const auto now = loaded.find(before.first);
+    return now != loaded.end() && now->second.is_same(before.second);
+  });
+  if (!is_kept) ++impl_->rule->states_exchanged;
   tensors = std::move(loaded);
 }
 

@@ -10,6 +10,14 @@
 namespace tessera {
 namespace replication {
 
+namespace {
+
+thread_local int open_joins = 0;
+
+}  // namespace
+
+bool is_joining() { return open_joins > 0; }
+
 /// The engines inside a Join, and what they tell each other through.
 class JoinedEngines {
  public:
@@ -35,6 +43,8 @@ class JoinedEngines {
           },
           /*announces_forward=*/options.throw_on_early_termination);
     }
+    ++open_joins;
+    is_open_ = true;
   }
 
   void finish() {
@@ -65,12 +75,14 @@ class JoinedEngines {
     for (const auto& state : states_) state->take_values_of(roll_->last_to_finish());
   }
   void release() noexcept {
+    if (std::exchange(is_open_, false)) --open_joins;
     for (const auto& state : states_) state->end_join();
   }
 
   std::vector<std::shared_ptr<State>> states_;
   std::shared_ptr<RollCall> roll_;
   bool is_finished_ = false;
+  bool is_open_ = false;  // among open_joins
 };
 
 }  // namespace replication

@@ -9,6 +9,10 @@
 
 namespace tessera::replication {
 
+/// Whether this thread is inside a Join: another rank may have run out, and take part in nothing
+/// but the modules' own messages.
+bool is_joining();
+
 /// What a rank inside a Join does next.
 enum class Step : int64_t {
   Finished,  // nothing of its own: it shadows the others

@@ -167,6 +167,36 @@ TEST_P(ReplicatedStepRanks, ComputesCheckpointedPartsOfATensorParallelModelAgain
   });
 }
 
+/// A rank that has run out of batches agrees on nothing: steps run as they are.
+TEST_P(ReplicatedStepRanks, JoinsRanksThatHaveFewerBatches) {
+  run([] {
+    auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    replicate(reference);
+    const auto step = [](Mlp& of, const torch::Tensor& x) {
+      auto loss = of(x).square().sum();
+      loss.backward();
+      return loss;
+    };
+    auto compiled = compile([&](torch::Tensor x) { return step(net, x); }, {.module = net});
+    const auto batch = [](int i) {
+      return seeded(100 * i + rank(), [] { return torch::randn({2, 10}); });
+    };
+    for (int i = 0; i < 4; ++i) compiled(batch(i)), step(reference, batch(i));
+    net->zero_grad();
+    reference->zero_grad();
+    {
+      Join join(net);
+      for (int i = 0; i < 3 + 3 * rank(); ++i) compiled(batch(i));
+    }
+    {
+      Join join(reference);
+      for (int i = 0; i < 3 + 3 * rank(); ++i) step(reference, batch(i));
+    }
+    expect_equal_gradients(net, reference, 0);
+  });
+}
+
 /// A backward without messages is a rank's own affair, in whatever form and how often it comes.
 TEST_P(ReplicatedStepRanks, OneRankAloneRunsBackwards) {
   run([] {

@@ -142,6 +142,43 @@ TEST_P(ShardedStepRanks, ComputesCheckpointedPartsAgain) {
   });
 }
 
+struct RecurrentImpl : torch::nn::Module {
+  Block cell{register_module("cell", Block())};
+  tnn::Linear head{register_module("head", tnn::Linear(10, 3))};
+  torch::Tensor forward(torch::Tensor x) {
+    for (int i = 0; i < 3; ++i) x = torch::tanh(cell(x));
+    return head(x);
+  }
+};
+TESSERA_MODULE(Recurrent);
+
+/// A unit that is called again before its backward.
+TEST_P(ShardedStepRanks, TrainsLikeTheStepThatCallsAUnitThrice) {
+  run([] {
+    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP}) {
+      expect_step_parity<Recurrent>({.prepare =
+                                         [&](Recurrent& net) {
+                                           fully_shard(net->cell, {.strategy = strategy});
+                                           fully_shard(net, {.strategy = strategy});
+                                         },
+                                     .outputs = kOutputs});
+    }
+  });
+}
+
+struct NarrowImpl : torch::nn::Module {
+  tnn::Linear only{register_module("only", tnn::Linear(10, 1))};
+  torch::Tensor forward(torch::Tensor x) { return only(x); }
+};
+TESSERA_MODULE(Narrow);
+
+/// Of one row, some ranks have none.
+TEST_P(ShardedStepRanks, TrainsLikeTheStepWithEmptyShards) {
+  run([] {
+    expect_step_parity<Narrow>({.prepare = [](Narrow& net) { fully_shard(net); }, .outputs = 1});
+  });
+}
+
 TEST(ShardedMeshRanks, TrainsLikeTheStepInCopies) {
   run_processes(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"});

@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -38,6 +40,8 @@ struct StepArguments {
     numbers.push_back(bits);
     number_kinds.push_back(kind);
   }
+  /// All that is in it. Throws a TypeError if it holds what can't be compared.
+  void add_value(const c10::IValue& value);
 };
 
 /// Runs a function, or the program made of it.
@@ -47,14 +51,15 @@ class Step {
   ~Step();
   Step(Step&&) noexcept;
 
-  /// The tensors that the function returns; `run` is the function.
-  std::vector<at::Tensor> call(const StepArguments& given,
-                               c10::function_ref<std::vector<at::Tensor>()> run);
-
-  /// Of the last call: a number, equal for calls that a program can't tell apart; kNoKind if the
-  /// function ran as it is, and was not recorded by this.
+  /// What the function returns, and of which kind the call was: a number, equal for calls that a
+  /// program can't tell apart; kNoKind if the function ran as it is, and was not recorded by this.
+  struct Outcome {
+    std::vector<at::Tensor> tensors;
+    size_t kind;
+  };
   static constexpr size_t kNoKind = SIZE_MAX;
-  size_t last_kind() const;
+  /// `run` is the function. Threads that call it at once take turns.
+  Outcome call(const StepArguments& given, c10::function_ref<std::vector<at::Tensor>()> run);
 
   std::string explain() const;
   std::string generated_code() const;
@@ -63,6 +68,23 @@ class Step {
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
+};
+
+/// What a function returned, without its tensors, by kind of call.
+class ResultShapes {
+ public:
+  void keep(size_t kind, std::shared_ptr<const void> shape) {
+    const std::lock_guard lock(mutex_);
+    shapes_[kind] = std::move(shape);
+  }
+  std::shared_ptr<const void> at(size_t kind) const {
+    const std::lock_guard lock(mutex_);
+    return shapes_.at(kind);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<size_t, std::shared_ptr<const void>> shapes_;
 };
 
 template <class T>
@@ -76,10 +98,11 @@ concept Iterable = requires(T& value) {
 
 /// Types of which tensors alone count.
 template <class T>
-inline constexpr bool kIsVisited =
-    std::is_base_of_v<at::TensorBase, T> || nn::detail::OptsIn<T> ||
-    std::is_same_v<T, c10::IValue> || nn::detail::kIsA<T, torch::OrderedDict> ||
-    nn::detail::kIsA<T, c10::List> || nn::detail::kIsA<T, c10::Dict>;
+inline constexpr bool kIsVisited = std::is_base_of_v<at::TensorBase, T> || nn::detail::OptsIn<T>;
+/// Those of which all counts that they hold at run time.
+template <class T>
+inline constexpr bool kIsBoxed = std::is_same_v<T, c10::IValue> || nn::detail::kIsA<T, c10::List> ||
+                                 nn::detail::kIsA<T, c10::Dict>;
 
 /// An argument, or what is in one.
 template <class T>
@@ -88,6 +111,14 @@ void add_argument(StepArguments& given, T& argument) {
   if constexpr (kIsVisited<Plain>) {
     nn::visit_tensors(const_cast<Plain&>(argument),
                       [&](at::Tensor& tensor) { given.tensors.push_back(tensor); });
+  } else if constexpr (kIsBoxed<Plain>) {
+    given.add_value(c10::IValue(argument));
+  } else if constexpr (nn::detail::kIsA<Plain, torch::OrderedDict>) {
+    given.add_number(argument.size());
+    for (auto& item : argument) {
+      add_argument(given, item.key());
+      add_argument(given, item.value());
+    }
   } else if constexpr (std::derived_from<Plain, torch::optim::Optimizer>) {
     given.optimizers.push_back(&const_cast<Plain&>(argument));
   } else if constexpr (nn::ModuleLike<Plain>) {
@@ -101,6 +132,7 @@ void add_argument(StepArguments& given, T& argument) {
   } else if constexpr (std::is_convertible_v<const Plain&, std::string_view>) {
     given.add_number(std::hash<std::string_view>()(argument));
   } else if constexpr (std::is_same_v<Plain, std::vector<bool>>) {
+    given.add_number(argument.size());
     given.add_number(std::hash<std::vector<bool>>()(argument));
   } else if constexpr (requires { argument.data, argument.target; }) {  // torch::data::Example
     add_argument(given, argument.data);

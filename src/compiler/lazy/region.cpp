@@ -7,6 +7,7 @@
 #include "compiler/lazy/fake.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/key.h"
+#include "replicate/roll_call.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -224,7 +225,12 @@ void Region::fall_back(const std::string& why) {
 
 void Region::run(c10::function_ref<void()> body) {
   // Inside something else that is being recorded, it is a part of it.
-  if (!why_eager_.empty() || capture::observer() != nullptr || failures_.rest()) return body();
+  if (capture::observer() != nullptr || replication::is_joining()) return body();
+  std::unique_lock alone(mutex_);
+  if (!why_eager_.empty() || failures_.rest()) {
+    alone.unlock();
+    return body();
+  }
   Run run(*this);
   if (own_failures_.rest()) run.recorder.break_off(kRests);
   try {

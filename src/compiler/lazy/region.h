@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 
 namespace tessera::compiler {
 
@@ -55,6 +56,7 @@ class Region {
   void fall_back(const std::string& why);
 
   const Options options_;
+  std::recursive_mutex mutex_;  // threads take turns
   std::vector<std::unique_ptr<Compiled>> known_;
   Agreement agreement_;
   std::vector<std::string> log_;

@@ -4,8 +4,8 @@
 
 namespace tessera::compiler {
 
-/// Tells whether the CPU's random generator is as its user knows it, or somebody has set it
-/// (torch::manual_seed), which no operator shows.
+/// Tells whether somebody has set the CPU's random generator (torch::manual_seed), which no
+/// operator shows. Other threads may have drawn from it.
 class GeneratorWatch {
  public:
   /// As it is now, it is known.

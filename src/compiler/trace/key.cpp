@@ -42,11 +42,11 @@ struct Libraries {
   // Operators without a derivative would not get past this key.
   torch::Library autograd{torch::Library::IMPL, "_", DispatchKey::AutogradPrivateUse2, __FILE__,
                           __LINE__};
-  std::map<std::string, torch::Library> by_namespace;
+  std::map<std::pair<std::string, DispatchKey>, torch::Library> by_namespace;
 
-  torch::Library& of(const std::string& name) {
+  torch::Library& of(const std::string& name, DispatchKey key) {
     return by_namespace
-        .try_emplace(name, torch::Library::IMPL, name, kRecordKey, __FILE__, __LINE__)
+        .try_emplace({name, key}, torch::Library::IMPL, name, key, __FILE__, __LINE__)
         .first->second;
   }
 };
@@ -67,7 +67,9 @@ void take_key() {
     const auto split = name.name.find("::");
     const auto full =
         name.name.substr(split + 2) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    libraries->of(name.name.substr(0, split)).impl(full.c_str(), kernel());
+    for (const auto key :
+         {kRecordKey, DispatchKey::SparsePrivateUse2, DispatchKey::SparseCsrPrivateUse2})
+      libraries->of(name.name.substr(0, split), key).impl(full.c_str(), kernel());
   }
 }
 

@@ -13,15 +13,6 @@
 namespace tessera::compiler {
 namespace {
 
-std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor) {
-  const auto size = static_cast<int64_t>(tensor.itemsize());
-  const int64_t begin = tensor.storage_offset() * size;
-  if (tensor.numel() == 0) return {begin, begin};
-  int64_t last = 0;
-  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-  return {begin, begin + (last + 1) * size};
-}
-
 /// All of the memory of which it shows a part.
 at::Tensor whole_storage(const at::Tensor& part) {
   auto whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(part.storage()),
@@ -42,6 +33,15 @@ ValueType type_of(const Window& window, c10::Device device) {
 }
 
 }  // namespace
+
+std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor) {
+  const auto size = static_cast<int64_t>(tensor.itemsize());
+  const int64_t begin = tensor.storage_offset() * size;
+  if (tensor.numel() == 0) return {begin, begin};
+  int64_t last = 0;
+  for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return {begin, begin + (last + 1) * size};
+}
 
 ValueType type_of(const at::Tensor& tensor) {
   return {tensor.scalar_type(), tensor.device(), tensor.sizes().vec(), tensor.strides().vec()};
@@ -67,7 +67,7 @@ Node make_empty(ValueId value, const ValueType& type) {
 
 Window window_of(const at::Tensor& tensor) {
   return {tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec(),
-          tensor.scalar_type()};
+          tensor.scalar_type(), tensor.is_conj()};
 }
 
 ValueId Memory::new_value(const at::Tensor& like) { return graph_.add_value(type_of(like)); }
@@ -135,6 +135,14 @@ bool Memory::is_fresh(const at::Tensor& tensor) const {
          (tensor.numel() == 0 || births_.contains(storage_of(tensor)->data_ptr().get()));
 }
 
+void Memory::allocate(const at::Tensor& part) {
+  const auto whole = whole_storage(part);
+  if (whole.numel() == part.numel()) return;
+  const auto value = new_value(whole);
+  add(whole, value);
+  graph_.nodes.push_back(make_empty(value, graph_.type(value)));
+}
+
 void Memory::before_write(const at::Tensor& tensor) {
   const auto* region = find(tensor);
   if (region == nullptr || region->input == kNoInput || region->version > 0) return;
@@ -167,8 +175,8 @@ ValueId Memory::read(Region& region, const Window& window) {
     if (known != region.entries.end() && known->second.origin) {
       value = repeat(region, *known->second.origin);
     } else {
-      if (window.dtype != region.root.dtype)
-        throw CannotRecord("memory is read as another dtype than it was made with");
+      if (window.dtype != region.root.dtype || window.is_conjugate != region.root.is_conjugate)
+        throw CannotRecord("memory is read as another dtype, or conjugated, than it was made with");
       value = emit("tessera::window",
                    {Argument::of(region.value), Argument::of(c10::IValue(window.sizes)),
                     Argument::of(c10::IValue(window.strides)),
@@ -239,8 +247,9 @@ void Memory::write(const at::Tensor& tensor, ValueId value) {
   if (window == region->root) {
     region->value = value;
   } else {
-    if (window.dtype != region->root.dtype)
-      throw CannotRecord("memory is written as another dtype than it was made with");
+    if (window.dtype != region->root.dtype || window.is_conjugate != region->root.is_conjugate)
+      throw CannotRecord(
+          "memory is written as another dtype, or conjugated, than it was made with");
     region->value =
         emit("tessera::window_scatter",
              {Argument::of(region->value), Argument::of(value),
@@ -254,6 +263,9 @@ void Memory::write(const at::Tensor& tensor, ValueId value) {
 
 std::optional<ValueId> Memory::written(size_t input) const {
   const auto* region = find(inputs_[input].tensor);
+  if (region == nullptr)
+    throw CannotRecord(c10::str("a tensor of sizes ", inputs_[input].tensor.sizes(),
+                                " got other memory (set_data), which no operator shows"));
   if (region->version == 0) return std::nullopt;
   return region->value;
 }

@@ -24,12 +24,15 @@ struct Window {
   int64_t offset;
   std::vector<int64_t> sizes, strides;
   at::ScalarType dtype;
+  bool is_conjugate = false;  // shows the conjugates of what lies there
 
   auto operator<=>(const Window&) const = default;
 };
 Window window_of(const at::Tensor& tensor);
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
 ValueType type_of(const at::Tensor& tensor);
+/// From where to where in its storage, in bytes.
+std::pair<int64_t, int64_t> bytes_of(const at::Tensor& tensor);
 /// Whether both show the same memory in the same way.
 bool shows_same_memory(const at::Tensor& first, const at::Tensor& second);
 /// A node that makes a tensor of this type, whose content is not defined.
@@ -81,6 +84,9 @@ class Memory {
   bool knows(const at::Tensor& tensor) const;
   /// The value of a tensor seen before, if nothing was written to its memory since.
   std::optional<ValueId> find_current(const at::Tensor& tensor) const;
+
+  /// One that is fresh, and shows a part of what was allocated: the rest is there, too.
+  void allocate(const at::Tensor& part);
 
   /// An operator is about to write it.
   void before_write(const at::Tensor& tensor);

@@ -5,10 +5,13 @@
 #include "base/call_boxed.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
+#include "compiler/trace/list_overlap.h"
 #include "compiler/trace/overwrites.h"
+#include "compiler/trace/recordable.h"
 #include "compiler/trace/recorder_call.h"
 #include "nn/module_hooks.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/enum_tag.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -16,7 +19,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -34,56 +36,9 @@ bool is_wrapped_number(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-/// The numbers that they give besides tensors are sizes of what they are given.
-const std::set<std::string> kGiveSizes = {
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_fused_attention_overrideable",
-};
-
-/// Throws if what the operator gives depends on values, which the program has not seen.
-void check_operator(const c10::OperatorHandle& op) {
-  const auto& schema = op.schema();
-  if (op.hasTag(at::Tag::dynamic_output_shape))
-    throw CannotRecord(schema.name() + " gives a result whose shape depends on values");
-  if (op.hasTag(at::Tag::data_dependent_output))
-    throw CannotRecord(schema.name() + " reads values on the host");
-  if (schema.name() == "aten::resize_" || schema.name() == "aten::set_")
-    throw CannotRecord(schema.name() + " gives a tensor other memory");
-  if (schema.name().starts_with("c10d::"))
-    throw CannotRecord(schema.name() + " communicates in a way that is not recorded");
-  for (const auto& result : schema.returns()) {
-    const auto kind = result.type()->kind();
-    const bool is_list = kind == c10::TypeKind::ListType &&
-                         result.type()->expectRef<c10::ListType>().getElementType()->kind() ==
-                             c10::TypeKind::TensorType;
-    const bool is_size = kind == c10::TypeKind::IntType && kGiveSizes.contains(schema.name());
-    if (kind != c10::TypeKind::TensorType && !is_list && !is_size)
-      throw CannotRecord(schema.name() + " gives a result that is no tensor");
-  }
-}
-
 constexpr const char* kGeneratorWasSet =
     "the random generator was set in it (torch::manual_seed), or another thread drew from it, "
     "which no operator shows; set it before the call, or give the thread a generator of its own";
-
-bool sends(const c10::FunctionSchema& schema) {
-  return schema.name().starts_with("c10d::") || (schema.name().starts_with("_c10d_functional") &&
-                                                 schema.name() != "_c10d_functional::wait_tensor");
-}
-
-/// What a comparison of whole tensors gives without a look at their values; none if it needs one.
-/// libtorch's attention asks so whether it is given one tensor three times.
-std::optional<bool> decided_equal(const c10::FunctionSchema& schema,
-                                  const torch::jit::Stack& stack) {
-  if (schema.name() != "aten::equal") return std::nullopt;
-  const auto& first = stack[stack.size() - 2].toTensor();
-  const auto& second = stack[stack.size() - 1].toTensor();
-  if (!first.defined() || !second.defined() || !first.has_storage() || !second.has_storage())
-    return std::nullopt;
-  if (first.sizes() != second.sizes()) return false;
-  return shows_same_memory(first, second) ? std::optional(true) : std::nullopt;
-}
 
 bool is_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList() ||
@@ -153,10 +108,18 @@ void Recorder::end_modules() {
 
 bool Recorder::takes_averages() const { return compile_config().optimize_ddp != "no_optimization"; }
 
+void Recorder::note_parameters(const std::vector<at::Tensor>& parameters) {
+  parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
+}
+
 void Recorder::before_run(const void* who, std::function<void()> action) {
   const bool is_known = std::any_of(first_actions_.begin(), first_actions_.end(),
                                     [&](const auto& known) { return known.who == who; });
   if (!is_known) first_actions_.push_back({who, std::move(action)});
+}
+
+void Recorder::before_hidden_message() {
+  if (before_hidden_) before_hidden_();
 }
 
 void Recorder::give_up(const std::string& why) {
@@ -206,6 +169,14 @@ void Recorder::note_group(const c10::FunctionSchema& schema, const torch::jit::S
     const auto& name = stack[stack.size() - declared.size() + i].toStringRef();
     if (std::find(groups_.begin(), groups_.end(), name) == groups_.end()) groups_.push_back(name);
   }
+}
+
+void Recorder::note_generator(at::Generator generator) {
+  const auto is_it = [&](const auto& known) { return known.first == generator; };
+  if (!generator.defined() || std::ranges::any_of(generators_, is_it)) return;
+  const RunScope unseen;
+  const std::lock_guard lock(generator.mutex());
+  generators_.emplace_back(generator, generator.get_state());
 }
 
 /// In the order in which they are sent, which ranks have in common.
@@ -282,7 +253,7 @@ std::string Recorder::in_module() const {
 }
 
 void Recorder::before(Call& call) {
-  check_operator(call.op);
+  check_operator(call.op, call.stack);
   // The tensor shows its memory otherwise; what it shows then is read as such.
   if (call.op.hasTag(at::Tag::inplace_view)) return;
   call.node.op = name_of(call.schema);
@@ -292,6 +263,8 @@ void Recorder::before(Call& call) {
   for (size_t i = 0; i < call.given.size(); ++i) call.node.arguments.push_back(argument(call, i));
   for (size_t i = 0; i < call.given.size(); ++i)
     call.is_written.push_back(call.is_fresh[i] || writes(call.node, i));
+  if (overlap_in_lists(call.given, call.is_written))
+    throw CannotRecord(call.schema.name() + " writes tensors of a list that share memory");
   for (size_t i = 0; i < call.given.size(); ++i) {
     if (!call.is_written[i] || call.is_fresh[i]) continue;
     for_each_tensor(call.given[i], [&](const at::Tensor& tensor) {
@@ -308,6 +281,7 @@ void Recorder::before(Call& call) {
 Argument Recorder::argument(Call& call, size_t index) {
   const auto& value = call.given[index];
   const auto& name = call.schema.arguments()[index].name();
+  if (value.isGenerator()) note_generator(value.toGenerator());
   if (!is_tensors(value)) return number(name, value);
   for_each_tensor(value, [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -324,6 +298,7 @@ Argument Recorder::argument(Call& call, size_t index) {
       return number(name, tensor.item());
     }
     const bool overwritten = writes(call.schema, index) && overwrites(call.schema, index);
+    if (overwritten && memory_.is_fresh(tensor)) memory_.allocate(tensor);
     call.is_fresh[index] = overwritten && memory_.is_fresh(tensor);
     return Argument::of(call.is_fresh[index] ? kNoValue : memory_.read(tensor));
   }
@@ -369,6 +344,9 @@ struct Recorder::Scope::Guards {
   Births::Scope births;
   RecordScope record;
   std::optional<nn::WatchCalls> watch = std::nullopt;
+  // What autocast has cast it would keep after the recording.
+  const bool keeps_casts = at::autocast::is_autocast_cache_enabled();
+  ~Guards() { at::autocast::set_autocast_cache_enabled(keeps_casts); }
 };
 
 Recorder::Scope::Scope(Recorder& recorder)
@@ -376,6 +354,7 @@ Recorder::Scope::Scope(Recorder& recorder)
           c10::DebugInfoGuard(kind_of_current(), std::make_shared<CurrentRecorder>(&recorder)),
           capture::ObserverScope(&recorder), Births::Scope(&recorder.births_), RecordScope()}) {
   recorder.generator_.note();
+  at::autocast::set_autocast_cache_enabled(false);
   if (recorder.watches_modules()) guards_->watch.emplace();
 }
 

@@ -43,10 +43,9 @@ class Recorder final : public capture::Observer {
   void enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) override;
   void leave_module() override { entered_.pop_back(); }
   bool takes_averages() const override;
+  void note_parameters(const std::vector<at::Tensor>& parameters) override;
   void before_run(const void* who, std::function<void()> action) override;
-  void before_hidden_message() override {
-    if (before_hidden_) before_hidden_();
-  }
+  void before_hidden_message() override;
   /// Whoever says so goes on without operators, and may send what no operator shows.
   void give_up(const std::string& why) override;
 
@@ -70,10 +69,13 @@ class Recorder final : public capture::Observer {
   void settle() const;
 
   Graph& graph() { return graph_; }
-  /// All that came, in order.
-  const std::vector<RecordedCall>& calls() const { return calls_; }
+  const std::vector<RecordedCall>& calls() const { return calls_; }  // all that came, in order
   /// Names of the groups in which it communicates, also if it can't be run.
   const std::vector<std::string>& groups() const { return groups_; }
+  /// Those that optimizers have.
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  /// Generators that operators were given, as they were before.
+  const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
   /// What the function itself does to modules that it calls is as it was when it began; those that
   /// it made are gone.
@@ -94,6 +96,7 @@ class Recorder final : public capture::Observer {
   };
 
   void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
+  void note_generator(at::Generator generator);
   void note_sent(const Call& call);
   void number_messages(Node& node);
   void run(Call& call);
@@ -113,12 +116,14 @@ class Recorder final : public capture::Observer {
   std::function<void()> before_sending_, before_hidden_;
   std::vector<RecordedCall> calls_;
   std::vector<std::string> groups_;
+  std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::unordered_map<std::string, int64_t> next_messages_;  // by group
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> sent_;
   Graph graph_;
   Births births_;
   Memory memory_;
   std::vector<Dependency> dependencies_;
+  std::vector<at::Tensor> parameters_;
   std::vector<VaryingScalar> scalars_;
   std::vector<FirstAction> first_actions_;
   std::vector<Pending> pending_;

@@ -33,6 +33,11 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 inline void check_layout(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided)
     throw CannotRecord(c10::str(schema.name(), " works on a tensor of layout ", tensor.layout()));
+  // Kernels see memory alone.
+  if (tensor.is_neg() || tensor._is_zerotensor())
+    throw CannotRecord(schema.name() +
+                       " works on a tensor whose memory is not what it shows: the "
+                       "imaginary part of a conjugate, or a zero without memory");
 }
 
 }  // namespace tessera::compiler

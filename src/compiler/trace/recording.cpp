@@ -32,9 +32,10 @@ class Finish {
         throw CannotRecord(
             "it returns a distributed tensor, or one of another layout; return its "
             "to_local()");
+      const auto value = result.defined() ? memory_.read(result) : kNoValue;
+      if (result.defined()) note_alias(result);
       if (result.defined()) keep(result);
-      recorder_.graph().outputs.push_back(
-          {result.defined() ? memory_.read(result) : kNoValue, OutputKind::Result, kNoValue});
+      recorder_.graph().outputs.push_back({value, OutputKind::Result, kNoValue});
     }
   }
 
@@ -60,8 +61,15 @@ class Finish {
       const auto is_it = [&](const auto& owner) { return owner.parameter.is_same(parameter); };
       if (std::ranges::any_of(recording_.gradients, is_it)) continue;
       if (std::ranges::any_of(recording_.bystanders, is_it)) continue;
+      // No operator shows a tensor without elements, but it has a gradient like any other.
+      if (parameter.grad().defined() && replication::local_part(parameter).numel() == 0) {
+        keep(replication::local_gradient(parameter));
+        recording_.empty.push_back(parameter);
+        continue;
+      }
       auto& added = recording_.bystanders.emplace_back(Bystander{parameter});
-      if (before.at(parameter.unsafeGetTensorImpl()).defined())
+      const auto known = before.find(parameter.unsafeGetTensorImpl());
+      if (known != before.end() && known->second.defined())
         added.is_cleared = !parameter.grad().defined();
     }
   }
@@ -94,8 +102,12 @@ class Finish {
       for (const auto& owner : recording_.gradients) {
         // The function may have cleared the one that it read.
         for (const auto& gradient : {part_of(owner), owner.before}) {
-          if (gradient.defined() && same_storage(gradient, memory_.inputs()[i].tensor))
-            inputs[i].kind = InputKind::Gradient;
+          if (!gradient.defined() || !same_storage(gradient, memory_.inputs()[i].tensor)) continue;
+          if (inputs[i].kind == InputKind::Argument)
+            throw CannotRecord(inputs[i].name +
+                               " is the gradient of a parameter; give it as a clone, or read the "
+                               "gradient in the function");
+          inputs[i].kind = InputKind::Gradient;
         }
       }
     }
@@ -105,14 +117,26 @@ class Finish {
     for (const auto& memory : memory_.alive()) {
       if (kept_.contains(memory.storage.get()) || memory.storage->nbytes() == 0) continue;
       recording_.keeps_tensors = true;
-      recorder_.give_up(
-          "a tensor that was made inside is still held after it returned: what keeps it (a "
-          "member, a variable outside, history of a tensor that is held, an optimizer's first "
-          "step) would not see that of later calls");
+      recorder_.give_up(c10::str(
+          "a tensor that was made inside, of sizes ", memory.root.sizes, maker_of(memory.value),
+          ", is still held after it returned: what keeps it (a member, a variable outside, history "
+          "of a tensor that is held, an optimizer's first step, the gradient of a distributed "
+          "parameter of a module that is neither given nor named) would not see that of later "
+          "calls"));
     }
   }
 
  private:
+  /// For a message: ", by aten::add.Tensor in blocks.0".
+  std::string maker_of(ValueId value) const {
+    for (const auto& node : recorder_.graph().nodes) {
+      const auto made = node.defined();
+      if (std::find(made.begin(), made.end(), value) == made.end()) continue;
+      return ", by " + node.op + (node.module.empty() ? "" : " in " + node.module);
+    }
+    return {};
+  }
+
   /// The parameter of which the tensor is all, or this rank's part; undefined if there is none.
   at::Tensor parameter_of(const at::Tensor& tensor) const {
     if (may_have_gradient(tensor)) return tensor;
@@ -131,6 +155,19 @@ class Finish {
     if (DTensor::of(gradient).placements() != DTensor::of(owner.parameter).placements())
       throw CannotRecord("a gradient is placed otherwise than its parameter");
     return replication::local_part(gradient);
+  }
+
+  void note_alias(const at::Tensor& result) {
+    const auto window = window_of(result);
+    for (size_t i = 0; i < memory_.inputs().size(); ++i) {
+      const auto& input = memory_.inputs()[i];
+      const bool is_like = !input.is_constant && input.tensor.scalar_type() == window.dtype &&
+                           input.tensor.is_conj() == window.is_conjugate;
+      if (!is_like || !same_storage(input.tensor, result)) continue;
+      recording_.aliases.push_back({recorder_.graph().outputs.size(), i, window,
+                                    window.offset - input.tensor.storage_offset()});
+      return;
+    }
   }
 
   void keep(const at::Tensor& tensor) { kept_.insert(storage_of(tensor)); }
@@ -223,7 +260,9 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
       if (result.defined()) result = result.detach();
     }
     recorder.check_generator();
-    Finish finish(recorder, recording, parameters);
+    auto known = parameters;
+    known.insert(known.end(), recorder.parameters().begin(), recorder.parameters().end());
+    Finish finish(recorder, recording, known);
     if (recorder.broken().empty()) {
       try {
         finish.add_results(results);
@@ -244,6 +283,8 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
   recording.scalars = recorder.scalars();
   recording.first_actions = recorder.first_actions();
   recording.groups = recorder.groups();
+  recording.noted = recorder.parameters();
+  recording.generators = recorder.generators();
   recording.broken = recorder.broken();
   recording.graph = std::move(recorder.graph());
   return recording;

@@ -35,19 +35,30 @@ struct Bystander {
   std::optional<bool> is_cleared = std::nullopt;  // none: it had no gradient then
 };
 
+/// A result in the memory of an input: every call returns that memory.
+struct ResultAlias {
+  size_t result, input;
+  Window window;
+  int64_t distance;  // from the input's first element
+};
+
 /// One run of a function, as a graph.
 struct Recording {
   Graph graph;
   std::vector<RecordedInput> inputs;     // in the order of graph.inputs
   std::vector<GradientOwner> gradients;  // parameters among them
   std::vector<Bystander> bystanders;     // parameters that are not among them
+  std::vector<at::Tensor> noted;         // parameters of optimizers that it calls
+  std::vector<at::Tensor> empty;         // parameters of which this rank has no row, with gradients
   std::vector<at::Tensor> results;       // what the run gave, without history
+  std::vector<ResultAlias> aliases;
   std::vector<Dependency> dependencies;
   std::vector<VaryingScalar> scalars;
   std::vector<FirstAction> first_actions;
-  std::vector<std::string> groups;  // in which it communicates
-  std::string broken;               // why it can't be run; empty if it can
-  bool keeps_tensors = false;       // that is why: a tensor made by the function outlives it
+  std::vector<std::string> groups;                               // in which it communicates
+  std::vector<std::pair<at::Generator, at::Tensor>> generators;  // that were given, as before it
+  std::string broken;          // why it can't be run; empty if it can
+  bool keeps_tensors = false;  // that is why: a tensor made by the function outlives it
 };
 
 /// Runs `function`, which returns the tensors it gives back, and writes it down. `arguments` are

@@ -7,6 +7,8 @@
 #include <tessera/optim.h>
 
 #include "compiler/ir/verify.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/uses.h"
 #include "compiler/plain_scope.h"
 #include "compiler/step_impl.h"
 #include "compiler/trace/trial.h"
@@ -19,6 +21,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <set>
 #include <typeinfo>
 
 namespace tessera::detail {
@@ -136,7 +139,8 @@ void check_writes(const Recording& recording, const std::vector<at::Tensor>& kno
     if (output.kind != OutputKind::Write) continue;
     for (size_t i = 0; i < graph.inputs.size(); ++i) {
       const auto& input = recording.inputs[i];
-      const bool is_known = input.value != output.target ||
+      const bool is_gradient = graph.inputs[i].kind == InputKind::Gradient;
+      const bool is_known = input.value != output.target || is_gradient ||
                             std::any_of(known.begin(), known.end(), [&](const auto& tensor) {
                               return tensor.is_alias_of(input.tensor);
                             });
@@ -159,6 +163,53 @@ Placement placement_of(const Recording& recording, const Graph& graph, const at:
   return Replicate();
 }
 
+bool clears_gradient(const GraphOutput& output) {
+  return output.kind == OutputKind::Gradient && output.value == kNoValue;
+}
+
+/// What it computes, without what it only clears: that a gradient is cleared shows where there was
+/// one, which libtorch's modules detach before.
+Recording without_clearing(Recording recording) {
+  auto& graph = recording.graph;
+  std::erase_if(graph.outputs, clears_gradient);
+  compiler::remove_dead_code(graph);
+  std::set<ValueId> used;
+  for (const auto& node : graph.nodes) {
+    for (const auto value : node.used()) used.insert(value);
+  }
+  for (const auto& output : graph.outputs) used.insert({output.value, output.target});
+  for (size_t i = graph.inputs.size(); i-- > 0;) {
+    const auto& input = graph.inputs[i];
+    if (input.kind != InputKind::Gradient || used.contains(input.value)) continue;
+    graph.inputs.erase(graph.inputs.begin() + static_cast<std::ptrdiff_t>(i));
+    recording.inputs.erase(recording.inputs.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  graph = compiler::renumbered(graph);
+  return recording;
+}
+
+/// Of a run with gradients before it that does the same besides: which it clears.
+void learn_clearing(Recording& recording, const Recording& turned) {
+  const auto parameter_of = [&](ValueId input) {
+    const auto& owners = turned.gradients;
+    return std::ranges::find(owners, input, &compiler::GradientOwner::input)->parameter;
+  };
+  for (const auto& output : turned.graph.outputs) {
+    if (!clears_gradient(output)) continue;
+    const auto parameter = parameter_of(output.target);
+    for (const auto& owner : recording.gradients) {
+      if (owner.parameter.is_same(parameter))
+        recording.graph.outputs.push_back({kNoValue, OutputKind::Gradient, owner.input});
+    }
+  }
+  for (auto& bystander : recording.bystanders) {
+    for (const auto& other : turned.bystanders) {
+      if (other.parameter.is_same(bystander.parameter) && other.is_cleared)
+        bystander.is_cleared = other.is_cleared;
+    }
+  }
+}
+
 std::vector<size_t> inputs_in(const Recording& recording, const at::Tensor& tensor) {
   std::vector<size_t> inputs;
   for (size_t i = 0; i < recording.inputs.size(); ++i) {
@@ -175,9 +226,15 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
                                                        Run run) {
   compiler::Trial trial(written, parameters);
   const auto record_once = [&] {
-    const GradientMarks marks(parameters);
-    auto recording =
-        compiler::record(run, compiler::local_tensors(given), names_for(given), parameters);
+    Recording recording;
+    try {
+      const GradientMarks marks(parameters);
+      recording =
+          compiler::record(run, compiler::local_tensors(given), names_for(given), parameters);
+    } catch (...) {
+      trial.put_back();  // the function threw, and may have written before
+      throw;
+    }
     recording.results.clear();
     trial.put_back();
     check_recording(recording);
@@ -191,8 +248,13 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
               "compile: expected no gradients before the first call of a step in a parallel mode ",
               "that adds to them; call zero_grad() before, or in the step");
   trial.turn_gradients_around();
-  made.ignores_gradients = compiler::difference(made.recording, record_once()).empty();
-  if (made.ignores_gradients) return made;
+  const auto turned = record_once();
+  made.ignores_gradients =
+      compiler::difference(without_clearing(made.recording), without_clearing(turned)).empty();
+  if (made.ignores_gradients) {
+    learn_clearing(made.recording, turned);
+    return made;
+  }
   const auto differs = compiler::difference(made.recording, record_once());
   TORCH_CHECK(differs.empty(), "compile: expected a step that is the same at each call, in a ",
               "parallel mode, but ", differs);

@@ -287,6 +287,30 @@ TEST(DataParallelErrorsRanks, NameWhatIsWrittenBesides) {
   });
 }
 
+TEST(DataParallelErrorsRanks, NameParametersThatRanksWouldUpdateDifferently) {
+  run_processes(2, [] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      SimpleMlp net;
+      const auto before = net->net1->bias.detach().clone();
+      auto step = compile(
+          [](SimpleMlp& module, torch::Tensor x) {
+            auto loss = module(x).sum();
+            const auto gradients = torch::autograd::grad({loss}, {module->net1->bias});
+            const torch::NoGradGuard no_grad;
+            module->net1->bias.sub_(gradients[0] * 0.1);
+            return loss;
+          },
+          {.parallel_mode = DataParallel(style)});
+      EXPECT_THAT([&] { step(net, torch::ones({4, 50})); },
+                  ::testing::ThrowsMessage<c10::ValueError>(
+                      HasSubstr("DataParallel: expected net1.bias to be updated by gradients that "
+                                "backward() leaves")));
+      EXPECT_FALSE(is_dtensor(net->net1->bias));
+      EXPECT_TRUE(torch::equal(net->net1->bias, before));
+    }
+  });
+}
+
 TEST(DataParallelErrors, NameTheStyles) {
   EXPECT_THAT([] { DataParallel("replicated"); },
               ::testing::ThrowsMessage<c10::Error>(

@@ -133,6 +133,41 @@ TEST(IrText, KeepsTensorsThatAreNumbers) {
   EXPECT_FALSE(strong.toTensor().unsafeGetTensorImpl()->is_wrapped_number());
 }
 
+/// A tensor whose dtype is a number's own is no number for that.
+TEST(IrText, KeepsDtypesOfTensors) {
+  for (const auto dtype : {at::kDouble, at::kLong, at::kBool, at::kComplexDouble, at::kHalf}) {
+    const auto tensor = at::scalar_tensor(1, dtype);
+    const auto back = through_text("aten::mul.Tensor", 1, tensor).toTensor();
+    EXPECT_EQ(back.scalar_type(), dtype);
+    EXPECT_FALSE(back.unsafeGetTensorImpl()->is_wrapped_number()) << dtype;
+  }
+}
+
+/// Whoever wrote it: neither the stack nor memory overflows.
+TEST(IrText, HostileTextsAreRefused) {
+  const std::string input = "input %0: float32[2] = argument \"x\"\n";
+  const auto error_of = [&](const std::string& text) {
+    return message_of([&] { Graph::parse(input + text); });
+  };
+  constexpr int kDeep = 200'000;
+  for (const std::string& word : {"number(", "tensor("}) {
+    std::string nested = "%1: float32[2] = aten::mul.Tensor(%0, ";
+    for (int i = 0; i < kDeep; ++i) nested += word;
+    EXPECT_NE(error_of(nested + "1").find("line 2: expected a number"), std::string::npos);
+  }
+  std::string bodies;
+  for (int i = 1; i <= 30; ++i) {
+    bodies += "%" + std::to_string(i) +
+              ": float32[2] = tessera::fused(%0) {\n"
+              "input %1048575: float32[2] = argument \"x\"\nreturn %1048575\n}\n";
+  }
+  EXPECT_NE(error_of(bodies).find("expected fewer or smaller numbers of values"),
+            std::string::npos);
+  EXPECT_NE(error_of("%1: float32[2] = aten::mul.Tensor(%0, tensor(1, bits8))")
+                .find("line 2: expected a dtype of numbers before this"),
+            std::string::npos);
+}
+
 TEST(IrText, ErrorsNameTheLineAndWhatWasExpected) {
   const auto error_of = [](const std::string& text) {
     return message_of([&] { Graph::parse(text); });

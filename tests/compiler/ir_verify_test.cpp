@@ -59,6 +59,29 @@ TEST(IrVerify, FindsArgumentsThatDoNotFit) {
                    "that libtorch knows");
 }
 
+/// Passes look into these: what they need is there.
+TEST(IrVerify, FindsTensorsThatAreMissing) {
+  const std::string reduce = kInput +
+                             "%1: float32[4] = _c10d_functional::all_reduce(%0, \"sum\", \"0\")\n"
+                             "%2: float32[4] = _c10d_functional::wait_tensor(%1)\n"
+                             "%3: float32[2, 2] = aten::view(%2, [2, 2])\n"
+                             "%4: float32[2, 2] = aten::div.Scalar(%3, 2)\nreturn %4\n";
+  for (size_t node = 0; node < 4; ++node) {
+    for (const auto& nothing : {Argument::of(kNoValue), Argument::of(c10::IValue())}) {
+      expect_complaint(
+          complaint(reduce, [&](Graph& graph) { graph.nodes.at(node).arguments.at(0) = nothing; }),
+          "expected a tensor of the graph as argument");
+    }
+  }
+  expect_complaint(complaint(kInput + "%1: float32[4] = aten::relu(%0)\nreturn %1\n",
+                             [](Graph& graph) { graph.nodes[0].op = "tessera::fused"; }),
+                   "expected a body that says what the kernel computes");
+  // Others may be given none, as libtorch allows.
+  verify(Graph::parse(kInput + "%1: float32[4] = aten::_log_softmax_backward_data(%0, _, 0, "
+                               "float32)\nreturn %1\n"),
+         "a_pass");
+}
+
 TEST(IrVerify, FindsUsesOfConsumedMemory) {
   const std::string owned = kInput + "%1: float32[4] = aten::relu(%0)\n";
   expect_complaint(complaint(owned + "%2: float32[4] = aten::neg_(%1!)\n"

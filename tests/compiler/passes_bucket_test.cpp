@@ -282,6 +282,52 @@ TEST(Compress, AveragesGradientsInSixteenBits) {
   EXPECT_TRUE(tensors_bitwise_equal(evaluate(graph, inputs).outputs[0], expected));
 }
 
+/// Those of fully_shard, as compile() makes them and as they are recorded.
+TEST(Compress, AveragesRowsOfGradientsInSixteenBits) {
+  Graph graph = Graph::parse(dedent(R"(
+    input %0: float32[4] = argument "x"
+    %1: float32[4] = aten::div.Scalar(%0, 2)
+    %2: float32[2] = _c10d_functional::reduce_scatter_tensor(%1, "sum", 2, "0")
+    %3: float32[2] = _c10d_functional::wait_tensor(%2)
+    %4: float32[4] = aten::neg(%0)
+    [%5: float32[2], %6: float32[2]] = _c10d_functional::reduce_scatter_tensor_coalesced([%0, %4], "avg", 2, "0")
+    %7: float32[2] = _c10d_functional::wait_tensor(%5)
+    %8: float32[2] = _c10d_functional::wait_tensor(%6)
+    return %3
+    return %7
+    return %8)"));
+  compiler::run_passes(graph, {compiler::find_pass("compress_to_bfloat16")});
+  EXPECT_EQ(graph.str(), dedent(R"(
+    input %0: float32[4] = argument "x"
+    %9: bfloat16[4] = aten::_to_copy(%0, dtype=bfloat16)
+    %10: bfloat16[4] = aten::div.Scalar(%9, 2)
+    %11: bfloat16[2] = _c10d_functional::reduce_scatter_tensor(%10, "sum", 2, "0")
+    %12: bfloat16[2] = _c10d_functional::wait_tensor(%11)
+    %3: float32[2] = aten::_to_copy(%12, dtype=float32)
+    %4: float32[4] = aten::neg(%0)
+    %13: bfloat16[4] = aten::_to_copy(%0, dtype=bfloat16)
+    %14: bfloat16[4] = aten::div.Scalar(%13, 2)
+    %15: bfloat16[4] = aten::_to_copy(%4, dtype=bfloat16)
+    %16: bfloat16[4] = aten::div.Scalar(%15, 2)
+    [%17: bfloat16[2], %18: bfloat16[2]] = _c10d_functional::reduce_scatter_tensor_coalesced([%14, %16], "sum", 2, "0")
+    %19: bfloat16[2] = _c10d_functional::wait_tensor(%17)
+    %7: float32[2] = aten::_to_copy(%19, dtype=float32)
+    %20: bfloat16[2] = _c10d_functional::wait_tensor(%18)
+    %8: float32[2] = aten::_to_copy(%20, dtype=float32)
+    return %3
+    return %7
+    return %8)"));
+}
+
+TEST(BucketAllReduces, AreCountedOnceAndOfTheLastGraph) {
+  Graph graph = Graph::parse(kGradients);
+  compiler::run_passes(graph, {compiler::find_pass("bucket_all_reduces"),
+                               compiler::find_pass("bucket_all_reduces_by_concat")});
+  EXPECT_EQ(counters()["ddp_buckets"], 1);
+  compiler::run_passes(graph, {});
+  EXPECT_EQ(counters()["ddp_buckets"], 0);
+}
+
 TEST(Compress, BucketsOfCompressedGradientsAreAsLarge) {
   Graph graph = Graph::parse(backward_of({100, 200, 300}, false));
   compiler::run_passes(graph, {compiler::find_pass("compress_to_float16"),

@@ -69,6 +69,43 @@ TEST(RunPasses, NamesThePassThatBrokeTheGraph) {
             std::string::npos);
 }
 
+/// Callers know what goes in and out: a pass that changes it is wrong, though the graph is one.
+TEST(RunPasses, NamesThePassThatChangedWhatCallersSee) {
+  const std::string text =
+      "input %0: float32[4] = parameter \"w\"\ninput %1: float32[4] = argument \"x\"\n"
+      "%2: float32[4] = aten::add.Tensor(%0, %1)\nreturn %2\nwrite %2 to %0\ngradient %1 of "
+      "%0\n";
+  const auto error_of = [&](const std::function<void(Graph&)>& change) {
+    Graph graph = Graph::parse(text);
+    return message_of([&] { run_passes(graph, {{"mine", change}}); });
+  };
+  const auto drops = [](OutputKind kind) {
+    return [kind](Graph& graph) {
+      std::erase_if(graph.outputs, [&](const GraphOutput& each) { return each.kind == kind; });
+    };
+  };
+  EXPECT_EQ(error_of(drops(OutputKind::Write)),
+            "compile: expected the pass mine to leave inputs, scalars and outputs of the graph as "
+            "they are, but `write to \"w\"` became `gradient of \"w\"`; correct the pass, or name "
+            "it in disabled_passes");
+  EXPECT_NE(error_of(drops(OutputKind::Gradient)).find("`gradient of \"w\"` became `nothing`"),
+            std::string::npos);
+  EXPECT_NE(error_of([](Graph& graph) {
+              graph.inputs.push_back({graph.add_value({}), InputKind::Outside, "new"});
+            }).find("`return` became `input float32[] = outside \"new\"`"),
+            std::string::npos);
+  EXPECT_NE(error_of([](Graph& graph) { graph.scalars.push_back({"s"}); }).find("`scalar \"s\"`"),
+            std::string::npos);
+  EXPECT_NE(error_of([](Graph& graph) {
+              std::swap(graph.inputs[0], graph.inputs[1]);
+            }).find("`input float32[4] = parameter \"w\"` became"),
+            std::string::npos);
+  EXPECT_NE(error_of([](Graph& graph) {
+              graph.outputs[2].value = kNoValue;
+            }).find("`gradient of \"w\"` became `gradient nothing of \"w\"`"),
+            std::string::npos);
+}
+
 TEST(RunPasses, PassesOnWhatAPassThrows) {
   Graph graph = sample();
   const Pass standard{"lookup", [](Graph&) { throw std::runtime_error("no such row"); }};
@@ -103,6 +140,13 @@ TEST(PassOrder, IsWhatPassesDemand) {
   own.insert(own.begin(), {"mine", [](Graph&) {}, {"remove_dead_code"}});
   EXPECT_NE(message_of([&] { check_order(own); }).find("the pass remove_dead_code before mine"),
             std::string::npos);
+  own = {{"mine", [](Graph&) {}}, {"next", [](Graph&) {}, {"mine", "schedule_comm_wait"}}};
+  EXPECT_NO_THROW(check_order(own));
+  own[1].after = {"min"};
+  EXPECT_NE(message_of([&] { check_order(own); })
+                .find("compile: expected names of passes in Pass::after of the pass 'next', got "
+                      "'min'; nearest names: 'mine'"),
+            std::string::npos);
 }
 
 /// Every list that compile() may run is in order: nothing of it depends on the graph.
@@ -113,7 +157,7 @@ TEST(PassOrder, HoldsForOursAndIsAskedOfOthers) {
   }
   EXPECT_NE(message_of([] {
               check_options({.passes = {find_pass("compress_to_float16")}});
-            }).find("the pass compress_to_float16 before bucket_all_reduces_by_size"),
+            }).find("the pass compress_to_float16 before bucket_reduce_scatters"),
             std::string::npos);
   EXPECT_NE(message_of([] {
               ConfigPatch patch({.fuse_ddp_passes = {{"schedule_waits", "bucket_all_reduces"}}});
@@ -138,7 +182,7 @@ TEST(CheckOptions, RefusesWhatNoCallCouldRun) {
       message_of([] {
         check_options({.parallel_mode = DataParallel(
                            "replicate", {.custom_passes = {find_pass("compress_to_float16")}})});
-      }).find("the pass compress_to_float16 before bucket_all_reduces_by_size"),
+      }).find("the pass compress_to_float16 before bucket_reduce_scatters"),
       std::string::npos);
   EXPECT_NE(message_of([] {
               check_options({.disabled_passes = {"nonsense"}});

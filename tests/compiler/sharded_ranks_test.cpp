@@ -106,6 +106,35 @@ TEST_P(ShardedStepRanks, TrainsLikeTheStepInMixedPrecision) {
   });
 }
 
+TEST_P(ShardedStepRanks, CompressesGradients) {
+  run([] {
+    Stack nets[2];
+    for (auto& net : nets) {
+      torch::manual_seed(3);
+      net = Stack();
+      sharded()(net);
+    }
+    const auto backward = [](Stack& net, torch::Tensor x) {
+      net->zero_grad();
+      net(x).square().mean().backward();
+    };
+    auto step = compile(backward, {.fullgraph = true, .compress_gradients = torch::kBFloat16});
+    for (int i = 0; i < 4; ++i) {
+      torch::manual_seed(10 * i + rank());
+      const auto x = torch::randn({4, 10});
+      backward(nets[0], x);
+      step(nets[1], x);
+    }
+    const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
+    for (size_t k = 0; k < got.size(); ++k) {
+      const auto gradient = replication::local_gradient(got[k]);
+      EXPECT_TRUE(torch::allclose(gradient, replication::local_gradient(wanted[k]), 5e-2, 1e-2))
+          << k;
+      EXPECT_TRUE(torch::equal(gradient, gradient.to(torch::kBFloat16).to(torch::kFloat))) << k;
+    }
+  });
+}
+
 TEST_P(ShardedStepRanks, ClipsLikeTheStep) {
   run([] {
     expect_step_parity<Stack>({.prepare = sharded(), .outputs = kOutputs, .clips = true});

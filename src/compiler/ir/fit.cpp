@@ -5,6 +5,8 @@
 
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
+
 namespace tessera::compiler {
 namespace {
 
@@ -48,6 +50,38 @@ bool fits(const Argument& argument, const c10::TypePtr& type) {
   return false;
 }
 
+/// Whether a tensor is there, and not only the place of one.
+bool is_given(const Argument& argument) {
+  const auto& values = argument.values;
+  if (argument.kind == Kind::Constant) return !argument.constant.isNone();
+  return argument.kind == Kind::Scalar ||
+         std::find(values.begin(), values.end(), kNoValue) == values.end();
+}
+
+bool is_optional(const c10::TypePtr& type) {
+  if (const auto list = type->cast<c10::ListType>()) return is_optional(list->getElementType());
+  return type->kind() == c10::TypeKind::OptionalType;
+}
+
+/// Some operators of libtorch take undefined tensors for what they declare as required. Those that
+/// passes look into never do.
+std::string misfit_of_absent(const Node& node, const c10::FunctionSchema& schema) {
+  const bool is_sent = is_collective(node);
+  const bool is_known = is_sent || is_view(node) || is_pointwise(node) ||
+                        node.op.starts_with("tessera::") || consumes(node);
+  for (size_t i = 0; is_known && i < node.arguments.size(); ++i) {
+    const auto& declared = schema.arguments()[i];
+    const bool is_tensors = is_tensor(declared.type()) || is_tensor_list(declared.type());
+    if (!is_tensors || is_optional(declared.type())) continue;
+    if (!is_given(node.arguments[i]) || (is_sent && node.arguments[i].kind == Kind::Constant))
+      return "expected a tensor of the graph as argument '" + declared.name() + "', not none";
+  }
+  for (const Argument& result : node.results) {
+    if (is_sent && !is_given(result)) return "expected results of a collective, not none";
+  }
+  return "";
+}
+
 std::string described(const Argument& argument) {
   switch (argument.kind) {
     case Kind::Constant:
@@ -71,7 +105,7 @@ std::string misfit_of_fused(const Node& node) {
   for (const Argument& result : node.results) {
     if (!is_result(result)) return "expected tensors as results, not " + described(result);
   }
-  if (!node.body) return "";
+  if (!node.body) return "expected a body that says what the kernel computes, not none";
   if (node.body->inputs.size() != node.used().size())
     return c10::str("expected a body with ", node.used().size(), " inputs, not ",
                     node.body->inputs.size());
@@ -130,7 +164,8 @@ std::string misfit(const Node& node) {
       return "expected " + declared.type()->str() + " as argument '" + declared.name() + "', not " +
              described(node.arguments[i]);
   }
-  return misfit_of_results(node, schema);
+  if (auto complaint = misfit_of_results(node, schema); !complaint.empty()) return complaint;
+  return misfit_of_absent(node, schema);
 }
 
 }  // namespace tessera::compiler

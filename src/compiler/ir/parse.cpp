@@ -112,8 +112,9 @@ ValueType parse_type(Cursor& cursor) {
 /// Reads lines into a graph, up to the closing brace for the body of a fused node.
 class Parser {
  public:
-  Parser(const std::vector<Line>& lines, size_t& next, int depth)
-      : lines_(lines), next_(next), depth_(depth) {}
+  /// `room`: how many numbers of values may still be taken, those of bodies included.
+  Parser(const std::vector<Line>& lines, size_t& next, int64_t& room, int depth)
+      : lines_(lines), next_(next), room_(room), depth_(depth) {}
 
   Graph graph() {
     while (next_ < lines_.size()) {
@@ -182,6 +183,10 @@ class Parser {
 
   void commit(Cursor& cursor) {
     for (auto& [value, type] : fresh_) {
+      // A graph has a type for every number up to its largest.
+      const ValueId taken = types_.empty() ? 0 : types_.rbegin()->first + 1;
+      room_ -= std::max<int64_t>(value + 1 - taken, 0);
+      if (room_ < 0) cursor.fail("fewer or smaller numbers of values, with those of bodies");
       if (!types_.emplace(value, std::move(type)).second)
         cursor.fail("a value that is not defined above, not %" + std::to_string(value) + ",");
     }
@@ -251,7 +256,7 @@ class Parser {
     if (has_body) {
       constexpr int kDeepest = 4;
       if (depth_ == kDeepest) cursor.fail("bodies not deeper than 4 in each other");
-      node.body = std::make_shared<const Graph>(Parser(lines_, next_, depth_ + 1).graph());
+      node.body = std::make_shared<const Graph>(Parser(lines_, next_, room_, depth_ + 1).graph());
     }
     if (const auto complaint = misfit(node); !complaint.empty())
       cursor.fail(complaint.substr(std::string_view("expected ").size()) + ";");
@@ -334,6 +339,7 @@ class Parser {
 
   const std::vector<Line>& lines_;
   size_t& next_;
+  int64_t& room_;
   const int depth_;
   Graph graph_;
   std::map<ValueId, ValueType> types_;
@@ -347,7 +353,8 @@ class Parser {
 Graph Graph::parse(const std::string& text) {
   const auto lines = compiler::lines_of(text);
   size_t next = 0;
-  return compiler::Parser(lines, next, 0).graph();
+  int64_t room = int64_t{1} << 21;
+  return compiler::Parser(lines, next, room, 0).graph();
 }
 
 }  // namespace tessera

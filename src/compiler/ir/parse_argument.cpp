@@ -1,8 +1,10 @@
 #include "compiler/ir/parse_argument.h"
 
 #include "compiler/ir/constants.h"
+#include "compiler/ir/text.h"
 
 #include <ATen/Context.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 
@@ -10,8 +12,6 @@
 
 namespace tessera::compiler {
 namespace {
-
-c10::IValue parse_constant(Cursor& cursor, const c10::TypePtr& declared);
 
 c10::IValue parse_number(Cursor& cursor) {
   Cursor as_integer = cursor;
@@ -55,10 +55,12 @@ c10::IValue parse_complex(Cursor& cursor) {
   return c10::complex<double>(real, imaginary);
 }
 
+/// As it stands in a tensor: no tensor itself.
 at::Scalar parse_scalar(Cursor& cursor) {
-  const auto number = parse_constant(cursor, c10::NumberType::get());
-  if (!number.isScalar()) cursor.fail("a number before this");
-  return number.toScalar();
+  if (cursor.accept("True")) return true;
+  if (cursor.accept("False")) return false;
+  if (cursor.accept("complex")) return parse_complex(cursor).toScalar();
+  return parse_number(cursor).toScalar();
 }
 
 c10::IValue parse_tensor(Cursor& cursor) {
@@ -67,8 +69,16 @@ c10::IValue parse_tensor(Cursor& cursor) {
   cursor.expect(",");
   const auto dtype = dtype_of_name(cursor.word("a dtype"));
   if (!dtype) cursor.fail("a dtype before this");
-  cursor.expect(")");
-  return number_tensor(number).to(*dtype);
+  try {
+    const c10::IValue tensor = at::scalar_to_tensor(number).to(*dtype);
+    text_of_constant(tensor, *c10::TensorType::get());  // not every dtype has numbers to print
+    cursor.expect(")");
+    return tensor;
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    if (what.starts_with("Graph::parse")) throw;
+    cursor.fail("a dtype of numbers before this (" + what + ")");
+  }
 }
 
 c10::IValue parse_number_tensor(Cursor& cursor) {
@@ -114,6 +124,8 @@ c10::TypePtr stored_type(const c10::TypePtr& type) {
       return type;
   }
 }
+
+c10::IValue parse_constant(Cursor& cursor, const c10::TypePtr& declared);
 
 c10::IValue parse_list(Cursor& cursor, const c10::TypePtr& declared) {
   cursor.expect("[");

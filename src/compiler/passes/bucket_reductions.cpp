@@ -16,8 +16,6 @@
 #include "compiler/passes/reductions.h"
 #include "compiler/passes/uses.h"
 
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
 #include <utility>
 
 namespace tessera::compiler {
@@ -32,15 +30,6 @@ std::vector<Argument> launch_arguments(Argument tensors, const Node& launch) {
 
 constexpr const char* kAllReduces = "_c10d_functional::all_reduce_coalesced";
 constexpr int64_t kLargeBytes = int64_t{256} << 10;
-
-/// Of a group that this process knows.
-std::optional<int> ranks_of(const std::string& group) {
-  try {
-    return c10d::resolve_process_group(group)->getSize();
-  } catch (const c10::Error&) {
-    return std::nullopt;  // a graph that was read from a file
-  }
-}
 
 class Bucketer {
  public:
@@ -194,7 +183,8 @@ std::vector<Bucket> buckets_of(const Graph& graph, const char* op, const BucketC
 template <class Replace>
 void replace_all_reduces(Graph& graph, const BucketCaps& caps, Replace replace) {
   const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
-  counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
+  // A pass that finds nothing left to do leaves those of one before it.
+  if (!buckets.empty()) counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
   Bucketer bucketer(graph);
   for (const Bucket& bucket : buckets) replace(bucketer, bucket);
   bucketer.finish();

@@ -4,6 +4,7 @@
 #include "compiler/ir/text.h"
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 #include <climits>
@@ -86,6 +87,7 @@ class Finder {
     if (division == Uses::kInput || !is_division(node_at(division))) return;
     const Node& node = node_at(division);
     const auto divisor = divisor_of(node);
+    if (node.arguments[0].kind != Argument::Kind::Value) return;  // a number
     const ValueId dividend = node.used().front();
     const bool for_this_alone = uses_.users(input).size() == 1;
     if (!divisor || !for_this_alone || is_consumed(dividend, division, division)) return;
@@ -192,6 +194,14 @@ class Stream {
 
 std::vector<Reduction> find_reductions(const Graph& graph, const std::string& op) {
   return Finder(graph).find(op);
+}
+
+std::optional<int64_t> ranks_of(const std::string& group) {
+  try {
+    return c10d::resolve_process_group(group)->getSize();
+  } catch (const c10::Error&) {
+    return std::nullopt;  // a graph that was read from a file
+  }
 }
 
 int ready_behind(const Bucket& bucket) {

@@ -32,6 +32,9 @@ using Bucket = std::vector<Reduction>;
 std::vector<Bucket> assign_buckets(const Graph& graph, const std::vector<Reduction>& reductions,
                                    const BucketCaps& caps);
 
+/// How many ranks a group has; none if this process does not know it.
+std::optional<int64_t> ranks_of(const std::string& group);
+
 /// The index of the node behind which all that a bucket sends exists; Uses::kInput: before the
 /// first.
 int ready_behind(const Bucket& bucket);

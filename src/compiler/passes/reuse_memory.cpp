@@ -110,6 +110,7 @@ class Reuser {
   }
 
   bool drop_clone(const Node& node, int index) {
+    if (node.used().empty()) return false;  // of a number
     const ValueId source = node.used().front();
     const ValueId copy = node.defined().front();
     if (!same_layout(graph_.type(source), graph_.type(copy))) return false;

@@ -1,6 +1,8 @@
 #include "compiler/passes/run.h"
 
 #include "base/text.h"
+#include "compiler/ir/constants.h"
+#include "compiler/ir/text.h"
 #include "compiler/ir/verify.h"
 #include "compiler/passes/fuse_pointwise.h"
 #include "compiler/passes/passes.h"
@@ -12,6 +14,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <variant>
 
 namespace tessera::compiler {
@@ -56,7 +59,7 @@ const std::vector<Entry>& all_passes() {
       {"bucket_all_reduces", bucket_all_reduces, compress_to},
       {"bucket_all_reduces_by_concat", bucket_all_reduces_by_concat, compress_to},
       {"bucket_all_reduces_by_size", bucket_all_reduces_by_size, compress_to},
-      {"bucket_reduce_scatters", bucket_reduce_scatters},
+      {"bucket_reduce_scatters", bucket_reduce_scatters, compress_to},
       {"bucket_all_gathers", bucket_all_gathers},
       // A wait belongs to a bucket.
       {"schedule_waits", schedule_waits, bucket},
@@ -99,8 +102,40 @@ void dump(const Graph& graph, const std::string& folder, size_t number, const st
               path.string(), "; check the dump folder");
 }
 
+/// What callers of the program know of the graph, line by line.
+std::vector<std::string> seen_from_outside(const Graph& graph) {
+  std::vector<std::string> lines;
+  std::map<ValueId, std::string> names;
+  for (const GraphInput& input : graph.inputs) {
+    names[input.value] = quote(input.name);
+    lines.push_back(c10::str("input ", text_of(graph.type(input.value)), " = ", name_of(input.kind),
+                             " ", quote(input.name)));
+  }
+  for (const GraphScalar& scalar : graph.scalars) lines.push_back("scalar " + quote(scalar.name));
+  for (const GraphOutput& output : graph.outputs) {
+    const bool is_write = output.kind == OutputKind::Write;
+    const std::string what = output.value == kNoValue ? " nothing" : "";
+    lines.push_back(output.kind == OutputKind::Result
+                        ? "return" + what
+                        : (is_write ? "write" : "gradient") + what + (is_write ? " to " : " of ") +
+                              names[output.target]);
+  }
+  return lines;
+}
+
+void check_seen(const Pass& pass, const std::vector<std::string>& before, const Graph& graph) {
+  const auto after = seen_from_outside(graph);
+  const auto [was, is] = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
+  TORCH_CHECK_VALUE(was == before.end() && is == after.end(), "compile: expected the pass ",
+                    pass.name, " to leave inputs, scalars and outputs of the graph as they are, ",
+                    "but `", was == before.end() ? "nothing" : *was, "` became `",
+                    is == after.end() ? "nothing" : *is,
+                    "`; correct the pass, or name it in disabled_passes");
+}
+
 /// Runs the pass and verifies what it made of the graph; errors of both name it.
 void apply(const Pass& pass, Graph& graph) {
+  const auto before = seen_from_outside(graph);
   try {
     pass.run(graph);
   } catch (const c10::Error& error) {
@@ -115,6 +150,16 @@ void apply(const Pass& pass, Graph& graph) {
     error.add_context("correct the pass " + pass.name + ", or name it in disabled_passes");
     throw;
   }
+  check_seen(pass, before, graph);
+}
+
+/// Names of passes that a list may speak of: its own and ours.
+std::vector<std::string> known_names(const std::vector<Pass>& passes) {
+  auto known = pass_names();
+  for (const Pass& pass : passes) {
+    if (std::find(known.begin(), known.end(), pass.name) == known.end()) known.push_back(pass.name);
+  }
+  return known;
 }
 
 }  // namespace
@@ -127,6 +172,7 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
         [&](const std::string& name) { return our_name(name) == our_name(pass.name); });
   };
   verify(graph, "capture");
+  counters()["ddp_buckets"] = 0;
   if (!options.dump_folder.empty()) dump(graph, options.dump_folder, 0, "captured");
   int64_t ran = 0;
   for (size_t i = 0; i < passes.size(); ++i) {
@@ -145,10 +191,7 @@ void check_functions(const std::vector<Pass>& passes) {
 }
 
 void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled) {
-  auto known = pass_names();
-  for (const Pass& pass : passes) {
-    if (std::find(known.begin(), known.end(), pass.name) == known.end()) known.push_back(pass.name);
-  }
+  const auto known = known_names(passes);
   for (const std::string& name : disabled) {
     TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
                       "compile: expected names of passes to disable, got '", name,
@@ -157,6 +200,14 @@ void check_disabled(const std::vector<Pass>& passes, const std::vector<std::stri
 }
 
 void check_order(const std::vector<Pass>& passes) {
+  const auto known = known_names(passes);
+  for (const Pass& pass : passes) {
+    for (const auto& name : pass.after)
+      TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
+                        "compile: expected names of passes in Pass::after of the pass '", pass.name,
+                        "', got '", name,
+                        "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
+  }
   for (size_t i = 0; i < passes.size(); ++i) {
     for (size_t later = i + 1; later < passes.size(); ++later) {
       for (const auto& name : passes[i].after)

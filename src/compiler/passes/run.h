@@ -15,8 +15,9 @@ struct RunOptions {
 };
 
 /// Runs the passes in order and verifies the graph after each. Throws a ValueError that names the
-/// pass if it left a graph that is not well-formed; what a pass itself throws goes on as a
-/// c10::Error with its name in front. counters()["passes"] becomes the number of those that ran.
+/// pass if it left a graph that is not well-formed, or with other inputs, scalars or outputs; what
+/// a pass itself throws goes on as a c10::Error with its name in front. counters()["passes"]
+/// becomes the number of those that ran.
 void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions& options = {});
 
 /// The pass of this name, ours or upstream's (`fuse_ddp_with_coalesced_op`,
@@ -29,7 +30,8 @@ Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes = st
 void check_functions(const std::vector<Pass>& passes);
 /// Throws a ValueError if a name in `disabled` is that of no pass, neither of the list nor ours.
 void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled);
-/// Throws a ValueError that names both if a pass comes before one that it must come after.
+/// Throws a ValueError that names both if a pass comes before one that it must come after, or after
+/// one that is neither of the list nor ours.
 void check_order(const std::vector<Pass>& passes);
 
 /// Names of all passes, as find_pass takes them.

@@ -65,6 +65,38 @@ Fates::Fates(const Graph& graph, const Aliases& aliases)
   }
 }
 
+Graph renumbered(const Graph& graph) {
+  Graph result;
+  std::vector<ValueId> numbers(graph.value_count(), kNoValue);
+  const auto define = [&](ValueId value) {
+    numbers.at(static_cast<size_t>(value)) = result.add_value(graph.type(value));
+  };
+  const auto rename = [&](ValueId& value) {
+    if (value != kNoValue) value = numbers.at(static_cast<size_t>(value));
+  };
+  result.inputs = graph.inputs;
+  result.scalars = graph.scalars;
+  result.nodes = graph.nodes;
+  result.outputs = graph.outputs;
+  for (GraphInput& input : result.inputs) {
+    define(input.value);
+    rename(input.value);
+  }
+  for (Node& node : result.nodes) {
+    for (const ValueId value : node.defined()) define(value);
+    for (auto* side : {&node.arguments, &node.results}) {
+      for (Argument& argument : *side) {
+        for (ValueId& value : argument.values) rename(value);
+      }
+    }
+  }
+  for (GraphOutput& output : result.outputs) {
+    rename(output.value);
+    rename(output.target);
+  }
+  return result;
+}
+
 ValueId resolve(const Replacements& replacements, ValueId value) {
   for (auto found = replacements.find(value); found != replacements.end();
        found = replacements.find(value))

@@ -62,6 +62,10 @@ void insert_nodes(Graph& graph, std::vector<std::pair<int, Node>> nodes);
 Node make_node(const std::string& op, std::vector<Argument> arguments,
                std::vector<Argument> results);
 
+/// The same graph with values numbered in the order in which they are defined, so that graphs that
+/// compute the same in the same order have the same text. For graphs without bodies.
+Graph renumbered(const Graph& graph);
+
 /// Types are equal but for the placement.
 bool same_layout(const ValueType& left, const ValueType& right);
 /// Only moves values on: a wait, a view or a copy. Harmless to do later.

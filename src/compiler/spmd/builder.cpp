@@ -3,6 +3,7 @@
 #include <ATen/core/jit_type.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::compiler {
 namespace {
@@ -11,11 +12,39 @@ Argument constant(c10::IValue value) { return Argument::of(std::move(value)); }
 
 ValueType with_rows(ValueType type, int64_t rows) {
   type.sizes[0] = rows;
-  type.strides = c10::TensorType::contiguousStridesOf(type.sizes);
-  return type;
+  return SpmdBuilder::contiguous_type(std::move(type));
+}
+
+/// From the dimension with the largest stride to that with the smallest.
+std::vector<int64_t> order_in_memory(const ValueType& type) {
+  std::vector<int64_t> order(type.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t left, int64_t right) {
+    return type.strides[static_cast<size_t>(left)] > type.strides[static_cast<size_t>(right)];
+  });
+  return order;
+}
+
+ValueType permuted(const ValueType& type, const std::vector<int64_t>& order) {
+  ValueType result = type;
+  result.placement.reset();
+  for (size_t i = 0; i < order.size(); ++i) {
+    result.sizes[i] = type.sizes[static_cast<size_t>(order[i])];
+    result.strides[i] = type.strides[static_cast<size_t>(order[i])];
+  }
+  return result;
 }
 
 }  // namespace
+
+ValueType SpmdBuilder::contiguous_type(ValueType whole) {
+  whole.strides = c10::TensorType::contiguousStridesOf(whole.sizes);
+  return whole;
+}
+
+bool SpmdBuilder::fills_memory(const ValueType& type) {
+  return permuted(type, order_in_memory(type)).is_contiguous();
+}
 
 int64_t SpmdBuilder::local_rows(const ValueType& whole) const {
   const int64_t rows = whole.sizes[0];
@@ -37,6 +66,25 @@ ValueId SpmdBuilder::contiguous(ValueId value) {
   if (type.is_contiguous()) return value;
   return emit("aten::clone", {Argument::of(value), constant(at::MemoryFormat::Contiguous)},
               with_rows(type, type.sizes.empty() ? 0 : type.sizes[0]));
+}
+
+ValueId SpmdBuilder::copied(ValueId value) {
+  return emit("aten::clone", {Argument::of(value), constant({})}, ValueType(graph_.type(value)));
+}
+
+ValueId SpmdBuilder::laid_out(ValueId value, const ValueType& whole) {
+  const auto type = graph_.type(value);
+  if (whole.is_contiguous()) return value;
+  const auto order = order_in_memory(whole);
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i)
+    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  const auto ordered = permuted(type, order);
+  const auto seen = emit("aten::permute", {Argument::of(value), constant(order)}, ordered);
+  const auto moved = contiguous_type(ordered);
+  const auto copy =
+      emit("aten::clone", {Argument::of(seen), constant(at::MemoryFormat::Contiguous)}, moved);
+  return emit("aten::permute", {Argument::of(copy), constant(back)}, permuted(moved, back));
 }
 
 ValueId SpmdBuilder::divided(ValueId value) {
@@ -81,7 +129,7 @@ ValueId SpmdBuilder::average_rows(ValueId value) {
   auto whole = graph_.type(value);
   whole.placement.reset();  // a summand, which it is not when it was reduced
   const int64_t each = chunk(whole.sizes[0]);
-  const auto part = padded(divided(contiguous(value)), each * settings_.ranks);
+  const auto part = divided(padded(contiguous(value), each * settings_.ranks));
   const auto mine = waited(emit(
       "_c10d_functional::reduce_scatter_tensor",
       {Argument::of(part), constant("sum"), constant(settings_.ranks), constant(settings_.group)},

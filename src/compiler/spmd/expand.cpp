@@ -2,15 +2,20 @@
 
 #include "compiler/ir/operators.h"
 #include "compiler/spmd/builder.h"
+#include "compiler/spmd/locality.h"
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
 
-enum class Class { Activation, Gradient, Parameter, State };
+enum class Class { Other, Parameter, Update };
+using Sizes = std::vector<int64_t>;
 
 /// Elementwise, though not tagged so: each element of a result depends on those at its place.
 bool is_elementwise(const Node& node) {
@@ -18,18 +23,54 @@ bool is_elementwise(const Node& node) {
       "aten::clone",     "aten::copy_",     "aten::_to_copy",   "aten::zeros_like",
       "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::lerp_.Scalar",
   };
-  if (is_pointwise(node) || kOthers.contains(node.op)) return true;
-  if (node.op.starts_with("aten::_fused_")) return true;
-  return node.op.starts_with("aten::_foreach_") && !node.op.starts_with("aten::_foreach_norm") &&
-         !node.op.starts_with("aten::_foreach_max");
+  if (is_random(node)) return false;  // a rank draws for all of a tensor
+  return is_pointwise(node) || kOthers.contains(node.op) || node.op.starts_with("aten::_fused_") ||
+         node.op.starts_with("aten::_foreach_");
+}
+
+/// Tensors of a call that are computed with each other: those at one place of its lists, or all.
+struct Place {
+  std::vector<ValueId> operands, results;
+};
+
+bool is_list(const Argument& argument) { return argument.kind == Argument::Kind::List; }
+
+/// None if lists have different lengths. A tensor beside lists is at no place.
+std::vector<Place> places_of(const Node& node) {
+  const bool has_lists = std::any_of(node.arguments.begin(), node.arguments.end(), is_list);
+  if (!has_lists) return {{node.used(), node.defined()}};
+  std::vector<Place> places;
+  for (const auto* side : {&node.arguments, &node.results}) {
+    for (const auto& argument : *side) {
+      if (!is_list(argument) || argument.values.empty()) continue;
+      if (places.empty()) places.resize(argument.values.size());
+      if (places.size() != argument.values.size()) return {};
+      for (size_t i = 0; i < places.size(); ++i) {
+        auto& list = side == &node.results ? places[i].results : places[i].operands;
+        if (argument.values[i] != kNoValue) list.push_back(argument.values[i]);
+      }
+    }
+  }
+  return places;
+}
+
+/// Whether rows of an operand are those of the result.
+bool has_rows_of(const Sizes& operand, const Sizes& result) {
+  return !result.empty() && operand.size() == result.size() && operand[0] == result[0];
+}
+
+/// Whether an operand is the same for all rows of the result.
+bool is_for_all_rows(const Sizes& operand, const Sizes& result) {
+  return operand.size() < result.size() || (operand.size() == result.size() && operand[0] == 1);
 }
 
 class Expansion {
  public:
   Expansion(Graph& graph, const SpmdSettings& settings)
-      : graph_(graph), settings_(settings), build_(graph, settings) {}
+      : graph_(graph), settings_(settings), locality_(graph), build_(graph, settings) {}
 
   void run() {
+    check_updates(graph_, locality_);
     const size_t count = graph_.value_count();
     for (size_t i = 0; i < count; ++i) wholes_.push_back(graph_.type(static_cast<ValueId>(i)));
     known_.resize(count);
@@ -42,7 +83,7 @@ class Expansion {
  private:
   /// What an old value has become.
   struct Known {
-    Class kind = Class::Activation;
+    Class kind = Class::Other;
     bool is_shard = false;
     ValueId value = kNoValue;  // that stands for it; kNoValue: itself
     ValueId whole = kNoValue;  // of a shard: gathered, once somebody needed it
@@ -52,82 +93,161 @@ class Expansion {
   const ValueType& whole_type(ValueId value) const {
     return wholes_.at(static_cast<size_t>(value));
   }
+  const Sizes& sizes_of(ValueId value) const { return whole_type(value).sizes; }
   ValueId current(ValueId value) { return at(value).value == kNoValue ? value : at(value).value; }
 
   void place_input(const GraphInput& input) {
     auto& known = at(input.value);
     if (input.kind == InputKind::Parameter) known.kind = Class::Parameter;
-    if (input.kind == InputKind::State) known.kind = Class::State;
-    if (known.kind == Class::Activation) return;
+    if (input.kind == InputKind::State) known.kind = Class::Update;
+    if (known.kind == Class::Other) return;
+    const auto& whole = whole_type(input.value);
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        SpmdBuilder::fills_memory(whole), "DataParallel: expected ", input.name,
+        " to fill its memory, got sizes ", c10::IntArrayRef(whole.sizes), " with strides ",
+        c10::IntArrayRef(whole.strides), "; give the module a clone() of it");
+    known.is_shard = settings_.shards && !whole.sizes.empty();
+    // Ranks hold rows, one after the other.
     auto& type = graph_.type(input.value);
-    known.is_shard = settings_.shards && !type.sizes.empty();
-    if (known.is_shard) type = build_.local_type(type);
+    type = known.is_shard ? build_.local_type(whole) : SpmdBuilder::contiguous_type(whole);
     type.placement = known.is_shard ? Shard(0) : Replicate();
+    if (!known.is_shard) known.value = build_.laid_out(input.value, whole);
   }
 
   ValueId whole(ValueId value) {
     auto& known = at(value);
     if (!known.is_shard) return current(value);
-    if (known.whole == kNoValue) known.whole = build_.gather(current(value), whole_type(value));
+    if (known.whole == kNoValue) {
+      const auto& type = whole_type(value);
+      known.whole = build_.laid_out(build_.gather(current(value), type), type);
+    }
     return known.whole;
   }
 
   ValueId shard(ValueId value) {
-    if (at(value).is_shard || whole_type(value).sizes.empty()) return current(value);
-    return build_.slice(current(value));
+    if (at(value).is_shard || sizes_of(value).empty()) return current(value);
+    return build_.contiguous(build_.slice(current(value)));
   }
 
-  /// What results are; none if the node works on whole values.
-  std::optional<Class> class_on_shards(const Node& node) {
-    if (!is_elementwise(node)) return std::nullopt;
-    bool any_shard = false, any_activation = false;
-    Class highest = Class::Activation;
-    for (const auto value : node.used()) {
-      any_shard |= at(value).is_shard;
-      // A number alone does not make it an activation's business.
-      any_activation |= at(value).kind == Class::Activation && !whole_type(value).sizes.empty();
-      highest = std::max(highest, at(value).kind);
+  /// Those of all results, if they can be cut; numbers besides, such as an optimizer's counts, are
+  /// of no account.
+  const Sizes* common_sizes(const Place& place) const {
+    const Sizes* common = nullptr;
+    for (const auto value : place.results) {
+      if (sizes_of(value).empty()) continue;
+      if (common != nullptr && *common != sizes_of(value)) return nullptr;
+      common = &sizes_of(value);
     }
-    const bool is_update = highest == Class::State || highest == Class::Gradient ||
-                           any_of(node, Class::Gradient) || !any_activation;
-    if (!any_shard || !is_update) return std::nullopt;
-    return highest;
+    return common;
   }
 
-  bool any_of(const Node& node, Class kind) {
-    const auto used = node.used();
-    return std::any_of(used.begin(), used.end(),
-                       [&](ValueId value) { return at(value).kind == kind; });
+  bool is_unsure(ValueId value) {
+    return at(value).kind == Class::Other && !sizes_of(value).empty();
+  }
+
+  template <class Predicate>
+  bool any_of(const std::vector<ValueId>& values, Predicate predicate) {
+    return std::any_of(values.begin(), values.end(), predicate);
+  }
+
+  bool works_on_shards(const Place& place) {
+    const auto* sizes = common_sizes(place);
+    if (sizes == nullptr) return false;
+    bool has_shard = false;
+    for (const auto value : place.operands) {
+      if (locality_.is_local(value)) return false;
+      if (has_rows_of(sizes_of(value), *sizes))
+        has_shard |= at(value).is_shard;
+      else if (!is_for_all_rows(sizes_of(value), *sizes))
+        return false;
+    }
+    return has_shard && (any_of(place.operands, [&](ValueId v) { return is_update(v); }) ||
+                         !any_of(place.operands, [&](ValueId v) { return is_unsure(v); }));
+  }
+
+  bool is_update(ValueId value) { return at(value).kind == Class::Update; }
+
+  Class class_of_results(const std::vector<ValueId>& operands) {
+    if (any_of(operands, [&](ValueId v) { return locality_.is_local(v); })) return Class::Other;
+    if (any_of(operands, [&](ValueId v) { return is_update(v); })) {
+      const auto first = at(operands[0]).kind;
+      return first == Class::Other ? Class::Update : first;
+    }
+    if (any_of(operands, [&](ValueId v) { return is_unsure(v); })) return Class::Other;
+    const bool any = any_of(operands, [&](ValueId v) { return at(v).kind == Class::Parameter; });
+    return any ? Class::Parameter : Class::Other;
   }
 
   void expand(Node node) {
     if (node.op == "tessera::gradient") return expand_gradient(node);
-    const auto kind = class_on_shards(node);
-    for (auto& argument : node.arguments) {
-      for (auto& value : argument.values) {
-        if (value != kNoValue) value = kind ? shard(value) : whole(value);
-      }
+    const auto places = is_elementwise(node) ? places_of(node) : std::vector<Place>();
+    if (places.empty()) {
+      const auto kind = class_of_results(node.used());
+      for (const auto value : node.defined()) at(value).kind = kind;
+      give(node, {});
+      return build_.add(std::move(node));
     }
-    for (const auto value : node.defined()) {
-      auto& known = at(value);
-      if (!kind) continue;
-      known.kind = *kind;
-      auto& type = graph_.type(value);
-      known.is_shard = !type.sizes.empty();
-      if (known.is_shard) type = build_.local_type(type);
-      type.placement = known.is_shard ? Shard(0) : Replicate();
+    const bool is_alike = !any_of(beside_lists(node, places),
+                                  [&](ValueId value) { return locality_.is_local(value); });
+    std::vector<const Sizes*> cut;  // by place: the sizes that are cut, null if it works on wholes
+    for (const auto& place : places) {
+      cut.push_back(is_alike && works_on_shards(place) ? common_sizes(place) : nullptr);
+      const auto kind = class_of_results(place.operands);
+      for (const auto value : place.results) at(value).kind = is_alike ? kind : Class::Other;
+    }
+    give(node, cut);
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (cut[i] == nullptr) continue;
+      for (const auto value : places[i].results) place_result(value);
     }
     build_.add(std::move(node));
   }
 
+  static std::vector<ValueId> beside_lists(const Node& node, const std::vector<Place>& places) {
+    std::vector<ValueId> values;
+    if (places.size() == 1 && places[0].operands == node.used()) return values;
+    for (const auto& argument : node.arguments) {
+      if (argument.kind == Argument::Kind::Value && argument.values[0] != kNoValue)
+        values.push_back(argument.values[0]);
+    }
+    return values;
+  }
+
+  /// Replaces the arguments: shards where a place is cut, whole values elsewhere.
+  void give(Node& node, const std::vector<const Sizes*>& cut) {
+    const bool has_lists = std::any_of(node.arguments.begin(), node.arguments.end(), is_list);
+    for (auto& argument : node.arguments) {
+      for (size_t i = 0; i < argument.values.size(); ++i) {
+        auto& value = argument.values[i];
+        if (value == kNoValue) continue;
+        const bool is_placed = !cut.empty() && has_lists == is_list(argument);
+        const auto* sizes = is_placed ? cut[i] : nullptr;
+        value =
+            sizes != nullptr && has_rows_of(sizes_of(value), *sizes) ? shard(value) : whole(value);
+      }
+    }
+  }
+
+  void place_result(ValueId value) {
+    auto& type = graph_.type(value);
+    at(value).is_shard = !type.sizes.empty();
+    if (at(value).is_shard) type = build_.local_type(type);
+    type.placement = at(value).is_shard ? Shard(0) : Replicate();
+  }
+
   void expand_gradient(const Node& node) {
-    const auto gradient = node.arguments[0].values[0];
     const auto parameter = node.arguments[1].values[0];
-    auto& known = at(node.results[0].values[0]);
-    const auto local = whole(gradient);
-    known.kind = Class::Gradient;
+    const auto result = node.results[0].values[0];
+    const auto local = whole(node.arguments[0].values[0]);
+    auto& known = at(result);
+    if (locality_.is_summand(node)) {
+      known.value = build_.copied(local);
+      return;
+    }
+    known.kind = Class::Update;
     known.is_shard = at(parameter).is_shard;
-    known.value = known.is_shard ? build_.average_rows(local) : build_.average(local);
+    known.value = known.is_shard ? build_.average_rows(local)
+                                 : build_.laid_out(build_.average(local), whole_type(result));
   }
 
   void place_output(GraphOutput& output) {
@@ -138,6 +258,7 @@ class Expansion {
 
   Graph& graph_;
   const SpmdSettings& settings_;
+  const Locality locality_;
   SpmdBuilder build_;
   std::vector<ValueType> wholes_;  // of the values of the step of one rank
   std::vector<Known> known_;

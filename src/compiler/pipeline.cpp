@@ -52,7 +52,7 @@ void warn_interpreted(const std::string& why) {
   static std::atomic<bool> has_warned = false;
   if (has_warned.exchange(true)) return;
   TORCH_WARN("compile: programs are interpreted, without kernels of their own: ", why,
-             "; name a compiler by CXX, or take backend = \"interpret\"");
+             ". To have it so without this warning, take backend = \"interpret\"");
 }
 
 }  // namespace

@@ -2,103 +2,23 @@
 // compiler, in folders that are not safe.
 #include <tessera/compile/compiler.h>
 
+#include "cached_answers.h"
 #include "compiler/codegen/cache_entry.h"
 #include "compiler/codegen/cache_folder.h"
-#include "compiler/codegen/module.h"
-#include "compiler/codegen/toolchain.h"
 #include "support/subprocess.h"
-#include "support/temporary_folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
-#include <map>
-#include <optional>
 #include <thread>
 
 namespace tessera::compiler {
 namespace {
 
-namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-
-constexpr const char* kSource = "extern \"C\" int answer() { return 42; }\n";
-
-/// Sets variables of the process, and puts them back.
-class Variables {
- public:
-  explicit Variables(const std::vector<std::pair<std::string, std::string>>& wanted) {
-    for (const auto& [name, value] : wanted) {
-      const char* old = std::getenv(name.c_str());
-      old_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
-      setenv(name.c_str(), value.c_str(), 1);
-    }
-  }
-  ~Variables() {
-    for (const auto& [name, value] : old_) {
-      if (value) {
-        setenv(name.c_str(), value->c_str(), 1);
-      } else {
-        unsetenv(name.c_str());
-      }
-    }
-  }
-
- private:
-  std::map<std::string, std::optional<std::string>> old_;
-};
-
-/// A cache of its own and a compiler that counts how often it is called.
-class CodegenCache : public ::testing::Test {
- protected:
-  CodegenCache()
-      : cache_(folder_.path() / "cache"),
-        variables_({{"TESSERA_CACHE", cache_}, {"CXX", folder_.path() / "counting"}}) {
-    std::ofstream script(folder_.path() / "counting");
-    script << "#!/bin/sh\necho >> " << count_file() << "\n/usr/bin/env c++ \"$@\"\n";
-    script.close();
-    fs::permissions(folder_.path() / "counting", fs::perms::owner_all);
-  }
-
-  std::string count_file() const { return folder_.path() / "count"; }
-
-  int compilations() const {
-    std::ifstream file(count_file());
-    int lines = 0;
-    for (std::string line; std::getline(file, line);) ++lines;
-    return lines;
-  }
-
-  fs::path only_library() const {
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(cache_)) {
-      if (entry.path().extension() == ".so") found.push_back(entry.path());
-    }
-    EXPECT_EQ(found.size(), 1U);
-    return found.empty() ? fs::path() : found[0];
-  }
-
-  static int answer_of(const std::shared_ptr<Module>& module) {
-    if (!module) return -1;
-    const auto answer = reinterpret_cast<int (*)()>(module->symbol("answer"));
-    return answer == nullptr ? -2 : answer();
-  }
-
-  static int load_answer() {
-    std::string why;
-    const auto module = Module::load(kSource, &why);
-    EXPECT_TRUE(module) << why;
-    return answer_of(module);
-  }
-
-  const testing::TemporaryFolder folder_;
-  const std::string cache_;
-  const Variables variables_;
-};
 
 TEST_F(CodegenCache, CompilesOnceForManyLoads) {
   EXPECT_EQ(load_answer(), 42);
@@ -108,14 +28,14 @@ TEST_F(CodegenCache, CompilesOnceForManyLoads) {
   ASSERT_EQ(stat(cache_.c_str(), &found), 0);
   EXPECT_EQ(found.st_mode & 0777, 0700U);
   std::string why;
-  const auto first = Module::load(kSource, &why);
-  EXPECT_EQ(first, Module::load(kSource, &why));
+  const auto first = Module::load(source_of(42), &why);
+  EXPECT_EQ(first, Module::load(source_of(42), &why));
   EXPECT_EQ(first->symbol("question"), nullptr);
 }
 
 TEST_F(CodegenCache, KeepsProgramsApart) {
   std::string why;
-  const auto other = Module::load("extern \"C\" int answer() { return 41; }\n", &why);
+  const auto other = Module::load(source_of(41), &why);
   EXPECT_EQ(load_answer(), 42);
   EXPECT_EQ(answer_of(other), 41);
   EXPECT_EQ(compilations(), 2);
@@ -183,7 +103,7 @@ TEST_F(CodegenCache, NamesTheHolderOfALockThatIsNotFreed) {
   std::string why;
   const auto held = FileLock::take(path, milliseconds(0), &why);
   ASSERT_TRUE(held) << why;
-  EXPECT_EQ(Module::load(kSource, &why, milliseconds(30)), nullptr);
+  EXPECT_EQ(Module::load(source_of(42), &why, milliseconds(30)), nullptr);
   EXPECT_NE(why.find("held by process " + std::to_string(getpid())), std::string::npos) << why;
   EXPECT_NE(why.find("30 ms"), std::string::npos) << why;
 }
@@ -196,8 +116,10 @@ TEST_F(CodegenCache, UsesAnotherFolderWhereTheWantedOneIsNotSafe) {
   EXPECT_TRUE(fs::is_empty(cache_));
   std::string used;
   {
-    const auto folder = CacheFolder::open();
-    used = folder.path();
+    std::string why;
+    const auto folder = CacheFolder::open(&why);
+    ASSERT_TRUE(folder) << why;
+    used = folder->path();
     EXPECT_NE(used, cache_);
     EXPECT_EQ(why_unsafe(used), "");
   }
@@ -212,12 +134,16 @@ TEST_F(CodegenCache, SaysWhatIsMissingWithoutACompiler) {
   std::string why;
   {
     const Variables variables({{"CXX", ""}, {"PATH", folder_.path() / "empty"}});
-    EXPECT_EQ(Module::load(kSource, &why), nullptr);
-    EXPECT_EQ(why, "no C++ compiler: none of c++, g++ and clang++ is on PATH, and CXX is unset");
+    EXPECT_EQ(Module::load(source_of(42), &why), nullptr);
+    EXPECT_EQ(why,
+              "no C++ compiler: none of c++, g++ and clang++ is on PATH, and CXX is unset; "
+              "name a compiler by CXX");
   }
   const Variables variables({std::pair("CXX", "no-such-compiler -m64")});
-  EXPECT_EQ(Module::load(kSource, &why), nullptr);
-  EXPECT_EQ(why, "no C++ compiler: CXX='no-such-compiler -m64' is not an executable program");
+  EXPECT_EQ(Module::load(source_of(42), &why), nullptr);
+  EXPECT_EQ(why,
+            "no C++ compiler: CXX='no-such-compiler -m64' is not an executable program; "
+            "name a compiler by CXX");
 }
 
 /// What the child process of the next test does.

@@ -69,6 +69,22 @@ TEST(CodegenFusion, IsUndoneByUnfuse) {
   EXPECT_EQ(graph.str(), std::regex_replace(std::string(kChain), std::regex("%2"), "%6"));
 }
 
+//  x ── mul ─┬─ empty_like ── clone ── fill_ ── div ──▶     1 / (x * x)
+//            └───────────────────────────────────┘
+TEST(CodegenFusion, JoinsAQuotientOfANumber) {
+  const std::string text = fused(R"(input %0: float32[4, 8] = argument "x"
+%1: float32[4, 8] = aten::mul.Tensor(%0, %0)
+%2: float32[4, 8] = aten::empty_like(%1)
+%3: float32[4, 8] = aten::clone(%2)
+%4: float32[4, 8] = aten::fill_.Scalar(%3!, 1)
+%5: float32[4, 8] = aten::div.Tensor(%4, %1)
+return %5
+)");
+  EXPECT_EQ(kernels_in(text), 1U) << text;
+  EXPECT_NE(text.find("aten::full_like(%1, 1"), std::string::npos) << text;
+  EXPECT_EQ(text.find("empty_like"), std::string::npos) << text;
+}
+
 //  x ── mul ── mm ── add ──▶     mm needs mul, and add needs mm
 //        └────────────┘
 TEST(CodegenFusion, LeavesWhatSomethingElseMustComeBetween) {

@@ -167,6 +167,46 @@ TEST(CodegenText, AgreesWithTheRuntimeOnTheInterface) {
   ASSERT_NE(module->symbol(kProgramSymbol), nullptr);
 }
 
+/// Parameters may be called as macros, types and kernels are.
+TEST(CodegenText, CompilesWithNamesOfMacrosTypesAndKernels) {
+  std::string inputs;
+  std::string nodes;
+  std::string outputs;
+  const std::vector<std::string> names = {"NULL",
+                                          "errno",
+                                          "M_PI",
+                                          "M_PIl",
+                                          "INT64_MIN",
+                                          "INFINITY",
+                                          "_GNU_SOURCE",
+                                          "bfloat16",
+                                          "int64_t",
+                                          "float16",
+                                          "int32_t",
+                                          "SHARED",
+                                          "math_errhandling",
+                                          "NULL_",
+                                          "Value",
+                                          "std",
+                                          "stdin",
+                                          "cpp_fused_neg_abs_0"};
+  const std::vector<std::string> dtypes = {"bfloat16", "int64", "float16", "int32"};
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string type = dtypes[i % dtypes.size()] + "[4]";
+    const auto value = [&](size_t which) { return "%" + std::to_string(3 * i + which); };
+    inputs += c10::str("input ", value(0), ": ", type, " = parameter \"", names[i], "\"\n");
+    nodes += c10::str(value(1), ": ", type, " = aten::neg(", value(0), ")\n", value(2), ": ", type,
+                      " = aten::abs(", value(1), ")\n");
+    outputs += "return " + value(2) + "\n";
+  }
+  const testing::TemporaryFolder folder;
+  setenv("TESSERA_CACHE", folder.path().c_str(), 1);
+  const std::string source = emitted(inputs + nodes + outputs);
+  std::string why;
+  EXPECT_TRUE(Module::load(source, &why)) << why << source;
+  unsetenv("TESSERA_CACHE");
+}
+
 constexpr const char* kSmallStep = R"(input %0: float32[3, 2] = parameter "fc.weight"
 input %1: float32[4, 2] = argument "argument 0"
 input %2: float32[3] = parameter "fc.bias"

@@ -44,7 +44,7 @@ bool seal(const std::string& library) {
   std::ofstream file(library, std::ios::binary | std::ios::app);
   file << kSeal << content_hash(*content);
   file.close();
-  return file.good();
+  return file.good() && chmod(library.c_str(), S_IRWXU) == 0;
 }
 
 bool is_sound(const std::string& library) {

@@ -138,7 +138,7 @@ class Emitter {
   std::string kernel_name(const Kernel& kernel) {
     auto& known = kernel_names_[kernel.operators + kernel.text];
     if (known.empty()) {
-      known = "cpp_fused_" + kernel.operators + "_" + std::to_string(kernel_names_.size() - 1);
+      known = kKernelPrefix + kernel.operators + "_" + std::to_string(kernel_names_.size() - 1);
       kernels_ += "\n";
       for (const char character : kernel.text)
         kernels_ += character == kKernelName ? known : std::string(1, character);

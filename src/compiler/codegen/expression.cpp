@@ -7,14 +7,20 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace tessera::compiler {
 namespace {
 
 template <class Number>
 std::string digits_of(Number number, const char* suffix) {
-  if (std::isnan(number)) return "NAN";
-  if (std::isinf(number)) return number > 0 ? "INFINITY" : "(-INFINITY)";
+  // The macros are floats, which templates that deduce one type would not take beside doubles.
+  const std::string type = std::is_same_v<Number, double> ? "double" : "";
+  if (std::isnan(number)) return type.empty() ? "NAN" : type + "(NAN)";
+  if (std::isinf(number)) {
+    if (number < 0) return type + "(-INFINITY)";
+    return type.empty() ? "INFINITY" : type + "(INFINITY)";
+  }
   std::array<char, 64> digits{};
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
   std::string text(digits.data(), end);
@@ -33,7 +39,11 @@ std::string integer_text(int64_t number) {
 std::string literal(const c10::Scalar& number, at::ScalarType compute, bool exact) {
   if (compute == at::kBool) return number.toBool() ? "true" : "false";
   if (compute == at::kLong) return integer_text(number.toLong());
-  if (compute == at::kInt) return std::to_string(number.toLong());
+  if (compute == at::kInt) {
+    const auto narrow = static_cast<int32_t>(number.toLong());
+    // The digits of the least one are those of a long.
+    return narrow == std::numeric_limits<int32_t>::min() ? "INT32_MIN" : std::to_string(narrow);
+  }
   if (compute == at::kDouble) return digits_of(number.toDouble(), "");
   auto single = static_cast<float>(number.toDouble());
   if (!exact && compute == at::kBFloat16) single = static_cast<float>(c10::BFloat16(single));
@@ -45,7 +55,10 @@ std::string converted(const std::string& name, at::ScalarType from, at::ScalarTy
   if (from == to) return name;
   if (to == at::kBool) return "(" + name + " != 0)";
   std::string text = name;
-  if (register_type(from) != register_type(to))
+  const bool is_cut = c10::isFloatingType(from) && c10::isIntegralType(to, /*includeBool=*/false);
+  if (is_cut)
+    text = "to_integer<" + register_type(to) + ">(" + name + ")";
+  else if (register_type(from) != register_type(to))
     text = "static_cast<" + register_type(to) + ">(" + name + ")";
   if (is_half(to) && !exact) text = "rounded<" + memory_type(to) + ">(" + text + ")";
   return text;
@@ -103,9 +116,10 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
   const auto substitute = [&](char letter) {
     const auto index = static_cast<size_t>(std::tolower(letter) - 'a');
     const Operand operand = operand_of(graph, node, index, lane);
+    const bool single =
+        operand.rank != Operand::Rank::Tensor || graph.type(operand.value).numel() == 1;
     const bool exact =
-        operand.rank != Operand::Rank::Tensor &&
-        rule.exact.find(static_cast<char>(std::tolower(letter))) != std::string::npos;
+        single && rule.exact.find(static_cast<char>(std::tolower(letter))) != std::string::npos;
     const bool condition = std::isupper(static_cast<unsigned char>(letter)) != 0;
     const at::ScalarType wanted = condition ? at::kBool : rule.compute;
     if (operand.kind == Operand::Kind::Number) return literal(operand.number, wanted, exact);

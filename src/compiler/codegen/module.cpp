@@ -2,12 +2,16 @@
 
 #include "compiler/codegen/cache_entry.h"
 #include "compiler/codegen/cache_folder.h"
+#include "compiler/codegen/program_interface.h"
 #include "compiler/codegen/toolchain.h"
 
 #include <dlfcn.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -41,17 +45,17 @@ bool write_file(const std::string& path, const std::string& content) {
 
 /// Puts source and library into the folder; each appears there whole or not at all.
 bool build(const Toolchain& toolchain, const std::string& source, const std::string& entry,
-           std::string* why_not) {
+           std::string& why_not) {
   const std::string draft = entry + "." + std::to_string(getpid());
   const std::string draft_source = draft + ".cpp";
   const std::string draft_library = draft + ".so";
-  bool done = write_file(draft_source, source);
-  if (!done && why_not != nullptr) *why_not = draft_source + " can't be written";
-  if (done && toolchain.compile(draft_source, draft_library, why_not)) {
+  bool done = write_file(draft_source, source) && chmod(draft_source.c_str(), 0600) == 0;
+  if (!done) why_not = draft_source + " can't be written: " + std::strerror(errno);
+  if (done && toolchain.compile(draft_source, draft_library, &why_not)) {
     done = cache_entry::seal(draft_library) &&
            std::rename(draft_source.c_str(), (entry + ".cpp").c_str()) == 0 &&
            std::rename(draft_library.c_str(), (entry + ".so").c_str()) == 0;
-    if (!done && why_not != nullptr) *why_not = entry + ".so can't be written";
+    if (!done) why_not = entry + ".so can't be written: " + std::strerror(errno);
   } else {
     done = false;
   }
@@ -60,18 +64,59 @@ bool build(const Toolchain& toolchain, const std::string& source, const std::str
   return done;
 }
 
-/// The library of `source` in `folder`, compiled if it is not there or not sound. Empty: why_not.
-std::string find_or_build(const Toolchain& toolchain, const std::string& source,
-                          const std::string& folder, std::chrono::milliseconds patience,
-                          std::string* why_not) {
+/// A loaded library with a program of this interface in it. Null: why_not.
+void* open_library(const std::string& library, std::string& why_not) {
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* error = dlerror();
+    why_not = library + " can't be loaded: " + (error == nullptr ? "no reason given" : error);
+    return nullptr;
+  }
+  const auto* interface = static_cast<const int*>(dlsym(handle, kInterfaceSymbol));
+  if (dlsym(handle, kProgramSymbol) == nullptr || interface == nullptr) {
+    why_not = library + " has no " + (interface == nullptr ? kInterfaceSymbol : kProgramSymbol) +
+              " in it: the compiler did not compile what it was given; name another one by CXX";
+  } else if (*interface != kProgramInterface) {
+    why_not = library + " has interface " + std::to_string(*interface) + ", expected " +
+              std::to_string(kProgramInterface) + "; remove the file";
+  } else {
+    return handle;
+  }
+  dlclose(handle);
+  return nullptr;
+}
+
+void* open_if_sound(const std::string& library, std::string& why_not) {
+  return cache_entry::is_sound(library) ? open_library(library, why_not) : nullptr;
+}
+
+/// Loads the library of `source` from `folder`; compiles it if it is not there or not what it
+/// should be. Null: why_not.
+void* load_from(const std::string& folder, const Toolchain& toolchain, const std::string& source,
+                std::chrono::milliseconds patience, std::string& why_not) {
   const std::string entry = folder + "/" + key_of(source, toolchain);
   const std::string library = entry + ".so";
-  if (cache_entry::is_sound(library)) return library;
-  const auto lock = FileLock::take(entry + ".lock", patience, why_not);
-  if (!lock) return "";
+  if (void* handle = open_if_sound(library, why_not)) return handle;
+  const auto lock = FileLock::take(entry + ".lock", patience, &why_not);
+  if (!lock) return nullptr;
   // Somebody else may have compiled it while this process waited for the lock.
-  if (cache_entry::is_sound(library)) return library;
-  return build(toolchain, source, entry, why_not) ? library : "";
+  if (void* handle = open_if_sound(library, why_not)) return handle;
+  remove_old_drafts(folder);
+  return build(toolchain, source, entry, why_not) ? open_library(library, why_not) : nullptr;
+}
+
+/// From the cache folder, or from another one where that can't be used.
+void* load_library(const Toolchain& toolchain, const std::string& source,
+                   std::chrono::milliseconds patience, std::string& why_not) {
+  const auto folder = CacheFolder::open(&why_not);
+  if (!folder) return nullptr;
+  void* handle = load_from(folder->path(), toolchain, source, patience, why_not);
+  if (handle != nullptr || folder->is_temporary()) return handle;
+  // Only after a failure: programs are loaded from a folder that can't be written to as well.
+  const std::string why = why_unusable(folder->path());
+  if (why.empty()) return nullptr;
+  const auto other = CacheFolder::instead_of(folder->path(), why, &why_not);
+  return other ? load_from(other->path(), toolchain, source, patience, why_not) : nullptr;
 }
 
 }  // namespace
@@ -85,13 +130,10 @@ std::shared_ptr<Module> Module::load(const std::string& source, std::string* why
   const std::lock_guard lock(loaded().mutex);
   auto& known = loaded().by_key[key];
   if (auto module = known.lock()) return module;
-  const CacheFolder folder = CacheFolder::open();
-  const auto library = find_or_build(*toolchain, source, folder.path(), patience, why_not);
-  if (library.empty()) return nullptr;
-  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  std::string why;
+  void* handle = load_library(*toolchain, source, patience, why);
   if (handle == nullptr) {
-    const char* error = dlerror();
-    if (why_not != nullptr) *why_not = error == nullptr ? "dlopen failed" : error;
+    if (why_not != nullptr) *why_not = why;
     return nullptr;
   }
   std::shared_ptr<Module> module(new Module(handle));

@@ -22,8 +22,20 @@ constexpr const char* kReservedWords =
     "private protected public register reinterpret_cast return short signed sizeof static "
     "static_assert static_cast struct switch template this thread_local throw true try "
     "typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
-    "xor_eq Frame INDEPENDENT INFINITY NAN ProgramInterface SHARED Tessera UNOPTIMISED Value "
-    "api frame math program std tessera tessera_program ";
+    "xor_eq Frame ProgramInterface Tessera Value api bfloat16 float16 frame int32_t int64_t "
+    "linux math program std tessera tessera_program unix "
+    // Macros of headers; see looks_like_macro() for others.
+    "errno math_errhandling stderr stdin stdout ";
+
+/// NULL, INT64_MIN, M_PI, M_PIf64x, _GNU_SOURCE and the macros of generated sources.
+bool looks_like_macro(const std::string& name) {
+  const auto is_capital = [](unsigned char character) { return std::isupper(character) != 0; };
+  if (name.starts_with("M_") || (name.size() > 1 && name[0] == '_' && is_capital(name[1])))
+    return true;
+  return name.size() > 1 && std::any_of(name.begin(), name.end(), is_capital) &&
+         std::none_of(name.begin(), name.end(),
+                      [](unsigned char character) { return std::islower(character) != 0; });
+}
 
 bool is_reserved(const std::string& name) {
   static const auto& words = *[] {
@@ -38,7 +50,9 @@ bool is_reserved(const std::string& name) {
 class Taken {
  public:
   std::string take(const std::string& wanted) {
-    const std::string base = is_reserved(wanted) ? wanted + "_" : wanted;
+    const bool is_taken =
+        is_reserved(wanted) || looks_like_macro(wanted) || wanted.starts_with(kKernelPrefix);
+    const std::string base = is_taken ? wanted + "_" : wanted;
     std::string name = base;
     for (int& number = next_[base]; !names_.insert(name).second;)
       name = base + "_" + std::to_string(++number);

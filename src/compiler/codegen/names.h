@@ -8,6 +8,9 @@
 /// What operators and values are called in generated sources.
 namespace tessera::compiler {
 
+/// Begins the names of kernels, and of nothing else.
+constexpr const char* kKernelPrefix = "cpp_fused_";
+
 /// "aten.add.Tensor", "torch.ops._c10d_functional.wait_tensor.default".
 std::string python_name(const std::string& op);
 /// "add" of "aten::add.Tensor", "div" of "aten::_foreach_div.Scalar".

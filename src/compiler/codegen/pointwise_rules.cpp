@@ -16,6 +16,9 @@ const PointwiseRow* list_row(const std::string& op) {
   const auto dot = name.find('.');
   const std::string base = "aten::" + name.substr(0, dot);
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot);
+  // Their tensor holds a number per lane, which a row would take for one per element.
+  const bool by_lane = base == "aten::addcmul" || base == "aten::addcdiv";
+  if (by_lane && overload == ".Tensor") return nullptr;
   const bool numbers = overload == ".Scalar" || overload == ".ScalarList";
   // By what they compute, operators over numbers and over tensors are the same.
   const std::vector<std::string> candidates =

@@ -2,6 +2,7 @@
 
 #include "compiler/codegen/pointwise_rules.h"
 
+#include <cmath>
 #include <string_view>
 #include <unordered_map>
 
@@ -75,12 +76,25 @@ std::string pow(const PointwiseCall& call) {
   return *exponent == -2 ? "1 / (a * a)" : "";
 }
 
+/// The number or the bound that it exceeds; NaN if either is. Most bounds are seen not to be.
+std::string bounded(const PointwiseCall& call, const std::string& sign, size_t index) {
+  const std::string bound(1, static_cast<char>('a' + index));
+  const auto known = number_at(call, index);
+  const bool may_be_nan = !known || std::isnan(*known);
+  const std::string is_nan = may_be_nan ? " || " + bound + " != " + bound : "";
+  return "a " + sign + " " + bound + is_nan + " ? " + bound + " : a";
+}
+
 std::string clamp(const PointwiseCall& call) {
   const bool low = is_present(call, 1);
   const bool high = is_present(call, 2);
   if (low && high) return "math::clamp(a, b, c)";
-  return low ? "a < b ? b : a" : high ? "a > c ? c : a" : "";
+  return low ? bounded(call, "<", 1) : high ? bounded(call, ">", 2) : "";
 }
+
+std::string clamp_min(const PointwiseCall& call) { return bounded(call, "<", 1); }
+
+std::string clamp_max(const PointwiseCall& call) { return bounded(call, ">", 1); }
 
 std::string bitwise_not(const PointwiseCall& call) {
   return call.compute == at::kBool ? "!a" : "~a";
@@ -155,13 +169,13 @@ const PointwiseRow kRows[] = {
     {"aten::relu", kNumeric, "a < 0 ? 0 : a"},
     {"aten::leaky_relu", kFloats, "a > 0 ? a : a * b", "b"},
     {"aten::hardtanh", kNumeric, "math::clamp(a, b, c)"},
-    {"aten::threshold", kNumeric, "a <= b ? c : a"},
+    {"aten::threshold", kNumeric, "a <= b ? c : a", "b"},
 
     {"aten::maximum", kNumeric, "math::maximum(a, b)"},
     {"aten::minimum", kNumeric, "math::minimum(a, b)"},
     {"aten::clamp", kNumeric, "", "", kResult, clamp},
-    {"aten::clamp_min", kNumeric, "a < b ? b : a"},
-    {"aten::clamp_max", kNumeric, "a > b ? b : a"},
+    {"aten::clamp_min", kNumeric, "", "", kResult, clamp_min},
+    {"aten::clamp_max", kNumeric, "", "", kResult, clamp_max},
     {"aten::clamp_min.Tensor", kNumeric, "math::maximum(a, b)"},
     {"aten::clamp_max.Tensor", kNumeric, "math::minimum(a, b)"},
     {"aten::where.self", kAny, "A ? b : c"},

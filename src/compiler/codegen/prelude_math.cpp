@@ -66,6 +66,30 @@ float rounded(float number) {
 }
 )";
 
+// Compilers differ from processors in what they make of a constant that does not fit, so it is
+// said. The barrier: GCC takes the way to an integer and back for trunc(), which keeps the sign of
+// zero and numbers that no integer holds.
+constexpr const char* kToInteger = R"(
+// What does not fit, or is NaN, becomes what processors make of it: on x86 the least integer.
+template <class Integer, class Number>
+Integer to_integer(Number number) {
+#if defined(__x86_64__)
+  const uint64_t most = uint64_t{1} << (8 * sizeof(Integer) - 1);
+  const Number limit = static_cast<Number>(most);
+  const Integer least = static_cast<Integer>(uint64_t{0} - most);
+  const bool fits = number >= -limit && number < limit;
+  const Integer integer = fits ? static_cast<Integer>(number) : least;
+#else
+  const Integer integer = static_cast<Integer>(number);
+#endif
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
+  return __builtin_assoc_barrier(integer);
+#else
+  return integer;
+#endif
+}
+)";
+
 constexpr const char* kFma = R"(
 namespace math {
 #if defined(__FMA__) || defined(__aarch64__)
@@ -233,7 +257,7 @@ T lerp(T start, T end, T weight) {
 
 constexpr const char* kBounds = R"(
 namespace math {
-// NaN if one of the two is.
+// NaN if a number or a bound is.
 template <class T>
 T maximum(T a, T b) {
   return a != a ? a : a < b || b != b ? b : a;
@@ -244,8 +268,8 @@ T minimum(T a, T b) {
 }
 template <class T>
 T clamp(T number, T low, T high) {
-  const T raised = number < low ? low : number;
-  return raised > high ? high : raised;
+  const T raised = number < low || low != low ? low : number;
+  return raised > high || high != high ? high : raised;
 }
 }  // namespace math
 )";
@@ -259,6 +283,7 @@ const std::vector<SourcePiece>& math_pieces() {
       {"bfloat16", kBfloat16},
       {"float16", kFloat16},
       {"rounded", kRounded},
+      {"to_integer", kToInteger},
       {"fma", kFma},
       {"exp", kExp},
       {"log", kLog},

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -117,6 +118,7 @@ std::optional<Toolchain> Toolchain::find(std::string* why_not) {
     *why_not = chosen
                    ? "no C++ compiler: CXX='" + *chosen + "' is not an executable program"
                    : "no C++ compiler: none of c++, g++ and clang++ is on PATH, and CXX is unset";
+    *why_not += "; name a compiler by CXX";
   }
   return std::nullopt;
 }
@@ -142,20 +144,27 @@ bool Toolchain::compile(const std::string& source, const std::string& library,
   line.insert(line.end(), {"-x", "c++", source, "-o", library, "-lm"});
   const std::string output = library + ".log";
   const int status = run(line, output);
+  const int error = errno;
   const std::string said = beginning_of(output);
   unlink(output.c_str());
-  if (status == 0) return true;
+  const bool is_there = access(library.c_str(), R_OK) == 0;
+  if (status == 0 && is_there) return true;
   if (why_not == nullptr) return false;
   std::ostringstream text;
   text << command[0];
-  if (status == -1) {
-    text << " did not start: " << std::strerror(errno);
+  if (status == 0) {
+    text << " made no library, and no error: is it a C++ compiler? " << said;
+  } else if (status == -1) {
+    text << " did not start: " << std::strerror(error);
   } else if (WIFSIGNALED(status)) {
     text << " was ended by signal " << WTERMSIG(status) << ": " << said;
   } else {
     text << " failed with exit code " << WEXITSTATUS(status) << ": " << said;
   }
   *why_not = text.str();
+  while (!why_not->empty() && std::isspace(static_cast<unsigned char>(why_not->back())) != 0)
+    why_not->pop_back();
+  *why_not += "; name another compiler by CXX";
   return false;
 }
 

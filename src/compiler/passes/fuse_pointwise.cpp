@@ -85,6 +85,44 @@ class FusedNode {
   std::unordered_map<ValueId, ValueId> inside_;
 };
 
+/// A tensor that is made empty and then filled, as by `1 / x`, becomes one operator, which kernels
+/// know. Between the two there may be the copy that Note [writing operators] speaks of.
+void join_fills(Graph& graph) {
+  std::unordered_map<ValueId, int> uses;
+  std::unordered_map<ValueId, size_t> made_by;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const ValueId value : graph.nodes[i].used()) ++uses[value];
+    for (const ValueId value : graph.nodes[i].defined()) made_by[value] = i;
+  }
+  for (const GraphOutput& output : graph.outputs) ++uses[output.value];
+  std::set<size_t> joined;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& fill = graph.nodes[i];
+    if (fill.op != "aten::fill_.Scalar") continue;
+    const ValueId filled = fill.results[0].values.at(0);
+    std::set<size_t> between = {i};
+    ValueId value = fill.arguments[0].values.at(0);
+    auto maker = made_by.find(value);
+    while (filled != kNoValue && maker != made_by.end() && uses[value] == 1 &&
+           graph.type(value) == graph.type(filled)) {
+      Node& made = graph.nodes[maker->second];
+      if (made.op == "aten::empty_like") {
+        // Where the empty one stood: what it looks at may be gone later.
+        made.op = "aten::full_like";
+        made.arguments.insert(made.arguments.begin() + 1, fill.arguments[1]);
+        made.results = fill.results;
+        joined.merge(between);
+      }
+      if (made.op != "aten::clone") break;
+      between.insert(maker->second);
+      value = made.arguments[0].values.at(0);
+      maker = made_by.find(value);
+    }
+  }
+  size_t at = 0;
+  std::erase_if(graph.nodes, [&](const Node&) { return joined.contains(at++); });
+}
+
 /// The values of the group that something outside of it uses.
 std::set<ValueId> needed_outside(const Graph& graph, const std::vector<size_t>& group_of) {
   std::unordered_map<ValueId, size_t> home;
@@ -138,6 +176,7 @@ void append_body(Graph& graph, const Node& fused, std::vector<Node>& nodes) {
 }  // namespace
 
 void fuse_pointwise(Graph& graph) {
+  join_fills(graph);
   const auto groups = find_fusion_groups(graph);
   std::vector<size_t> group_of(graph.nodes.size(), SIZE_MAX);
   for (size_t i = 0; i < groups.size(); ++i) {

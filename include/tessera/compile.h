@@ -87,8 +87,8 @@ class Compiled {
 /// devices of tensors, what of them requires grad, texts among the arguments, numbers that steer
 /// the function, grad mode, autocast, training mode and hooks of modules, hooks of parameters,
 /// whether gradients are averaged, which gradients and which optimizer state exist,
-/// hyperparameters. A change is recorded anew (eight times at most, then the function runs as it
-/// is). A learning rate of tessera::optim may change freely, and so may a number among the
+/// hyperparameters. A change is recorded anew (up to eight programs; calls of further kinds run as
+/// they are). A learning rate of tessera::optim may change freely, and so may a number among the
 /// arguments that is nothing but an operand of operators; where the function compares such a number
 /// with anything but 0 and 1, make the comparison outside and pass a bool.
 ///

@@ -236,7 +236,9 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
       throw;
     }
     recording.results.clear();
+    recording.aliases.clear();  // ranks have parts of what the function sees whole
     trial.put_back();
+    for (auto& [generator, state] : recording.generators) generator.set_state(state);
     check_recording(recording);
     check_writes(recording, written);
     return recording;

@@ -1,5 +1,5 @@
 // What is in an argument whose type says nothing of it.
-#include <tessera/compile/step.h>
+#include <tessera/compile/step_arguments.h>
 
 #include <c10/util/Exception.h>
 

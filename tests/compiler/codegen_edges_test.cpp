@@ -76,6 +76,8 @@ TEST_F(CodegenEdges, ConvertToIntegersAndBackAsATenDoes) {
 }
 
 TEST_F(CodegenEdges, TakeBoundsThatAreNanOrInfinite) {
+  // Some builds of libtorch leave numbers as they are that a single bound of NaN should have taken.
+  const bool single_nan_counts = at::clamp(at::ones({70}), kNan).isnan().all().item<bool>();
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     const auto x = steps_.input(numbers(type, 70, 1));
     const auto y = steps_.input(numbers(type, 70, 2));
@@ -84,8 +86,10 @@ TEST_F(CodegenEdges, TakeBoundsThatAreNanOrInfinite) {
       const auto none = number(c10::IValue());
       call("aten::clamp", x, {limit, number(1.0)});
       call("aten::clamp", x, {number(0.0), limit});
-      call("aten::clamp", x, {limit, none});
-      call("aten::clamp", x, {none, limit});
+      if (!std::isnan(bound) || single_nan_counts) {
+        call("aten::clamp", x, {limit, none});
+        call("aten::clamp", x, {none, limit});
+      }
       call("aten::clamp_min", x, {limit});
       call("aten::clamp_max", x, {limit});
       call("aten::hardtanh", x, {limit, number(1.0)});

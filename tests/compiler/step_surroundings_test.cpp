@@ -139,7 +139,7 @@ TEST(StepSurroundings, SchedulersInsideMakeItRunAsItIs) {
     return loss;
   });
   for (int i = 0; i < 20; ++i) step(torch::ones({3}));
-  EXPECT_NEAR(optimizer.options().lr, 0.001, 1e-9);
+  EXPECT_NEAR(optimizer.options().lr, 0.01, 1e-9);
   EXPECT_THAT(explain(step), HasSubstr("sets a learning rate itself"));
 }
 

@@ -36,7 +36,8 @@ struct CompileOptions {
   std::optional<at::ScalarType> compress_gradients = std::nullopt;
   /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
   std::string backend = "codegen";
-  /// Run after ours, in this order.
+  /// Run after those of ours that work on operators, in this order, and before fuse_pointwise and
+  /// reuse_memory.
   std::vector<Pass> passes = {};
   /// Names of passes that are left out.
   std::vector<std::string> disabled_passes = {};

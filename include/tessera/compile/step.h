@@ -1,48 +1,21 @@
 #pragma once
 
 #include <tessera/compile/options.h>
-#include <tessera/nn/values.h>
+#include <tessera/compile/step_arguments.h>
 
 #include <c10/util/FunctionRef.h>
 
-#include <bit>
-#include <concepts>
 #include <cstdint>
-#include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <tuple>
-#include <type_traits>
-#include <variant>
+#include <utility>
+#include <vector>
 
 namespace tessera::detail {
-
-/// What a number among the arguments may be to a program; see Note [numbers among arguments].
-enum class NumberKind : uint8_t {
-  Fixed,  // a program is for this one
-  Real,   // of a double
-  Whole,  // of an int64_t
-};
-
-/// What a compiled function was called with, as far as its program depends on it.
-struct StepArguments {
-  std::vector<at::Tensor> tensors;
-  std::vector<uint64_t> numbers;  // bit by bit; of texts their hashes
-  std::vector<NumberKind> number_kinds;
-  std::vector<torch::nn::Module*> modules;
-  std::vector<torch::optim::Optimizer*> optimizers;
-
-  void add_number(uint64_t bits, NumberKind kind = NumberKind::Fixed) {
-    numbers.push_back(bits);
-    number_kinds.push_back(kind);
-  }
-  /// All that is in it. Throws a TypeError if it holds what can't be compared.
-  void add_value(const c10::IValue& value);
-};
 
 /// Runs a function, or the program made of it.
 class Step {
@@ -86,74 +59,6 @@ class ResultShapes {
   mutable std::mutex mutex_;
   std::map<size_t, std::shared_ptr<const void>> shapes_;
 };
-
-template <class T>
-concept NumberLike = std::is_arithmetic_v<T> || std::is_enum_v<T>;
-
-template <class T>
-concept Iterable = requires(T& value) {
-  value.begin();
-  value.end();
-};
-
-/// Types of which tensors alone count.
-template <class T>
-inline constexpr bool kIsVisited = std::is_base_of_v<at::TensorBase, T> || nn::detail::OptsIn<T>;
-/// Those of which all counts that they hold at run time.
-template <class T>
-inline constexpr bool kIsBoxed = std::is_same_v<T, c10::IValue> || nn::detail::kIsA<T, c10::List> ||
-                                 nn::detail::kIsA<T, c10::Dict>;
-
-/// An argument, or what is in one.
-template <class T>
-void add_argument(StepArguments& given, T& argument) {
-  using Plain = std::remove_cvref_t<T>;
-  if constexpr (kIsVisited<Plain>) {
-    nn::visit_tensors(const_cast<Plain&>(argument),
-                      [&](at::Tensor& tensor) { given.tensors.push_back(tensor); });
-  } else if constexpr (kIsBoxed<Plain>) {
-    given.add_value(c10::IValue(argument));
-  } else if constexpr (nn::detail::kIsA<Plain, torch::OrderedDict>) {
-    given.add_number(argument.size());
-    for (auto& item : argument) {
-      add_argument(given, item.key());
-      add_argument(given, item.value());
-    }
-  } else if constexpr (std::derived_from<Plain, torch::optim::Optimizer>) {
-    given.optimizers.push_back(&const_cast<Plain&>(argument));
-  } else if constexpr (nn::ModuleLike<Plain>) {
-    given.modules.push_back(&nn::as_module(argument));
-  } else if constexpr (std::is_floating_point_v<Plain>) {
-    given.add_number(std::bit_cast<uint64_t>(static_cast<double>(argument)), NumberKind::Real);
-  } else if constexpr (NumberLike<Plain>) {
-    constexpr bool kSteers = std::is_enum_v<Plain> || std::is_same_v<Plain, bool>;
-    given.add_number(static_cast<uint64_t>(argument),
-                     kSteers ? NumberKind::Fixed : NumberKind::Whole);
-  } else if constexpr (std::is_convertible_v<const Plain&, std::string_view>) {
-    given.add_number(std::hash<std::string_view>()(argument));
-  } else if constexpr (std::is_same_v<Plain, std::vector<bool>>) {
-    given.add_number(argument.size());
-    given.add_number(std::hash<std::vector<bool>>()(argument));
-  } else if constexpr (requires { argument.data, argument.target; }) {  // torch::data::Example
-    add_argument(given, argument.data);
-    add_argument(given, argument.target);
-  } else if constexpr (Iterable<Plain>) {
-    given.add_number(static_cast<uint64_t>(std::distance(argument.begin(), argument.end())));
-    for (auto&& element : argument) add_argument(given, element);
-  } else if constexpr (nn::detail::kIsA<Plain, std::optional>) {
-    given.add_number(argument.has_value());
-    if (argument) add_argument(given, *argument);
-  } else if constexpr (nn::detail::kIsA<Plain, std::variant>) {
-    given.add_number(argument.index());
-    std::visit([&](auto& held) { add_argument(given, held); }, argument);
-  } else {
-    static_assert(nn::detail::TupleLike<Plain>,
-                  "tessera::compile: expected arguments of tensors, modules, optimizers, numbers, "
-                  "texts and containers of these: changes of anything else would not be seen; a "
-                  "struct of tensors opts in with tessera_tensors (see nn/values.h)");
-    std::apply([&](auto&... elements) { (add_argument(given, elements), ...); }, argument);
-  }
-}
 
 /// Whether a result of this type holds nothing but tensors: anything else would be that of the
 /// call that was recorded.

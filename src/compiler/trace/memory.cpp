@@ -135,14 +135,6 @@ bool Memory::is_fresh(const at::Tensor& tensor) const {
          (tensor.numel() == 0 || births_.contains(storage_of(tensor)->data_ptr().get()));
 }
 
-void Memory::allocate(const at::Tensor& part) {
-  const auto whole = whole_storage(part);
-  if (whole.numel() == part.numel()) return;
-  const auto value = new_value(whole);
-  add(whole, value);
-  graph_.nodes.push_back(make_empty(value, graph_.type(value)));
-}
-
 void Memory::before_write(const at::Tensor& tensor) {
   const auto* region = find(tensor);
   if (region == nullptr || region->input == kNoInput || region->version > 0) return;

@@ -85,9 +85,6 @@ class Memory {
   /// The value of a tensor seen before, if nothing was written to its memory since.
   std::optional<ValueId> find_current(const at::Tensor& tensor) const;
 
-  /// One that is fresh, and shows a part of what was allocated: the rest is there, too.
-  void allocate(const at::Tensor& part);
-
   /// An operator is about to write it.
   void before_write(const at::Tensor& tensor);
 

@@ -298,7 +298,6 @@ Argument Recorder::argument(Call& call, size_t index) {
       return number(name, tensor.item());
     }
     const bool overwritten = writes(call.schema, index) && overwrites(call.schema, index);
-    if (overwritten && memory_.is_fresh(tensor)) memory_.allocate(tensor);
     call.is_fresh[index] = overwritten && memory_.is_fresh(tensor);
     return Argument::of(call.is_fresh[index] ? kNoValue : memory_.read(tensor));
   }

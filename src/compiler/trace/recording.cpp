@@ -115,7 +115,9 @@ class Finish {
 
   void check_kept() {
     for (const auto& memory : memory_.alive()) {
-      if (kept_.contains(memory.storage.get()) || memory.storage->nbytes() == 0) continue;
+      const bool is_empty = memory.storage->nbytes() == 0 ||
+                            std::ranges::find(memory.root.sizes, 0) != memory.root.sizes.end();
+      if (is_empty || kept_.contains(memory.storage.get())) continue;
       recording_.keeps_tensors = true;
       recorder_.give_up(c10::str(
           "a tensor that was made inside, of sizes ", memory.root.sizes, maker_of(memory.value),
@@ -298,6 +300,12 @@ std::string different_inputs(const Recording& first, const Recording& second) {
     const auto& input = first.graph.inputs[i];
     if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
     const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
+    if (by_identity && first.inputs[i].is_constant && second.inputs[i].is_constant &&
+        !same_tensor(first.inputs[i], second.inputs[i]))
+      return c10::str("a tensor that it makes without an operator (", input.name, ", sizes ",
+                      first.inputs[i].tensor.sizes(),
+                      ") holds other numbers at each call: those of the host, or what lay in "
+                      "memory that it fills by parts; pass it as an argument, or begin with zeros");
     if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
       return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
                       first.inputs[i].tensor.sizes(),

@@ -22,6 +22,11 @@ void give_gradient(const at::Tensor& parameter, at::Tensor value) {
   parameter.mutable_grad() = std::move(value);
 }
 
+bool has_type(const at::Tensor& tensor, const ValueType& type) {
+  return tensor.scalar_type() == type.dtype && tensor.device() == type.device &&
+         tensor.sizes() == type.sizes && tensor.strides() == type.strides;
+}
+
 at::Tensor aliased(const ResultAlias& alias, const std::vector<at::Tensor>& inputs) {
   const auto& input = inputs[alias.input];
   return input.detach().as_strided(alias.window.sizes, alias.window.strides,
@@ -126,9 +131,7 @@ std::string Variant::changed_inputs() const {
     // Ours is the last handle: whoever used the tensor has another by now.
     if (tensor.use_count() == 1 && tensor.storage().use_count() == 1)
       return name + " is another tensor";
-    const auto& type = graph.type(graph.inputs[i].value);
-    if (tensor.scalar_type() != type.dtype || tensor.device() != type.device ||
-        tensor.sizes() != type.sizes || tensor.strides() != type.strides)
+    if (!has_type(tensor, graph.type(graph.inputs[i].value)))
       return "dtype, device, sizes or strides of " + name;
     if (tensor.requires_grad() != needed_grads_[i]) return "requires_grad of " + name;
   }
@@ -148,9 +151,7 @@ std::string Variant::changed_gradients() const {
     if (places_[i].owner < 0) continue;
     const auto& owner = recording_.gradients[static_cast<size_t>(places_[i].owner)];
     read.push_back(replication::local_gradient(owner.parameter));
-    auto expected = graph.type(graph.inputs[i].value);
-    expected.placement.reset();
-    if (type_of(read.back()) != expected)
+    if (!has_type(read.back(), graph.type(graph.inputs[i].value)))
       return "dtype, device, sizes or strides of a gradient before it";
   }
   return overlap(read) ? "gradients before it: two share memory" : "";

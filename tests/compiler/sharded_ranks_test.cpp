@@ -14,6 +14,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
+
 namespace tessera::testing {
 namespace {
 
@@ -55,6 +57,25 @@ Prepare sharded(const FullyShardOptions& options = {}) {
     fully_shard(net->second, options);
     fully_shard(net, options);
   };
+}
+
+/// Two equal ones.
+std::array<Stack, 2> make_twins() {
+  std::array<Stack, 2> twins;
+  for (auto& net : twins) {
+    torch::manual_seed(3);
+    net = Stack();
+    sharded()(net);
+  }
+  return twins;
+}
+
+void expect_equal_gradients(const Stack& compiled, const Stack& eager, int step) {
+  const auto got = compiled->parameters(), wanted = eager->parameters();
+  for (size_t k = 0; k < got.size(); ++k)
+    EXPECT_TRUE(torch::allclose(replication::local_gradient(got[k]),
+                                replication::local_gradient(wanted[k]), 1e-5, 1e-5))
+        << "step " << step << ", parameter " << k;
 }
 
 struct Layout {
@@ -108,12 +129,7 @@ TEST_P(ShardedStepRanks, TrainsLikeTheStepInMixedPrecision) {
 
 TEST_P(ShardedStepRanks, CompressesGradients) {
   run([] {
-    Stack nets[2];
-    for (auto& net : nets) {
-      torch::manual_seed(3);
-      net = Stack();
-      sharded()(net);
-    }
+    auto nets = make_twins();
     const auto backward = [](Stack& net, torch::Tensor x) {
       net->zero_grad();
       net(x).square().mean().backward();
@@ -234,12 +250,7 @@ TEST(ShardedMeshRanks, TrainsLikeTheStepThatIsTensorParallel) {
 /// Forward and backward compiled apart, with the optimizer's step as it is.
 TEST_P(ShardedStepRanks, CompilesModulesAndBackwards) {
   run([] {
-    Stack nets[2];
-    for (auto& net : nets) {
-      torch::manual_seed(3);
-      net = Stack();
-      sharded()(net);
-    }
+    auto nets = make_twins();
     auto compiled = compile(nets[1]);
     optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.01}),
                                 optim::SGD(nets[1]->parameters(), {.lr = 0.01})};
@@ -254,11 +265,7 @@ TEST_P(ShardedStepRanks, CompilesModulesAndBackwards) {
       EXPECT_TRUE(torch::allclose(result, wanted, 1e-5, 1e-5)) << "step " << i;
       result.square().mean().backward();
       scope.reset();
-      const auto got = nets[1]->parameters(), reference = nets[0]->parameters();
-      for (size_t k = 0; k < got.size(); ++k)
-        EXPECT_TRUE(torch::allclose(replication::local_gradient(got[k]),
-                                    replication::local_gradient(reference[k]), 1e-5, 1e-5))
-            << "step " << i << ", parameter " << k;
+      expect_equal_gradients(nets[1], nets[0], i);
       for (auto& optimizer : optimizers) {
         optimizer.step();
         optimizer.zero_grad();
@@ -272,12 +279,7 @@ TEST_P(ShardedStepRanks, CompilesModulesAndBackwards) {
 /// A rank that knows its kind of batch puts its messages off, and meets one that does not.
 TEST_P(ShardedStepRanks, CompilesBackwardsOfBatchesOfOtherSizes) {
   run([] {
-    Stack nets[2];
-    for (auto& net : nets) {
-      torch::manual_seed(3);
-      net = Stack();
-      sharded()(net);
-    }
+    auto nets = make_twins();
     auto compiled = compile(nets[1]);
     for (int i = 0; i < 12; ++i) {
       const int rows = rank() == 0 ? 2 : 2 + i / 3;
@@ -288,11 +290,7 @@ TEST_P(ShardedStepRanks, CompilesBackwardsOfBatchesOfOtherSizes) {
       auto scope = std::make_optional<CompiledBackward>();
       compiled(x).square().sum().backward();
       scope.reset();
-      const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
-      for (size_t k = 0; k < got.size(); ++k)
-        EXPECT_TRUE(torch::allclose(replication::local_gradient(got[k]),
-                                    replication::local_gradient(wanted[k]), 1e-5, 1e-5))
-            << "step " << i << ", parameter " << k;
+      expect_equal_gradients(nets[1], nets[0], i);
     }
     EXPECT_EQ(counters()["fallbacks"], 0);
     EXPECT_EQ(counters()["graphs"], rank() == 0 ? 2 : 8);

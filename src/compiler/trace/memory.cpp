@@ -168,7 +168,7 @@ ValueId Memory::read(Region& region, const Window& window) {
       value = repeat(region, *known->second.origin);
     } else {
       if (window.dtype != region.root.dtype || window.is_conjugate != region.root.is_conjugate)
-        throw CannotRecord("memory is read as another dtype, or conjugated, than it was made with");
+        throw CannotRecord("memory is read as another dtype than it was made with, or conjugated");
       value = emit("tessera::window",
                    {Argument::of(region.value), Argument::of(c10::IValue(window.sizes)),
                     Argument::of(c10::IValue(window.strides)),
@@ -240,8 +240,7 @@ void Memory::write(const at::Tensor& tensor, ValueId value) {
     region->value = value;
   } else {
     if (window.dtype != region->root.dtype || window.is_conjugate != region->root.is_conjugate)
-      throw CannotRecord(
-          "memory is written as another dtype, or conjugated, than it was made with");
+      throw CannotRecord("memory is written as another dtype than it was made with, or conjugated");
     region->value =
         emit("tessera::window_scatter",
              {Argument::of(region->value), Argument::of(value),

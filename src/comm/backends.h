@@ -24,6 +24,7 @@ struct BackendRequest {
   std::chrono::milliseconds timeout;
   int ranks_on_host = 1;     // of the world: they share its cores
   Processes processes = {};  // by group rank
+  bool check_calls = true;   // Note [call check]
 };
 
 using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);

@@ -19,6 +19,7 @@ struct Context {
   World world;
   std::string backend;
   std::chrono::milliseconds timeout = kDefaultTimeout;
+  bool check_calls = true;
   Group default_group;
   int process = 0;  // that joined
 

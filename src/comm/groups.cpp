@@ -94,7 +94,8 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .world_ranks = ranks,
       .timeout = options.timeout.value_or(context.timeout),
       .ranks_on_host = context.world.local_world_size,
-      .processes = processes_of(context.world, ranks)};
+      .processes = processes_of(context.world, ranks),
+      .check_calls = options.check_calls.value_or(context.check_calls)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   add_backends(

@@ -1,5 +1,6 @@
 #include <tessera/comm.h>
 
+#include "base/environment.h"
 #include "comm/backends.h"
 #include "comm/context.h"
 #include "comm/dump_signal.h"
@@ -55,6 +56,8 @@ void init(InitOptions options) {
   context->world = comm::join_world(store, launch, options.timeout);
   context->backend = options.backend;
   context->timeout = options.timeout;
+  context->check_calls =
+      options.check_calls && Environment().get("TESSERA_CHECK_CALLS").value_or("1") != "0";
   context->process = getpid();
   std::vector<int> everybody(context->world.world_size);
   std::iota(everybody.begin(), everybody.end(), 0);

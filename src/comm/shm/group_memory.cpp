@@ -101,14 +101,7 @@ class MappedMemory final : public GroupMemory {
   }
   Pending pending_since_now(uint64_t count) const {
     Pending pending;
-    pending.descriptor = {.sequence = count,
-                          .kind = Kind::Gate,
-                          .dtype = -1,
-                          .reduce = -1,
-                          .root = -1,
-                          .bytes = bytes(),
-                          .largest_part = 0,
-                          .shared_offset = -1};
+    pending.descriptor = {.sequence = count, .kind = Kind::Gate, .bytes = bytes()};
     pending.since = Clock::now();
     pending.deadline = pending.since + std::min(backend_.timeout(), kLongestTimeout);
     return pending;

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 namespace tessera::comm::shm {
 
@@ -34,6 +35,12 @@ struct Pending {
   Descriptor descriptor{};
   Clock::time_point since{};
   Clock::time_point deadline{};
+};
+
+/// Why a wait can't end well.
+struct Problem {
+  std::string cause;
+  About about = About::Peer;
 };
 
 }  // namespace tessera::comm::shm

@@ -84,10 +84,25 @@ void CallQueue::submit(QueuedCall call, bool in_background) {
   changed_.notify_all();
 }
 
+void CallQueue::await(const WorkPtr& message, Clock::time_point deadline) {
+  {
+    const std::lock_guard lock(abort_mutex_);
+    TORCH_CHECK(!aborted_, kLeft);
+    awaited_ = message;
+  }
+  TORCH_CHECK(message->wait(time_left(deadline)), kLeft);
+}
+
+void CallQueue::abort() {
+  const std::lock_guard lock(abort_mutex_);
+  aborted_ = true;
+  if (awaited_) awaited_->abort();
+}
+
 void CallQueue::await_peer(int peer, const QueuedCall& call) {
   const auto since = Clock::now();
   try {
-    TORCH_CHECK(receives_[peer]->wait(time_left(call.deadline)), kLeft);
+    await(receives_[peer], call.deadline);
   } catch (...) {
     throw Cause(GroupLog::explain(std::current_exception(), log_->label(peer), since));
   }
@@ -121,7 +136,7 @@ bool CallQueue::meet(QueuedCall& call) {
 
 void CallQueue::await_sent(const std::vector<WorkPtr>& sends, Clock::time_point deadline) {
   try {
-    for (const auto& send : sends) send->wait(time_left(deadline));
+    for (const auto& send : sends) await(send, deadline);
   } catch (const std::exception&) {
     // Whoever did not get it has left; the next receive from it tells.
   }
@@ -201,6 +216,7 @@ void CallQueue::close() {
   changed_.notify_all();
   lock.unlock();
   if (worker_.joinable()) worker_.join();
+  awaited_.reset();
   receives_.clear();
   sent_before_.clear();
   engine_.reset();

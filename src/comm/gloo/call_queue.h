@@ -62,7 +62,9 @@ class CallQueue {
   /// Until the peers have this rank's last headers, at most until `deadline`: they may still need
   /// them when this rank has gone.
   void flush(Clock::time_point deadline);
-  /// Runs what is queued, which fails at once if the connections are closed, and ends the thread.
+  /// Ends waits for peers: what is queued fails at once.
+  void abort();
+  /// Runs what is queued and ends the thread.
   void close();
 
  private:
@@ -74,7 +76,9 @@ class CallQueue {
   bool meet(QueuedCall& call);
   void await_peer(int peer, const QueuedCall& call);
   void deliver(const QueuedCall& call);
-  static void await_sent(const std::vector<WorkPtr>& sends, Clock::time_point deadline);
+  void await_sent(const std::vector<WorkPtr>& sends, Clock::time_point deadline);
+  /// Waits for a message that abort() can end.
+  void await(const WorkPtr& message, Clock::time_point deadline);
   void work_loop();
 
   const int rank_;
@@ -85,6 +89,10 @@ class CallQueue {
   std::vector<at::Tensor> inboxes_;   // by peer
   std::vector<WorkPtr> receives_;     // by peer, into the inboxes
   std::vector<WorkPtr> sent_before_;  // the headers of the call before
+
+  std::mutex abort_mutex_;
+  WorkPtr awaited_;
+  bool aborted_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

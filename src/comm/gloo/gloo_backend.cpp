@@ -117,6 +117,7 @@ void GlooBackend::begin_close(Clock::time_point deadline) {
 void GlooBackend::abort() {
   log_->close();
   engine_->close_connections();
+  if (queue_) queue_->abort();
   log_->cancel_all();
 }
 

@@ -1,6 +1,7 @@
 #include "comm/gloo/call_queue.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <tessera/trace.h>
+
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
@@ -77,6 +78,7 @@ void CallQueue::submit(QueuedCall call, bool in_background) {
   queue_.push_back(std::move(call));
   if (!in_background) {
     lock.unlock();
+    const Span span(SpanKind::Communication, log_->span_name());
     return run_until_started(*work);
   }
   worker_wanted_ = true;

@@ -19,6 +19,7 @@ GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors output
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
   const Span span(SpanKind::Communication, log_->span_name());
+  prepare_wait(timeout);
   try {
     return Work::wait(timeout);
   } catch (const c10::DistBackendError&) {
@@ -57,10 +58,9 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
   future_result_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
 
-bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+void CollectiveWork::prepare_wait(std::chrono::milliseconds timeout) {
   // A wait that may end early leaves the queue to its thread.
   if (queue_ && timeout <= kNoTimeout) queue_->run_until_started(*this);
-  return GlooWork::wait(timeout);
 }
 
 void CollectiveWork::begin(const c10::intrusive_ptr<CollectiveWork>& self,

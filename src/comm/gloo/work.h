@@ -39,6 +39,9 @@ class GlooWork : public c10d::Work {
   /// throws.
   void complete(const std::exception_ptr& gloo_error, const std::function<void()>& afterwards);
 
+  /// What the waiting thread has to do itself.
+  virtual void prepare_wait(std::chrono::milliseconds /*timeout*/) {}
+
   const IssuePtr issue_;
   const LogPtr log_;
 
@@ -59,7 +62,6 @@ class CollectiveWork final : public GlooWork {
       : GlooWork(type, std::move(issue), std::move(log), std::move(outputs)),
         queue_(std::move(queue)) {}
 
-  bool wait(std::chrono::milliseconds timeout) override;
   /// From here on it counts as under way. `self` keeps the work alive until it has ended.
   static void begin(const c10::intrusive_ptr<CollectiveWork>& self,
                     std::function<void()> afterwards);
@@ -73,6 +75,7 @@ class CollectiveWork final : public GlooWork {
   void mark_started() { has_started_ = true; }
 
  private:
+  void prepare_wait(std::chrono::milliseconds timeout) override;
   void end_part(const std::exception_ptr& error);
   void complete_once(const std::exception_ptr& error);
 

@@ -4,6 +4,8 @@
 #include "train_modes.h"
 #include "train_peers.h"
 
+#include <algorithm>
+
 namespace tessera::benchmarks {
 namespace {
 
@@ -13,26 +15,24 @@ std::string line_of(const std::string& title, const std::vector<std::string>& na
 
 }  // namespace
 
-TrainOptions::TrainOptions() : jobs(job_names()), modes(mode_names()) {
-  std::erase_if(modes, is_compiled);  // which have peers of their own
+c10::DeviceType TrainOptions::device_type() const {
+  return device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
 void add_train_options(CLI::App& app, TrainOptions& options) {
-  app.add_option("--jobs", options.jobs, "what is trained")
-      ->delimiter(',')
-      ->check(CLI::IsMember(job_names()))
+  app.add_option("--device", options.device, "where: cpu in fp32, cuda in bf16 by autocast")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--modes", options.modes, "how the ranks train it together")
-      ->delimiter(',')
-      ->check(CLI::IsMember(mode_names()))
-      ->capture_default_str();
+  app.add_option("--jobs", options.jobs, "what is trained; default: all of --list")->delimiter(',');
+  app.add_option("--modes", options.modes,
+                 "how the ranks train it together; default: all that are not compiled")
+      ->delimiter(',');
   app.add_option("--peer", options.peers,
                  "whom to compare with: pytorch is DistributedDataParallel in Python, "
-                 "pytorch_malloc the same with glibc told to keep freed memory, reducer_* its "
-                 "engine in C++")
-      ->delimiter(',')
-      ->check(CLI::IsMember(peer_names()))
-      ->capture_default_str();
+                 "pytorch_malloc the same with glibc told to keep freed memory, pytorch_compile "
+                 "with torch.compile, pytorch_graph the whole step as one CUDA graph, "
+                 "pytorch_graph_compile both, reducer_* its engine in C++")
+      ->delimiter(',');
   app.add_option("--pairs", options.pairs, "timed blocks of each side per row; the median counts")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -44,9 +44,32 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
   app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");
 }
 
-std::string list_choices() {
-  return line_of("jobs", job_names()) + line_of("modes", mode_names()) +
-         line_of("peers", peer_names());
+void complete_train_options(TrainOptions& options) {
+  const auto device = options.device_type();
+  const auto complete = [&](const char* flag, std::vector<std::string>& chosen,
+                            const std::vector<std::string>& known,
+                            const std::vector<std::string>& by_default) {
+    if (chosen.empty()) chosen = by_default;
+    for (const auto& name : chosen) {
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      throw CLI::ValidationError(flag, name + " not in {" + CLI::detail::join(known, ",") + "}");
+    }
+  };
+  auto plain_modes = mode_names(device);
+  std::erase_if(plain_modes, is_compiled);  // which have peers of their own
+  if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
+  complete("--jobs", options.jobs, job_names(device), job_names(device));
+  complete("--modes", options.modes, mode_names(device), plain_modes);
+  const std::vector<std::string> peers =
+      device == c10::DeviceType::CPU
+          ? std::vector<std::string>{"pytorch", "pytorch_malloc"}
+          : std::vector<std::string>{"pytorch", "pytorch_compile", "pytorch_graph_compile"};
+  complete("--peer", options.peers, peer_names(device), peers);
+}
+
+std::string list_choices(c10::DeviceType device) {
+  return line_of("jobs", job_names(device)) + line_of("modes", mode_names(device)) +
+         line_of("peers", peer_names(device));
 }
 
 }  // namespace tessera::benchmarks

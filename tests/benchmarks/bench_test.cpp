@@ -66,7 +66,7 @@ TEST(BenchTrain, ListsItsChoices) {
   const auto result = bench({"train", "--list"});
   EXPECT_TRUE(result.status.ok());
   EXPECT_THAT(result.output, HasSubstr("jobs: mlp,net2000,gpt\n"));
-  EXPECT_THAT(result.output, HasSubstr("modes: replicate"));
+  EXPECT_THAT(result.output, HasSubstr("modes: eager,replicate"));
   EXPECT_THAT(result.output,
               HasSubstr("peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"));
 }

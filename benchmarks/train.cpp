@@ -2,6 +2,7 @@
 #include <tessera/comm.h>
 
 #include "rank0.h"
+#include "table.h"
 #include "train_modes.h"
 #include "train_options.h"
 #include "train_peers.h"
@@ -77,16 +78,14 @@ int parse_and_run(int argc, char** argv) {
       "tessera bench train");
   TrainOptions options;
   add_train_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return rank() == 0 ? app.exit(error) : 0;
+  if (const auto code = parse_words(app, argc, argv)) return *code;
+  if (options.list) {
+    if (!is_other_rank()) std::cout << list_choices();
+    return 0;
   }
-  if (!options.list) {
-    run(options);
-  } else if (rank() == 0) {
-    std::cout << list_choices();
-  }
+  init();
+  run(options);
+  shutdown();
   return 0;
 }
 
@@ -95,10 +94,7 @@ int parse_and_run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     at::set_num_threads(1);
-    init();
-    const int code = parse_and_run(argc, argv);
-    shutdown();
-    return code;
+    return parse_and_run(argc, argv);
   } catch (const StoppedByRank0&) {
     return 0;
   } catch (const c10::Error& error) {

@@ -1,6 +1,7 @@
 #include "train_options.h"
 
 #include "jobs.h"
+#include "numbers.h"
 #include "train_modes.h"
 #include "train_peers.h"
 
@@ -33,12 +34,10 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
       ->delimiter(',')
       ->check(CLI::IsMember(peer_names()))
       ->capture_default_str();
-  app.add_option("--pairs", options.pairs, "timed blocks of each side per row; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--steps", options.steps, "steps per block; 0: as the job needs")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  tool::add_number(app, "--pairs", options.pairs, 1, 1'000'000,
+                   "timed blocks of each side per row; the median counts");
+  tool::add_number(app, "--steps", options.steps, 0, 1'000'000,
+                   "steps per block; 0: as the job needs");
   app.add_option("--csv", options.csv,
                  "also write the table to this file; beside it: bounds and the machine");
   app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");

@@ -2,6 +2,7 @@
 #include <tessera/comm.h>
 
 #include "rank0.h"
+#include "table.h"
 #include "train_modes.h"
 #include "train_options.h"
 #include "train_peers.h"
@@ -97,22 +98,17 @@ int parse_and_run(int argc, char** argv) {
       "tessera bench train");
   TrainOptions options;
   add_train_options(app, options);
-  try {
-    app.parse(argc, argv);
-    complete_train_options(options);
-  } catch (const CLI::ParseError& error) {
-    init();
-    return rank() == 0 ? app.exit(error) : 0;
+  if (const auto code = parse_words(app, argc, argv)) return *code;
+  if (options.list) {
+    if (!is_other_rank()) std::cout << list_choices(options.device_type());
+    return 0;
   }
   if (options.device_type() == c10::DeviceType::CUDA) let_ranks_share_a_gpu();
   init();
-  if (!options.list) {
-    const auto device = device_of_rank(options.device_type());
-    const c10::OptionalDeviceGuard guard(device);
-    run(options, device);
-  } else if (rank() == 0) {
-    std::cout << list_choices(options.device_type());
-  }
+  const auto device = device_of_rank(options.device_type());
+  const c10::OptionalDeviceGuard guard(device);
+  run(options, device);
+  shutdown();
   return 0;
 }
 
@@ -121,9 +117,7 @@ int parse_and_run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     at::set_num_threads(1);
-    const int code = parse_and_run(argc, argv);
-    shutdown();
-    return code;
+    return parse_and_run(argc, argv);
   } catch (const StoppedByRank0&) {
     return 0;
   } catch (const c10::Error& error) {

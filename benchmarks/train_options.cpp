@@ -1,6 +1,7 @@
 #include "train_options.h"
 
 #include "jobs.h"
+#include "numbers.h"
 #include "train_modes.h"
 #include "train_peers.h"
 
@@ -11,6 +12,30 @@ namespace {
 
 std::string line_of(const std::string& title, const std::vector<std::string>& names) {
   return title + ": " + CLI::detail::join(names, ",") + "\n";
+}
+
+/// Fills in what was left out, and throws for names that the device does not have.
+void complete_train_options(TrainOptions& options) {
+  const auto device = options.device_type();
+  const auto complete = [&](const char* flag, std::vector<std::string>& chosen,
+                            const std::vector<std::string>& known,
+                            const std::vector<std::string>& by_default) {
+    if (chosen.empty()) chosen = by_default;
+    for (const auto& name : chosen) {
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      throw CLI::ValidationError(flag, name + " not in {" + CLI::detail::join(known, ",") + "}");
+    }
+  };
+  auto plain_modes = mode_names(device);
+  std::erase_if(plain_modes, is_compiled);  // which have peers of their own
+  if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
+  complete("--jobs", options.jobs, job_names(device), job_names(device));
+  complete("--modes", options.modes, mode_names(device), plain_modes);
+  const std::vector<std::string> peers =
+      device == c10::DeviceType::CPU
+          ? std::vector<std::string>{"pytorch", "pytorch_malloc"}
+          : std::vector<std::string>{"pytorch", "pytorch_compile", "pytorch_graph_compile"};
+  complete("--peer", options.peers, peer_names(device), peers);
 }
 
 }  // namespace
@@ -33,38 +58,14 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
                  "with torch.compile, pytorch_graph the whole step as one CUDA graph, "
                  "pytorch_graph_compile both, reducer_* its engine in C++")
       ->delimiter(',');
-  app.add_option("--pairs", options.pairs, "timed blocks of each side per row; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--steps", options.steps, "steps per block; 0: as the job needs")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  tool::add_number(app, "--pairs", options.pairs, 1, 1'000'000,
+                   "timed blocks of each side per row; the median counts");
+  tool::add_number(app, "--steps", options.steps, 0, 1'000'000,
+                   "steps per block; 0: as the job needs");
   app.add_option("--csv", options.csv,
                  "also write the table to this file; beside it: bounds and the machine");
+  app.final_callback([&options] { complete_train_options(options); });
   app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");
-}
-
-void complete_train_options(TrainOptions& options) {
-  const auto device = options.device_type();
-  const auto complete = [&](const char* flag, std::vector<std::string>& chosen,
-                            const std::vector<std::string>& known,
-                            const std::vector<std::string>& by_default) {
-    if (chosen.empty()) chosen = by_default;
-    for (const auto& name : chosen) {
-      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-      throw CLI::ValidationError(flag, name + " not in {" + CLI::detail::join(known, ",") + "}");
-    }
-  };
-  auto plain_modes = mode_names(device);
-  std::erase_if(plain_modes, is_compiled);  // which have peers of their own
-  if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
-  complete("--jobs", options.jobs, job_names(device), job_names(device));
-  complete("--modes", options.modes, mode_names(device), plain_modes);
-  const std::vector<std::string> peers =
-      device == c10::DeviceType::CPU
-          ? std::vector<std::string>{"pytorch", "pytorch_malloc"}
-          : std::vector<std::string>{"pytorch", "pytorch_compile", "pytorch_graph_compile"};
-  complete("--peer", options.peers, peer_names(device), peers);
 }
 
 std::string list_choices(c10::DeviceType device) {

@@ -23,9 +23,6 @@ struct TrainOptions {
 
 /// Defines `tessera bench train`'s command line; parsing fills `options`.
 void add_train_options(CLI::App& app, TrainOptions& options);
-/// After parsing: fills in what was left out, and throws CLI::ValidationError for names that the
-/// device does not have.
-void complete_train_options(TrainOptions& options);
 
 /// Jobs, modes and peers, one line each.
 std::string list_choices(c10::DeviceType device);

@@ -1,11 +1,11 @@
 #include "run.h"
 
 #include "launcher/job.h"
+#include "numbers.h"
 
 #include <fcntl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iomanip>
 #include <memory>
 #include <sstream>
@@ -104,21 +104,6 @@ int run(const RunOptions& options) {
   return exit_code == 0 && signal != 0 ? 128 + signal : exit_code;
 }
 
-/// Accepts what from_chars reads whole as a T between `least` and `most`.
-template <class T>
-CLI::Validator number_between(T least, T most, std::string type) {
-  const auto check = [=](std::string& text) -> std::string {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool is_number = error == std::errc() && end == text.data() + text.size();
-    if (is_number && value >= least && value <= most) return {};
-    std::ostringstream message;
-    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
-    return message.str();
-  };
-  return CLI::Validator(check, std::move(type));
-}
-
 CLI::Validator setting() {
   const auto check = [](std::string& text) -> std::string {
     try {
@@ -139,29 +124,28 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   run_app->footer(
       "tessera run -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
       "Ends with the exit code of the rank that failed first, 128 + signal when interrupted.");
-  run_app->add_option("-n,--ranks", options->job.ranks, "Number of ranks")
+  add_number(*run_app, "-n,--ranks", options->job.ranks, 1, kMostRanks, "Number of ranks")
       ->required()
-      ->check(number_between(1, kMostRanks, "N"));
-  run_app->add_option("--max-restarts", options->max_restarts, "Start again after so many failures")
-      ->capture_default_str()
-      ->check(number_between(0, kMostRestarts, "K"));
-  run_app
-      ->add_option("--no-restart-on", options->final_codes,
-                   "Do not start again after this exit code; may be repeated")
+      ->default_str("")
+      ->type_name("N");
+  add_number(*run_app, "--max-restarts", options->max_restarts, 0, kMostRestarts,
+             "Start again after so many failures")
+      ->type_name("K");
+  add_numbers(*run_app, "--no-restart-on", options->final_codes, 1, kLargestCode,
+              "Do not start again after this exit code; may be repeated")
       ->allow_extra_args(false)
-      ->check(number_between(1, kLargestCode, "CODE"));
-  run_app
-      ->add_option("--quiet-on", options->quiet_codes,
-                   "Add nothing to the words of a rank with this exit code; may be repeated")
+      ->type_name("CODE");
+  add_numbers(*run_app, "--quiet-on", options->quiet_codes, 1, kLargestCode,
+              "Add nothing to the words of a rank with this exit code; may be repeated")
       ->allow_extra_args(false)
-      ->check(number_between(1, kLargestCode, "CODE"));
+      ->type_name("CODE");
   run_app->add_option("--env", options->settings, "Set a variable for all ranks; may be repeated")
       ->allow_extra_args(false)
       ->check(setting());
   run_app->add_flag("--no-prefix", options->no_prefix, "Leave out the rank before each line");
-  run_app->add_option("--grace", options->grace_seconds, "From the request to end until SIGKILL")
-      ->capture_default_str()
-      ->check(number_between(0.0, kLongestGrace, "SECONDS"));
+  add_number(*run_app, "--grace", options->grace_seconds, 0, kLongestGrace,
+             "From the request to end until SIGKILL")
+      ->type_name("SECONDS");
   run_app->callback([options, &line] {
     if (line.program.empty()) {
       throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");

@@ -180,7 +180,7 @@ TEST(RunSignals, KillsAtOnceOnTheSecondCtrlC) {
   tool.rest_of_err_line("tessera run: SIGINT: passed on");
   tool.signal(SIGINT);
   const auto result = tool.wait();
-  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_EQ(lines_of(result.err).back(),
             "tessera run: ranks 0, 1 had not ended after SIGINT; killed");
 }
@@ -189,7 +189,28 @@ TEST(RunSignals, KillsAfterTheGrace) {
   LaunchedTool tool({probe_ranks({"-n", "2", "--grace", "0.05"}, {"persist"})});
   for (const char* rank : {"[0] ", "[1] "}) tool.rest_of_out_line(rank + std::string("pid "));
   tool.signal(SIGTERM);
-  EXPECT_EQ(tool.wait().exit_code, 128 + SIGTERM);
+  EXPECT_EQ(tool.wait().exit_code, 128 + SIGKILL);
+}
+
+TEST(RunSignals, LeaveTheExitCodeToARankThatSpeaksForTheJob) {
+  for (const char* code : {"7", "8"}) {  // 8 is any failure of a rank that was told to end
+    LaunchedTool tool({shell_ranks({"-n", "2", "--no-restart-on", "7", "--quiet-on", "7"},
+                                   "[ $TESSERA_RANK = 1 ] && trap 'exit " + std::string(code) +
+                                       "' TERM; echo up; sleep 1000 & wait")});
+    for (const char* rank : {"[0] ", "[1] "}) tool.rest_of_out_line(rank + std::string("up"));
+    tool.signal(SIGTERM);
+    const auto result = tool.wait();
+    EXPECT_EQ(result.exit_code, *code == '7' ? 7 : 128 + SIGTERM) << result.err;
+    EXPECT_EQ(lines_of(result.err).size(), 1u) << result.err;
+  }
+}
+
+TEST(RunSignals, OfAnOutputAtItsLimitEndNoJob) {
+  const auto result = run_tool({shell_ranks(
+      {"-n", "1"}, "out=$(mktemp); ulimit -f 1; " TESSERA_TOOL
+                   " run -n 1 -- sh -c 'head -c 100000 /dev/zero; exit 9' > $out 2> /dev/null; "
+                   "code=$?; rm $out; exit $code")});
+  EXPECT_EQ(result.exit_code, 9) << result.err;
 }
 
 TEST(RunSignals, TakesCtrlCFromTheTerminal) {

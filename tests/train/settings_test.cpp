@@ -134,6 +134,8 @@ TEST_F(TrainSettings, OfARunLeaveItsFolderOut) {
   EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("run =")));
   EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("resume")));
   EXPECT_THAT(to_toml(line.fields), HasSubstr("max-restarts = 0\n"));
+  EXPECT_THAT(to_toml(line.fields), HasSubstr("timeout = 300.0\n"));
+  EXPECT_THAT(to_toml(line.fields), HasSubstr("minutes = 0.0\n"));
 }
 
 TEST_F(TrainSettings, OfAFileAreRefusedByLineAndKey) {
@@ -189,6 +191,22 @@ TEST_F(TrainSettings, TheScheduleFitsTheSteps) {
               HasSubstr("--warmup: expected at most --steps 20, got 30"));
   EXPECT_THAT(refusal(Words{"--lr", "0.001", "--min-lr", "0.01"}),
               HasSubstr("--min-lr: expected at most --lr 0.001, got 0.01"));
+}
+
+TEST_F(TrainSettings, TakeTheMemoryOfTheHostIntoAccount) {
+  const auto refused = [](const Words& words, int ranks) {
+    try {
+      check_memory(Line(words).settings, ranks, ranks);
+      return std::string();
+    } catch (const CLI::ParseError& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(refused({}, 2), "");
+  EXPECT_THAT(refused({"--batch", "1073741824"}, 2), HasSubstr("on 2 ranks; lower --batch"));
+  EXPECT_EQ(refused({"--batch", "1073741824", "--accumulate", "268435456"}, 2), "");
+  EXPECT_THAT(refused({"--width", "16777216", "--blocks", "65536"}, 1),
+              HasSubstr("expected a model that fits"));
 }
 
 }  // namespace

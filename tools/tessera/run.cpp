@@ -32,7 +32,6 @@ struct RunOptions {
   bool no_prefix = false;
   double grace_seconds = 5;
   int max_restarts = 0;
-  std::vector<int> final_codes;
   std::vector<int> quiet_codes;
 };
 
@@ -58,19 +57,16 @@ void report(const RankFailure& failure, int ranks, launcher::Output& output) {
   for (const auto& line : failure.last_lines) output.err().append(prefix + line + "\n");
 }
 
-bool ended_with(const RankFailure& failure, const std::vector<int>& codes) {
-  return failure.end.signal == 0 && std::ranges::count(codes, failure.end.code) > 0;
-}
-
 int run_job(const RunOptions& options, Session& session) {
   for (int restart = 0;; ++restart) {
     Job job(options.job, restart, session);
     const JobOutcome outcome = job.run();
+    if (!outcome.failure && outcome.was_killed) return 128 + SIGKILL;
     if (!outcome.failure) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
     const bool ends =
-        restart == options.max_restarts || ended_with(*outcome.failure, options.final_codes);
+        restart == options.max_restarts || outcome.failure->end.is_one_of(options.job.final_codes);
     if (outcome.signal != 0 || ends) {
-      if (!ended_with(*outcome.failure, options.quiet_codes))
+      if (!outcome.failure->end.is_one_of(options.quiet_codes))
         report(*outcome.failure, options.job.ranks, session.output);
       return outcome.failure->end.code;
     }
@@ -123,7 +119,8 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   auto options = std::make_shared<RunOptions>();
   run_app->footer(
       "tessera run -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
-      "Ends with the exit code of the rank that failed first, 128 + signal when interrupted.");
+      "Ends with the exit code of the rank that failed first, 128 + signal when interrupted, 137\n"
+      "when interrupted and ranks had to be killed.");
   add_number(*run_app, "-n,--ranks", options->job.ranks, 1, kMostRanks, "Number of ranks")
       ->required()
       ->default_str("")
@@ -131,8 +128,9 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   add_number(*run_app, "--max-restarts", options->max_restarts, 0, kMostRestarts,
              "Start again after so many failures")
       ->type_name("K");
-  add_numbers(*run_app, "--no-restart-on", options->final_codes, 1, kLargestCode,
-              "Do not start again after this exit code; may be repeated")
+  add_numbers(*run_app, "--no-restart-on", options->job.final_codes, 1, kLargestCode,
+              "Do not start again after this exit code, and end with it even when told to end; may "
+              "be repeated")
       ->allow_extra_args(false)
       ->type_name("CODE");
   add_numbers(*run_app, "--quiet-on", options->quiet_codes, 1, kLargestCode,

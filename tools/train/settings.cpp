@@ -83,7 +83,7 @@ void add_model(const Flags& flags, Settings& settings) {
   const auto add = [&](const char* name, int64_t& value, const char* help) {
     flags.add_number<int64_t>(name, value, 1, 1 << 24, help);
   };
-  add("--blocks", settings.blocks, "Transformer blocks");
+  flags.add_number<int64_t>("--blocks", settings.blocks, 1, 1 << 16, "Transformer blocks");
   add("--width", settings.width, "Width of a token's vector, a multiple of --heads");
   add("--heads", settings.heads, "Attention heads");
   add("--context", settings.context, "Tokens of a sequence");
@@ -99,6 +99,8 @@ void add_training(const Flags& flags, Settings& settings) {
     flags.add_number(name, value, 0.0, most, help);
   };
   count("--steps", settings.steps, 1, "Steps of the optimizer");
+  number("--minutes", settings.minutes, 1e6,
+         "Time after which a run ends even if --steps are not done; 0: none");
   count("--batch", settings.batch, 1, "Sequences per step, of all ranks together");
   count("--accumulate", settings.accumulate, 1, "Parts of a batch that are computed in turn");
   count("--warmup", settings.warmup, 0,
@@ -134,6 +136,8 @@ void add_parallelism(const Flags& flags, Settings& settings) {
   choice("--comm-hook", settings.comm_hook, {"none", "fp16", "bf16", "powersgd"},
          "How gradients travel (replicate)");
   choice("--device", settings.device, {"cpu", "cuda"}, "Where it is computed");
+  flags.add_number("--timeout", settings.timeout, 1.0, 1e6,
+                   "Seconds that a rank waits for others before it names them and ends");
 }
 
 void add_keeping(const Flags& flags, Settings& settings) {
@@ -151,7 +155,8 @@ void add_keeping(const Flags& flags, Settings& settings) {
   every("--log-every", settings.log_every, "Steps between lines where there is no terminal");
   flags.add_number("--trace", settings.trace, 0, 1000,
                    "Steps, after the fifth where there are so many, that go into trace.json");
-  every("--sample", settings.sample, "Tokens of text written at the end");
+  flags.add_number<int64_t>("--sample", settings.sample, 0, 1 << 20,
+                            "Tokens of text written at the end");
   flags.add("--prompt", settings.prompt, "What that text begins with");
   flags.add_switch(
       "--skip-nonfinite,!--no-skip-nonfinite", settings.skip_nonfinite,

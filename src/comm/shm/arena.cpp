@@ -1,5 +1,6 @@
 #include "comm/shm/arena.h"
 
+#include "base/file_size_signal.h"
 #include "base/text.h"
 
 #include <c10/util/Exception.h>
@@ -32,7 +33,7 @@ size_t pick_capacity() {
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
   size_t capacity = std::min(physical, kLargestCapacity);
   rlimit limit{};
-  // A file grown past RLIMIT_FSIZE kills the process with SIGXFSZ, a mapping past RLIMIT_AS fails.
+  // A file can't grow past RLIMIT_FSIZE, nor a mapping past RLIMIT_AS.
   for (const auto kind : {RLIMIT_FSIZE, RLIMIT_AS}) {
     if (getrlimit(kind, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
       capacity = std::min<size_t>(capacity, limit.rlim_cur / 8);
@@ -92,14 +93,16 @@ Arena::Arena() : owner_(getpid()), capacity_(pick_capacity()) {
   descriptor_ = memfd_create("tessera", MFD_CLOEXEC);
   TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected memfd_create to work, got ",
                    std::strerror(errno), "; use the gloo backend on this machine");
+  const FileSizeSignalBlock block;
   const bool sized = ftruncate(descriptor_, static_cast<off_t>(capacity_)) == 0;
   base_ = sized ? map(descriptor_, capacity_) : nullptr;
   const int error = errno;
   if (base_ == nullptr) {
     close(descriptor_);
     TORCH_CHECK_WITH(DistBackendError, false, "shm: expected to map ", format_bytes(capacity_),
-                     " of address space, got ", std::strerror(error),
-                     "; raise the limit on virtual memory (ulimit -v) or use the gloo backend");
+                     " of address space, got ", std::strerror(error), "; raise the limit on ",
+                     error == EFBIG ? "file sizes (ulimit -f)" : "virtual memory (ulimit -v)",
+                     " or use the gloo backend");
   }
   free_[0] = capacity_;
 }

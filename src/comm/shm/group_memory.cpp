@@ -1,5 +1,6 @@
 #include "comm/group_memory.h"
 
+#include "base/file_size_signal.h"
 #include "base/text.h"
 #include "comm/shm/shm_backend.h"
 
@@ -124,10 +125,12 @@ int make_file(size_t bytes) {
   TORCH_CHECK_WITH(DistBackendError, descriptor >= 0, "expected memfd_create to work, got ",
                    std::strerror(errno));
   // Reserved now: what is missing is an error here and no SIGBUS later.
+  const FileSizeSignalBlock block;
   const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
   if (error != 0) close(descriptor);
   TORCH_CHECK_WITH(OutOfMemoryError, error == 0, "expected ", format_bytes(bytes),
-                   " of shared memory, got ", std::strerror(error));
+                   " of shared memory, got ", std::strerror(error),
+                   error == EFBIG ? "; raise the limit on file sizes (ulimit -f)" : "");
   return descriptor;
 }
 

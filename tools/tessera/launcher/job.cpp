@@ -135,10 +135,13 @@ void Job::handle_exits() {
     rank.has_ended = true;
     --running_ranks_;
     const RankEnd end = end_of(rank.process.pid);
-    if (!end.has_failed() || phase_ != Phase::Running) continue;
+    if (!end.has_failed() || outcome_.failure) continue;
+    const bool is_told = phase_ != Phase::Running;
+    if (is_told && !end.is_one_of(options_.final_codes)) continue;
     const std::chrono::duration<double> elapsed = Clock::now() - started_at_;
     outcome_.failure = RankFailure{number, end, elapsed.count(), {}};
-    stop(SIGTERM);
+    // Ranks that were told already may be waiting for this one to leave first.
+    is_told ? forward(SIGTERM) : stop(SIGTERM);
   }
   // The children of the last ranks have become orphans, and no signal tells of that.
   if (running_ranks_ == 0 && !ended.empty()) look_after_orphans();
@@ -148,6 +151,7 @@ void Job::handle_deadline() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   deadline_.reset();
   phase_ = Phase::Killed;
+  outcome_.was_killed = true;
   session_.output.say(laggards());
   forward(SIGKILL);
 }

@@ -20,6 +20,7 @@ struct JobOptions {
   std::vector<Setting> settings;
   bool has_prefix = true;
   std::chrono::duration<double> grace{5};  // from the request to end until SIGKILL
+  std::vector<int> final_codes;            // by which a rank speaks for the job, told to end or not
 };
 
 struct RankFailure {
@@ -34,6 +35,7 @@ struct RankFailure {
 struct JobOutcome {
   std::optional<RankFailure> failure;  // the rank that failed first, unless it was told to end
   int signal = 0;                      // that ended the job from outside
+  bool was_killed = false;             // ranks that had been told to end and did not
 };
 
 /// One start of all ranks: a single-threaded loop over signals, exits and output.

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,6 +51,9 @@ struct RankEnd {
   int code = 0;    // exit code, or 128 + signal
   int signal = 0;  // 0: it exited
   bool has_failed() const { return code != 0; }
+  bool is_one_of(const std::vector<int>& codes) const {
+    return signal == 0 && std::ranges::count(codes, code) > 0;
+  }
 };
 
 /// How the process ended, which it must have done; it remains to be reaped.

@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/serialize/index.h>
 #include <tessera/serialize/safetensors.h>
+#include <tessera/serialize/torch_file.h>
 #include <tessera/state_dict.h>
 
 #include <map>

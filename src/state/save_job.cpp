@@ -1,11 +1,12 @@
 #include "state/save_job.h"
 
 #include "dtensor/part.h"
+#include "optim/option_values.h"
 #include "state/files/disk.h"
 #include "state/files/json_text.h"
 #include "state/host_memory.h"
 #include "state/named_groups.h"
-#include "state/optimizer_options.h"
+#include "state/optimizer_kind.h"
 #include "state/optimizer_text.h"
 
 #include <ATen/ATen.h>
@@ -34,14 +35,16 @@ at::Tensor on_host(const at::Tensor& tensor) {
 std::string groups_text(const std::string& function, const torch::nn::Module& module,
                         const torch::optim::Optimizer& optimizer) {
   const auto names = named_groups(module, optimizer, function.c_str());
-  std::vector<OptimizerStateDict::Group> groups;
+  OptimizerStateDict dict;
+  dict.kind = kind_of(optimizer, function.c_str())->name();
   for (size_t g = 0; g < names.size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
-    groups.push_back(
-        {.params = names[g],
-         .options = group.has_options() ? read_options(group.options()) : OptionValues()});
+    dict.param_groups.push_back({.params = names[g],
+                                 .options = group.has_options()
+                                                ? optim::read_options(group.options())
+                                                : optim::OptionValues()});
   }
-  return optimizer_text(function, groups);
+  return optimizer_text(function, dict);
 }
 
 /// Throws unless all ranks begin with the same folder; takes it from them.

@@ -21,10 +21,10 @@ PLANTED = '#include <unistd.h>\n__attribute__((constructor)) static void run() {
 
 
 def dynamic_entries(path):
-    """(tag, text) of what an ELF file needs and where it looks for that; nothing for other files."""
+    """(tag, text) of what an ELF file needs and where it looks for that; none for other files."""
     with path.open("rb") as file:
         if file.read(6) != b"\x7fELF\x02\x01":  # 64 bits, little endian
-            return []
+            return None
         file.seek(0)
         header = file.read(64)
         (table,), (size, count) = struct.unpack_from("<Q", header, 32), struct.unpack_from("<HH", header, 54)
@@ -56,7 +56,7 @@ def is_steady(folder):
 
 
 def check(path):
-    for tag, text in dynamic_entries(path):
+    for tag, text in dynamic_entries(path) or []:
         if tag == DT_NEEDED:
             if "/" in text and not is_steady(text):
                 yield f"{path}: needs '{text}': expected a name or an absolute path"
@@ -84,7 +84,7 @@ def problems(paths, compiler):
              if file.is_file() and not file.is_symlink()]
     count = 0
     for file in files:
-        count += bool(dynamic_entries(file))
+        count += dynamic_entries(file) is not None
         yield from check(file)
         if compiler and file.name in STARTED:
             yield from check_started(file.resolve(), STARTED[file.name], compiler)

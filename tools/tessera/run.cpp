@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 namespace tessera::tool {
 namespace {
@@ -31,6 +32,8 @@ struct RunOptions {
   std::vector<std::string> settings;  // "NAME=VALUE", as given
   bool no_prefix = false;
   double grace_seconds = 5;
+  double stopped_seconds = 30;
+  double restart_delay = 1;
   int max_restarts = 0;
   std::vector<int> final_codes;
   std::vector<int> quiet_codes;
@@ -51,7 +54,9 @@ std::string describe(const RankFailure& failure, int ranks) {
 void report(const RankFailure& failure, int ranks, launcher::Output& output) {
   std::string rest = "; its last lines:";
   if (failure.last_lines.empty()) rest = "; it wrote nothing";
-  if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
+  if (failure.was_stopped)
+    rest = failure.last_lines.empty() ? "; it was stopped" : "; it was stopped; its last lines:";
+  else if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
     rest = "; it was killed from outside, maybe for want of memory (dmesg tells)";
   output.say(describe(failure, ranks) + rest);
   const std::string prefix = launcher::rank_prefix(failure.rank, output.err().is_coloured());
@@ -62,7 +67,26 @@ bool ended_with(const RankFailure& failure, const std::vector<int>& codes) {
   return failure.end.signal == 0 && std::ranges::count(codes, failure.end.code) > 0;
 }
 
+/// How long a job that fails waits before it is started again.
+class RestartDelay {
+ public:
+  explicit RestartDelay(double first) : first_(first), next_(first) {}
+
+  /// After a start that failed when it had run for `seconds`.
+  double take(double seconds) {
+    if (seconds >= kGoodRun) next_ = first_;
+    return std::exchange(next_, std::min(2 * next_, std::max(first_, kLongestDelay)));
+  }
+
+ private:
+  static constexpr double kGoodRun = 60;
+  static constexpr double kLongestDelay = 30;
+  const double first_;
+  double next_;
+};
+
 int run_job(const RunOptions& options, Session& session) {
+  RestartDelay restart_delay(options.restart_delay);
   for (int restart = 0;; ++restart) {
     Job job(options.job, restart, session);
     const JobOutcome outcome = job.run();
@@ -74,8 +98,13 @@ int run_job(const RunOptions& options, Session& session) {
         report(*outcome.failure, options.job.ranks, session.output);
       return outcome.failure->end.code;
     }
-    session.output.say(describe(*outcome.failure, options.job.ranks) + "; restart " +
-                       std::to_string(restart + 1) + " of " + std::to_string(options.max_restarts));
+    const double delay = restart_delay.take(outcome.failure->seconds);
+    std::ostringstream words;
+    words << describe(*outcome.failure, options.job.ranks) << "; restart " << restart + 1 << " of "
+          << options.max_restarts;
+    if (delay > 0) words << " in " << delay << " s";
+    session.output.say(words.str());
+    if (const int signal = session.pause(std::chrono::duration<double>(delay))) return 128 + signal;
   }
 }
 
@@ -162,6 +191,17 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   run_app->add_option("--grace", options->grace_seconds, "From the request to end until SIGKILL")
       ->capture_default_str()
       ->check(number_between(0.0, kLongestGrace, "SECONDS"));
+  run_app
+      ->add_option("--stopped-timeout", options->stopped_seconds,
+                   "Kill a rank that is stopped for so long; 0: never, for debuggers")
+      ->capture_default_str()
+      ->check(number_between(0.0, kLongestGrace, "SECONDS"));
+  run_app
+      ->add_option("--restart-delay", options->restart_delay,
+                   "Before the first restart; doubles with each failure in a row, up to 30 s")
+      ->envname("TESSERA_RESTART_DELAY")
+      ->capture_default_str()
+      ->check(number_between(0.0, kLongestGrace, "SECONDS"));
   run_app->callback([options, &line] {
     if (line.program.empty()) {
       throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");
@@ -169,6 +209,7 @@ void add_run_command(CLI::App& app, CommandLine& line) {
     options->job.command = line.program;
     options->job.has_prefix = !options->no_prefix;
     options->job.grace = std::chrono::duration<double>(options->grace_seconds);
+    options->job.stopped_timeout = std::chrono::duration<double>(options->stopped_seconds);
     for (const auto& text : options->settings) {
       options->job.settings.push_back(launcher::parse_setting(text));
     }

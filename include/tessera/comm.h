@@ -38,6 +38,12 @@ struct InitOptions {
   /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
   /// the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
+  /// How long a peer on this host that is stopped (SIGSTOP, a debugger) is waited for; 0: as long
+  /// as any other. None: what `tessera run --stopped-timeout` says, else 30 s.
+  std::optional<std::chrono::milliseconds> stopped_timeout = std::nullopt;
+  /// A host that the store has not heard of for so long is lost: gloo collectives that wait for it
+  /// fail and name it. 0: they wait for their timeout.
+  std::chrono::milliseconds heartbeat_timeout = std::chrono::seconds(10);
 };
 
 /// Joins the world. Every rank calls it once; blocks until all have, at most `timeout`. Throws if

@@ -43,6 +43,13 @@ std::string name_of(const std::vector<int>& ranks, int count) {
   return count == 0 ? text : c10::str(text, " #", count + 1);
 }
 
+bool share_network(const World& world, const std::vector<int>& ranks) {
+  return std::ranges::all_of(ranks, [&](int rank) {
+    return world.hosts[rank] == world.hosts[ranks[0]] &&
+           world.networks[rank] == world.networks[ranks[0]];
+  });
+}
+
 void check_ranks(const Context& context, const std::vector<int>& ranks) {
   TORCH_CHECK_VALUE(!ranks.empty(), "new_group: expected at least one rank, got an empty list");
   const int world_size = context.world.world_size;
@@ -94,7 +101,9 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .world_ranks = ranks,
       .timeout = options.timeout.value_or(context.timeout),
       .ranks_on_host = context.world.local_world_size,
-      .processes = processes_of(context.world, ranks)};
+      .processes = processes_of(context.world, ranks),
+      .shares_network = share_network(context.world, ranks),
+      .heartbeat = context.heartbeat};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   add_backends(

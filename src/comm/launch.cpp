@@ -1,5 +1,6 @@
 #include "comm/launch.h"
 
+#include "comm/signed_store.h"
 #include "comm/slurm_hosts.h"
 #include "comm/store_address.h"
 
@@ -263,7 +264,10 @@ Launch find_launch(const InitOptions& options, const Environment& environment) {
       launch.world_size, " does not know where the ranks meet (launcher: ", launch.launcher,
       "); set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or pass "
       "InitOptions::init_method");
-  if (!given.store) parse_store_address(launch.init_method);
+  // A local socket lets nobody else in.
+  const bool is_private =
+      !given.store && parse_store_address(launch.init_method).kind == StoreAddress::Kind::Unix;
+  if (!is_private) launch.job_secret = environment.get(kJobSecret).value_or("");
   return launch;
 }
 

@@ -36,7 +36,7 @@ const Variables kTesseraRun = {{"TESSERA_RANK", "0"},
                                {"TESSERA_WORLD_SIZE", "4"},
                                {"TESSERA_LOCAL_RANK", "0"},
                                {"TESSERA_LOCAL_WORLD_SIZE", "4"},
-                               {"TESSERA_STORE", "tcp://127.0.0.1:4711"},
+                               {"TESSERA_STORE", "unix://@00042"},
                                {"TESSERA_STORE_LISTEN_FD", "7"},
                                {"TESSERA_RESTART_COUNT", "2"}};
 const Variables kTorchrun = {{"RANK", "3"},           {"WORLD_SIZE", "8"},
@@ -68,11 +68,18 @@ TEST(Launch, ReadsTesseraRun) {
   EXPECT_EQ(launch.world_size, 4);
   EXPECT_EQ(launch.local_rank, 0);
   EXPECT_EQ(launch.local_world_size, 4);
-  EXPECT_EQ(launch.init_method, "tcp://127.0.0.1:4711");
+  EXPECT_EQ(launch.init_method, "unix://@00042");
   EXPECT_EQ(launch.listen_fd, 7);
   EXPECT_EQ(launch.store_prefix, "attempt_2");
   EXPECT_FALSE(launch.store_is_served_by_agent);
   EXPECT_EQ(launch_of(with(kTesseraRun, {{"TESSERA_RANK", "1"}})).listen_fd, std::nullopt);
+}
+
+TEST(Launch, SignsStoresThatOthersCanReach) {
+  const Variables secret = {{"TESSERA_JOB_SECRET", "sixteen letters!"}};
+  EXPECT_EQ(launch_of(with(kTorchrun, secret)).job_secret, "sixteen letters!");
+  EXPECT_EQ(launch_of(kTorchrun).job_secret, "");
+  EXPECT_EQ(launch_of(with(kTesseraRun, secret)).job_secret, "") << "a local socket is private";
 }
 
 TEST(Launch, ReadsTorchrun) {
@@ -324,6 +331,9 @@ TEST(LaunchError, RefusesBadInitMethods) {
   EXPECT_THAT(of("file://"), HasSubstr("absolute path"));
   EXPECT_EQ(parse_store_address("tcp://[::1]:5").host, "::1");
   EXPECT_EQ(tcp_address("::1", 5), "tcp://[::1]:5");
+  EXPECT_THAT(of("unix:///tmp/socket"), HasSubstr("or \"unix://@name\""));
+  EXPECT_THAT(of("unix://@"), HasSubstr("a name of 1 to 100 characters"));
+  EXPECT_EQ(parse_store_address("unix://@a").name, "a");
 }
 
 }  // namespace

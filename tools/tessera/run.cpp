@@ -9,6 +9,7 @@
 #include <iomanip>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 namespace tessera::tool {
 namespace {
@@ -31,6 +32,8 @@ struct RunOptions {
   std::vector<std::string> settings;  // "NAME=VALUE", as given
   bool no_prefix = false;
   double grace_seconds = 5;
+  double stopped_seconds = 30;
+  double restart_delay = 1;
   int max_restarts = 0;
   std::vector<int> quiet_codes;
 };
@@ -50,14 +53,35 @@ std::string describe(const RankFailure& failure, int ranks) {
 void report(const RankFailure& failure, int ranks, launcher::Output& output) {
   std::string rest = "; its last lines:";
   if (failure.last_lines.empty()) rest = "; it wrote nothing";
-  if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
+  if (failure.was_stopped)
+    rest = failure.last_lines.empty() ? "; it was stopped" : "; it was stopped; its last lines:";
+  else if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
     rest = "; it was killed from outside, maybe for want of memory (dmesg tells)";
   output.say(describe(failure, ranks) + rest);
   const std::string prefix = launcher::rank_prefix(failure.rank, output.err().is_coloured());
   for (const auto& line : failure.last_lines) output.err().append(prefix + line + "\n");
 }
 
+/// How long a job that fails waits before it is started again.
+class RestartDelay {
+ public:
+  explicit RestartDelay(double first) : first_(first), next_(first) {}
+
+  /// After a start that failed when it had run for `seconds`.
+  double take(double seconds) {
+    if (seconds >= kGoodRun) next_ = first_;
+    return std::exchange(next_, std::min(2 * next_, std::max(first_, kLongestDelay)));
+  }
+
+ private:
+  static constexpr double kGoodRun = 60;
+  static constexpr double kLongestDelay = 30;
+  const double first_;
+  double next_;
+};
+
 int run_job(const RunOptions& options, Session& session) {
+  RestartDelay restart_delay(options.restart_delay);
   for (int restart = 0;; ++restart) {
     Job job(options.job, restart, session);
     const JobOutcome outcome = job.run();
@@ -70,8 +94,13 @@ int run_job(const RunOptions& options, Session& session) {
         report(*outcome.failure, options.job.ranks, session.output);
       return outcome.failure->end.code;
     }
-    session.output.say(describe(*outcome.failure, options.job.ranks) + "; restart " +
-                       std::to_string(restart + 1) + " of " + std::to_string(options.max_restarts));
+    const double delay = restart_delay.take(outcome.failure->seconds);
+    std::ostringstream words;
+    words << describe(*outcome.failure, options.job.ranks) << "; restart " << restart + 1 << " of "
+          << options.max_restarts;
+    if (delay > 0) words << " in " << delay << " s";
+    session.output.say(words.str());
+    if (const int signal = session.pause(std::chrono::duration<double>(delay))) return 128 + signal;
   }
 }
 
@@ -144,6 +173,13 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   add_number(*run_app, "--grace", options->grace_seconds, 0, kLongestGrace,
              "From the request to end until SIGKILL")
       ->type_name("SECONDS");
+  add_number(*run_app, "--stopped-timeout", options->stopped_seconds, 0, kLongestGrace,
+             "Kill a rank that is stopped for so long; 0: never, for debuggers")
+      ->type_name("SECONDS");
+  add_number(*run_app, "--restart-delay", options->restart_delay, 0, kLongestGrace,
+             "Before the first restart; doubles with each failure in a row, up to 30 s")
+      ->envname("TESSERA_RESTART_DELAY")
+      ->type_name("SECONDS");
   run_app->callback([options, &line] {
     if (line.program.empty()) {
       throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");
@@ -151,6 +187,7 @@ void add_run_command(CLI::App& app, CommandLine& line) {
     options->job.command = line.program;
     options->job.has_prefix = !options->no_prefix;
     options->job.grace = std::chrono::duration<double>(options->grace_seconds);
+    options->job.stopped_timeout = std::chrono::duration<double>(options->stopped_seconds);
     for (const auto& text : options->settings) {
       options->job.settings.push_back(launcher::parse_setting(text));
     }

@@ -118,6 +118,19 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
   return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
 }
 
+std::optional<Clock::time_point> GroupLog::waits_since() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& issue : issues_) {
+    if (issue->state == Issue::State::Running) return issue->since;
+  }
+  return std::nullopt;
+}
+
+void GroupLog::blame(std::string cause) {
+  const std::lock_guard lock(mutex_);
+  if (cause_.empty()) cause_ = std::move(cause);
+}
+
 IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
   auto issue = std::make_shared<Issue>();
   issue->what = std::move(what);
@@ -130,9 +143,14 @@ IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
 
 std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
   const std::string text = without_ornaments(text_of(cause));
-  const auto message =
-      describe(issue, c10::str(explain(text), ", ", format_seconds(seconds_since(issue.since)),
-                               " after the call: ", text));
+  const auto after = c10::str(", ", format_seconds(seconds_since(issue.since)), " after the call");
+  std::string known;
+  {
+    const std::lock_guard lock(mutex_);
+    known = cause_;
+  }
+  const auto message = describe(
+      issue, known.empty() ? c10::str(explain(text), after, ": ", text) : c10::str(known, after));
   issue.state = Issue::State::Failed;
   bool is_first = false;
   {

@@ -310,7 +310,10 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
     if (!owes || !is_gone(peer)) return std::nullopt;
     return label(peer) + " has left the group without taking part; it shut down or ended early";
   }
-  if (!members_[peer].process->has_exited()) return std::nullopt;
+  if (!members_[peer].process->has_exited()) {
+    const bool is_teller = rank_ == (peer == 0 ? 1 : 0);  // one is enough
+    return members_[peer].process->find_stop(label(peer), is_teller ? label(rank_) : "");
+  }
   return label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
          ") died; look at that rank's own output for the cause";
 }

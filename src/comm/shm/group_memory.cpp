@@ -5,7 +5,6 @@
 #include "comm/shm/shm_backend.h"
 
 #include <c10/util/Exception.h>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -121,24 +120,16 @@ class MappedMemory final : public GroupMemory {
 };
 
 int make_file(size_t bytes) {
-  const int descriptor = memfd_create("tessera", MFD_CLOEXEC);
-  TORCH_CHECK_WITH(DistBackendError, descriptor >= 0, "expected memfd_create to work, got ",
-                   std::strerror(errno));
   // Reserved now: what is missing is an error here and no SIGBUS later.
-  const FileSizeSignalBlock block;
-  const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(bytes));
-  if (error != 0) close(descriptor);
-  TORCH_CHECK_WITH(OutOfMemoryError, error == 0, "expected ", format_bytes(bytes),
-                   " of shared memory, got ", std::strerror(error),
-                   error == EFBIG ? "; raise the limit on file sizes (ulimit -f)" : "");
+  const int descriptor = make_memory_file(bytes, /*reserve=*/true);
+  TORCH_CHECK_WITH(OutOfMemoryError, descriptor >= 0, "expected ", format_bytes(bytes),
+                   " of shared memory, got ", std::strerror(errno),
+                   errno == EFBIG ? "; raise the limit on file sizes (ulimit -f)" : "");
   return descriptor;
 }
 
 std::unique_ptr<Mapping> map_of(int pid, int descriptor, size_t bytes) {
-  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
-  const SharedFile file(open(path.c_str(), O_RDWR | O_CLOEXEC));
-  TORCH_CHECK_WITH(DistBackendError, file.descriptor() >= 0, "expected to open ", path,
-                   " of a peer, got ", std::strerror(errno));
+  const SharedFile file(open_memory_file(pid, descriptor, bytes));
   return std::make_unique<Mapping>(file.descriptor(), bytes);
 }
 

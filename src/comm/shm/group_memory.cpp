@@ -1,6 +1,5 @@
 #include "comm/group_memory.h"
 
-#include "base/file_size_signal.h"
 #include "base/text.h"
 #include "comm/shm/shm_backend.h"
 

@@ -1,6 +1,7 @@
 #include <tessera/dtensor.h>
 #include <tessera/state_dict.h>
 
+#include "base/text.h"
 #include "state/named_groups.h"
 #include "state/optimizer_loader.h"
 #include "state/optimizer_options.h"
@@ -23,7 +24,7 @@ using Group = OptimizerStateDict::Group;
 using Names = std::vector<std::string>;
 
 std::string list(const char* title, const Names& names) {
-  return names.empty() ? "" : c10::str("; ", title, ": ", c10::Join(", ", names));
+  return names.empty() ? "" : c10::str("; ", title, ": ", printable(c10::Join(", ", names)));
 }
 
 /// Throws if they are of another kind, or have values that the optimizer refuses.
@@ -37,7 +38,7 @@ void check_options(const char* function, size_t index, const torch::optim::Optim
   const auto expected = names_of(read_options(own));
   const auto got = names_of(given.options);
   TORCH_CHECK_VALUE(expected == got, function, ": expected the options ", c10::Join(", ", expected),
-                    " for group ", index, ", got ", c10::Join(", ", got), kNothing,
+                    " for group ", index, ", got ", printable(c10::Join(", ", got)), kNothing,
                     "load the dict of the same kind of optimizer");
   const auto copy = own.clone();
   write_options(*copy, given.options);
@@ -128,7 +129,8 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
   for (const auto& [field, value] : found->second) {
     TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), function_,
                       ": expected state of ", c10::Join(", ", known), " for '", name, "', got '",
-                      field, "'", kNothing, "load the dict of the same kind of optimizer");
+                      printable(field), "'", kNothing,
+                      "load the dict of the same kind of optimizer");
     check_value(name, field, parameter, value);
   }
   auto required = kind_->required_names();

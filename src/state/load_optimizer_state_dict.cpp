@@ -1,6 +1,7 @@
 #include <tessera/dtensor.h>
 #include <tessera/state_dict.h>
 
+#include "base/text.h"
 #include "optim/option_values.h"
 #include "optim/state_value.h"
 #include "state/named_groups.h"
@@ -24,7 +25,7 @@ using Group = OptimizerStateDict::Group;
 using Names = std::vector<std::string>;
 
 std::string list(const char* title, const Names& names) {
-  return names.empty() ? "" : c10::str("; ", title, ": ", c10::Join(", ", names));
+  return names.empty() ? "" : c10::str("; ", title, ": ", printable(c10::Join(", ", names)));
 }
 
 }  // namespace
@@ -127,7 +128,8 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
   for (const auto& [field, value] : found->second) {
     TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), where_,
                       ": expected state of ", c10::Join(", ", known), " for '", name, "', got '",
-                      field, "'", kNothing, "load the dict of the same kind of optimizer");
+                      printable(field), "'", kNothing,
+                      "load the dict of the same kind of optimizer");
     check_value(name, field, parameter, value);
   }
   auto required = kind_->required_names();

@@ -105,6 +105,31 @@ TEST(Inspect, RefusesWrongWords) {
   EXPECT_TRUE(inspect({"--help"}).status.ok());
 }
 
+TEST_F(InspectOnThreads, PrintsNamesSoThatATerminalOnlyShowsThem) {
+  const auto file = (folder_.path() / "a.safetensors").string();
+  const std::string name = "w\x1b]0;title\x07\r\u009b2J";
+  write_safetensors(file, {{name, at::ones({2})}});
+  const auto table = inspect({file});
+  EXPECT_TRUE(table.status.ok());
+  EXPECT_THAT(table.output, HasSubstr("w\\x1b]0;title\\x07\\x0d\\xc2\\x9b2J  Float"));
+  const auto json = inspect({file, "--json"});
+  EXPECT_EQ(nlohmann::json::parse(json.output)["index"]["tensors"][0]["name"], name);
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(stream), {});
+  stream.clear();
+  const auto at = bytes.find("F32");
+  ASSERT_NE(at, std::string::npos);
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.write("F33", 3);
+  stream.close();
+  const auto damaged = inspect({file});
+  EXPECT_THAT(damaged.output, HasSubstr("for tensor 'w\\x1b]0;title"));
+  for (const auto& output : {table.output, json.output, damaged.output}) {
+    for (const char* sign : {"\x1b", "\x07", "\r", "\xc2\x9b"})
+      EXPECT_EQ(output.find(sign), std::string::npos) << output;
+  }
+}
+
 TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
   const auto file = (folder_.path() / "a.safetensors").string();
   write_safetensors(file, {{"w", at::ones({2, 2}, at::kHalf)}});

@@ -1,4 +1,5 @@
 // `tessera inspect`: what lies in a safetensors file, a checkpoint or a run.
+#include "base/text.h"
 #include "inspect/listing.h"
 #include "inspect/subjects.h"
 
@@ -26,7 +27,7 @@ int usage_error(const CLI::ParseError& error) {
 int show(const Subject& subject, bool as_json, bool is_verified) {
   std::cout << (as_json ? to_json(subject) : to_table(subject));
   if (!subject.index && !subject.checkpoints.empty()) {
-    std::cerr << "tessera inspect: " << subject.path.string()
+    std::cerr << "tessera inspect: " << tessera::printable(subject.path.string())
               << ": expected a whole checkpoint, got " << subject.checkpoints.size()
               << " that can't be loaded\n";
     return kFailure;
@@ -62,9 +63,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : usage_error(error);
   } catch (const c10::Error& error) {
-    std::cerr << "tessera inspect: " << error.what_without_backtrace() << "\n";
+    std::cerr << "tessera inspect: " << tessera::printable(error.what_without_backtrace()) << "\n";
   } catch (const std::exception& error) {
-    std::cerr << "tessera inspect: " << error.what() << "\n";
+    std::cerr << "tessera inspect: " << tessera::printable(error.what()) << "\n";
   }
   return kFailure;
 }

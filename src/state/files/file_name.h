@@ -1,6 +1,9 @@
 #pragma once
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <string>
 #include <utility>
@@ -14,7 +17,7 @@ struct FileName {
 
   template <class... Words>
   [[noreturn]] void refuse(const Words&... words) const {
-    TORCH_CHECK_VALUE(false, function, ": ", path, ": ", words...);
+    TORCH_CHECK_VALUE(false, printable(c10::str(function, ": ", path, ": ", words...)));
     std::abort();  // not reached: the check throws
   }
   template <class... Words>

@@ -308,7 +308,9 @@ std::optional<Channel::Problem> Channel::problem_of(const Pending& pending, int 
     return Problem{label(peer) +
                    " has left the group without taking part; it shut down or ended early"};
   }
-  if (!members_[peer].process->has_exited()) return std::nullopt;
+  if (!members_[peer].process->has_exited())
+    return owes && pending.descriptor.kind == Kind::Gate ? contradiction(pending, peer)
+                                                         : std::nullopt;
   return Problem{label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
                  ") died; look at that rank's own output for the cause"};
 }

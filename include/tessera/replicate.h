@@ -47,6 +47,11 @@ struct ReplicateOptions {
 /// are in place once backward returns. Calls of parts of a hookable module do not count: a gradient
 /// that comes without a forward of the module itself is an error, unless nothing is to be averaged
 /// (NoSync).
+///
+/// Ranks make the same steps. One that skips a backward after its forward, or an optimizer step, is
+/// told at the next average, on all ranks (over shm and gloo). Not seen: a batch that a rank leaves
+/// out altogether, forward included, or whose forward threw; forwards inside of NoSync or in eval();
+/// a write to parameters beside a step, which counts as one; anything in a compiled step.
 template <nn::ModuleLike M>
 M replicate(M&& module, ReplicateOptions options = {}) {
   detail::replicate_module(nn::as_module(module), std::move(options));

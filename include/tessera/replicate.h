@@ -50,8 +50,9 @@ struct ReplicateOptions {
 ///
 /// Ranks make the same steps. One that skips a backward after its forward, or an optimizer step, is
 /// told at the next average, on all ranks (over shm and gloo). Not seen: a batch that a rank leaves
-/// out altogether, forward included, or whose forward threw; forwards inside of NoSync or in eval();
-/// a write to parameters beside a step, which counts as one; anything in a compiled step.
+/// out altogether, forward included, or whose forward threw; forwards inside of NoSync or in
+/// eval(); steps of torch::optim::SGD, which hides its writes; anything in a compiled step. Any
+/// other write to parameters counts as a step.
 template <nn::ModuleLike M>
 M replicate(M&& module, ReplicateOptions options = {}) {
   detail::replicate_module(nn::as_module(module), std::move(options));

@@ -17,20 +17,20 @@ int64_t writes_to(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 void Progress::add_forward(const std::weak_ptr<void>& graph) {
-  count_lost();
+  notice_lost();
   forwards_.push_back(graph);
 }
 
-void Progress::count_lost() {
-  lost_ += static_cast<int64_t>(
-      std::erase_if(forwards_, [](const auto& graph) { return graph.expired(); }));
+void Progress::notice_lost() {
+  if (std::erase_if(forwards_, [](const auto& graph) { return graph.expired(); }) > 0)
+    has_lost_ = true;
 }
 
 std::optional<std::string> Progress::describe(const std::vector<at::Tensor>& parameters) {
-  count_lost();
+  notice_lost();
   if (!writes_) return std::nullopt;
-  return c10::str("since the last average ", lost_, lost_ == 1 ? " forward" : " forwards",
-                  " without backward, parameters ",
+  return c10::str("since the last average ", has_lost_ ? "a" : "no",
+                  " forward without backward, parameters ",
                   writes_to(parameters) == *writes_ ? "as before" : "updated");
 }
 
@@ -41,7 +41,7 @@ void Progress::restart(const std::vector<at::Tensor>& parameters) {
 
 void Progress::forget() {
   forwards_.clear();
-  lost_ = 0;
+  has_lost_ = false;
   writes_.reset();
 }
 

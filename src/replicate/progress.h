@@ -25,12 +25,12 @@ class Progress {
   void forget();
 
  private:
-  void count_lost();
+  void notice_lost();
 
   // A forward may be one of several of a backward, so it is lost when its graph has gone before
-  // one.
+  // one. How many are does not count: ranks may call a module as often as they like.
   std::vector<std::weak_ptr<void>> forwards_;
-  int64_t lost_ = 0;
+  bool has_lost_ = false;
   std::optional<int64_t> writes_;
 };
 

@@ -29,6 +29,7 @@ struct BackendRequest {
   Processes processes = {};                   // by group rank
   bool shares_network = false;                // all ranks reach each other by the loopback device
   std::shared_ptr<Heartbeat> heartbeat = {};  // of the world; null if it is on one host
+  bool check_calls = true;                    // Note [call check]
 };
 
 using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);

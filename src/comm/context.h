@@ -21,6 +21,7 @@ struct Context {
   std::string backend;
   std::chrono::milliseconds timeout = kDefaultTimeout;
   std::shared_ptr<Heartbeat> heartbeat;  // null if all ranks are on one host
+  bool check_calls = true;
   Group default_group;
   int process = 0;  // that joined
 

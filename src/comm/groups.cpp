@@ -103,7 +103,8 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .ranks_on_host = context.world.local_world_size,
       .processes = processes_of(context.world, ranks),
       .shares_network = share_network(context.world, ranks),
-      .heartbeat = context.heartbeat};
+      .heartbeat = context.heartbeat,
+      .check_calls = options.check_calls.value_or(context.check_calls)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   add_backends(

@@ -70,6 +70,8 @@ void init(InitOptions options) {
   context->world = comm::join_world(store, launch, options.timeout);
   context->backend = options.backend;
   context->timeout = options.timeout;
+  context->check_calls =
+      options.check_calls && Environment().get("TESSERA_CHECK_CALLS").value_or("1") != "0";
   context->process = getpid();
   if (options.heartbeat_timeout.count() > 0 && comm::spans_hosts(context->world))
     context->heartbeat =

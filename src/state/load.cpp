@@ -110,10 +110,13 @@ Extra load_checkpoint(const std::string& dir, const torch::nn::Module& module,
   const c10::AutoGradMode no_grad(false);
   const state::Together ranks(options.group);
   Prepared prepared;
-  ranks.run(kLoad, [&] {
-    prepare(dir, module, optimizer, options, ranks, prepared);
-    return std::string();
-  });
+  ranks.run(
+      kLoad,
+      [&] {
+        prepare(dir, module, optimizer, options, ranks, prepared);
+        return std::string();
+      },
+      dir);
   prepared.values->apply();
   if (prepared.loader) prepared.loader->load();
   return std::move(prepared.extra);

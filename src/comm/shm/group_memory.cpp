@@ -75,7 +75,14 @@ class MappedMemory final : public GroupMemory {
 
   void arrive(Gate gate) override {
     auto& own = attendance(backend_.getRank());
-    own.counts[index(gate)].fetch_add(1, std::memory_order_seq_cst);
+    auto& block = *backend_.channel().self().block;
+    const auto gates = block.gates.load(std::memory_order_relaxed) + 1;
+    auto& count = own.counts[index(gate)];
+    if (gate == Gate::Written)
+      block.gate_calls[gates % kDescriptorRing] = describe_call(count.load() + 1);
+    count.fetch_add(1, std::memory_order_seq_cst);
+    // Behind the count: whoever sees this one sees that one.
+    if (gate == Gate::Written) block.gates.store(gates, std::memory_order_seq_cst);
     own.bell.ring();
   }
 
@@ -88,7 +95,7 @@ class MappedMemory final : public GroupMemory {
       auto& theirs = attendance(peer);
       const auto& count = theirs.counts[index(gate)];
       if (peer == rank || count.load(std::memory_order_acquire) >= target) continue;
-      if (pending.since == Clock::time_point{}) pending = pending_since_now(target);
+      if (pending.since == Clock::time_point{}) pending = pending_since_now(gate, target);
       channel.await(pending, peer, count, target, theirs.bell);
     }
   }
@@ -98,16 +105,17 @@ class MappedMemory final : public GroupMemory {
   Attendance& attendance(int rank) const {
     return reinterpret_cast<Attendance*>(mapping_->base())[rank];
   }
-  Pending pending_since_now(uint64_t count) const {
+  Descriptor describe_call(uint64_t count) const {
+    Descriptor descriptor{.sequence = count, .kind = Kind::Gate, .bytes = bytes()};
+    add_notes(descriptor);
+    return descriptor;
+  }
+  Pending pending_since_now(Gate gate, uint64_t count) const {
     Pending pending;
-    pending.descriptor = {.sequence = count,
-                          .kind = Kind::Gate,
-                          .dtype = -1,
-                          .reduce = -1,
-                          .root = -1,
-                          .bytes = bytes(),
-                          .largest_part = 0,
-                          .shared_offset = -1};
+    pending.descriptor = describe_call(count);
+    pending.issued = backend_.issued();
+    pending.gates_beyond = backend_.channel().self().block->gates.load(std::memory_order_relaxed) +
+                           (gate == Gate::Read ? 1 : 0);
     pending.since = Clock::now();
     pending.deadline = pending.since + std::min(backend_.timeout(), kLongestTimeout);
     return pending;

@@ -72,16 +72,16 @@ Group default_group();
 
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
-  std::string backend = {};      // empty: the default group's choice
-  std::string description = {};  // shown in errors, e.g. "dp"
+  std::string backend = {};                        // empty: the default group's choice
+  std::string description = {};                    // shown in errors, e.g. "dp"
   std::optional<bool> check_calls = std::nullopt;  // none: the default group's
 };
 
 /// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the
 /// same list, in the same order as their other new_group calls for that list; blocks until all
 /// have. Names agree on all ranks. Ranks that wait for each other with different lists (other
-/// ranks, another order) get an error at once, which names both; a rank that does not call it is
-/// noticed when it ends, or after the timeout.
+/// ranks, another order) get an error at once, which names both, and can't be mended but by another
+/// init; a rank that does not call it is noticed when it ends, or after the timeout.
 Group new_group(const std::vector<int>& ranks, GroupOptions options = {});
 
 int rank(const Group& group);

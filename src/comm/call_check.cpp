@@ -146,13 +146,12 @@ void set_parts(Descriptor& descriptor, int rank, const std::vector<uint64_t>& se
 
 bool agree(const Descriptor& one, const Descriptor& other) {
   // Parts of all_gather and all_to_all may be of any size; their layouts tell.
-  const bool has_parts = one.kind == Kind::AllGather || one.kind == Kind::AllToAll;
-  const bool same_parts =
-      has_parts ? one.kind == Kind::AllToAll || one.layout == other.layout
-                : one.bytes == other.bytes;
+  const bool is_exchange = one.kind == Kind::AllToAll;
+  const bool same_parts = (is_exchange || one.layout == other.layout) &&
+                          (is_exchange || one.kind == Kind::AllGather || one.bytes == other.bytes);
   // What is not said on one side contradicts nothing: a call may come from another layer.
-  const bool same_notes = one.note_hash == other.note_hash || one.note_hash == 0 ||
-                          other.note_hash == 0;
+  const bool same_notes =
+      one.note_hash == other.note_hash || one.note_hash == 0 || other.note_hash == 0;
   return one.sequence == other.sequence && one.kind == other.kind && one.dtype == other.dtype &&
          one.reduce == other.reduce && one.root == other.root && same_parts && same_notes;
 }

@@ -43,15 +43,15 @@ inline bool is_mail(Kind kind) {
 struct alignas(64) Descriptor {
   uint64_t sequence = 0;
   Kind kind = Kind::Barrier;
-  int32_t dtype = -1;   // c10::ScalarType; -1 if the operation has none
-  int32_t reduce = -1;  // c10d::ReduceOp; -1 likewise
-  int32_t root = -1;    // group rank; -1 likewise
-  uint64_t bytes = 0;   // of this rank's contribution
+  int32_t dtype = -1;          // c10::ScalarType; -1 if the operation has none
+  int32_t reduce = -1;         // c10d::ReduceOp; -1 likewise
+  int32_t root = -1;           // group rank; -1 likewise
+  uint64_t bytes = 0;          // of this rank's contribution
   uint64_t largest_part = 0;   // all-to-all: of the largest part sent; decides the number of rounds
   int64_t shared_offset = -1;  // where the contribution lies in this rank's arena; -1: it goes
                                // through the slots
-  uint64_t layout = 0;     // sizes of parts; see set_parts()
-  uint64_t note_hash = 0;  // of function and note as they were said; 0: nothing was
+  uint64_t layout = 0;         // sizes of parts; see set_parts()
+  uint64_t note_hash = 0;      // of function and note as they were said; 0: nothing was
   std::array<char, 32> function{};  // that the call serves
   std::array<char, 96> note{};
 };

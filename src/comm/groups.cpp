@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "comm/backends.h"
 #include "comm/closing.h"
+#include "comm/group_meeting.h"
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
@@ -27,20 +28,6 @@ std::vector<std::string> pick_backends(const Context& context, const std::vector
   std::vector<std::string> names = {share_host && ranks.size() <= kMostShmRanks ? "shm" : "gloo"};
   if (nccl::available() && at::hasCUDA()) names.emplace_back("nccl");
   return names;
-}
-
-/// The rank list in the name keeps groups apart in the store and tells them apart in errors.
-std::string name_of(const std::vector<int>& ranks, int count) {
-  constexpr size_t kShown = 16;
-  std::string text = "ranks";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
-    text.append(i == 0 ? " " : ",").append(std::to_string(ranks[i]));
-  if (ranks.size() > kShown) {
-    size_t hash = 0;
-    for (const int rank : ranks) hash = hash * 1000003 + static_cast<size_t>(rank);
-    text += c10::str(",... (", ranks.size(), " in all, list ", hash, ")");
-  }
-  return count == 0 ? text : c10::str(text, " #", count + 1);
 }
 
 bool share_network(const World& world, const std::vector<int>& ranks) {
@@ -163,12 +150,15 @@ namespace tessera {
 Group new_group(const std::vector<int>& ranks, GroupOptions options) {
   const auto context = comm::require_context("new_group");
   comm::check_ranks(*context, ranks);
-  std::string name;
+  comm::GroupCall call{.ranks = ranks};
   {
     const std::lock_guard lock(context->mutex);
-    name = comm::name_of(ranks, context->group_counts[ranks]++);
+    call.count = context->group_counts[ranks]++;
   }
-  return comm::make_group(*context, ranks, name, options);
+  const bool has_peers = (options.backend.empty() ? context->backend : options.backend) != "fake";
+  const auto timeout = options.timeout.value_or(context->timeout);
+  if (has_peers && timeout.count() > 0) comm::meet_for_group(*context, call, timeout);
+  return comm::make_group(*context, ranks, comm::name_of(call), options);
 }
 
 Group default_group() { return comm::require_context("default_group")->default_group; }

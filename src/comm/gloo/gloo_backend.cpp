@@ -48,7 +48,13 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
                       .caller = c10::str("gloo: group '", request.group_name, "'"),
                       .processes = request.processes};
   // gloo itself would wait for a missing rank without a word of who it is.
-  exchange(group, "gloo/arrived", "here");
+  const std::string own = request.check_calls ? "on" : "off";
+  const auto checks = exchange(group, "gloo/arrived", own);
+  for (size_t peer = 0; peer < checks.size(); ++peer) {
+    TORCH_CHECK_VALUE(checks[peer] == own, group.caller,
+                      ": expected check_calls (or TESSERA_CHECK_CALLS) alike on all ranks, got ",
+                      own, " on rank ", request.rank, " and ", checks[peer], " on rank ", peer);
+  }
   c10::intrusive_ptr<Engine> engine;
   try {
     engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
@@ -82,10 +88,14 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
       store_(request.store),
       processes_(request.processes),
       log_(std::make_shared<GroupLog>(request)),
+      queue_(request.check_calls && request.size > 1
+                 ? std::make_shared<CallQueue>(request, engine_, log_)
+                 : nullptr),
       lookout_(request, log_, [this] { end_all(); }) {}
 
 GlooBackend::~GlooBackend() {
   shutdown();
+  if (queue_) queue_->close();
   // gloo ends only with its last collective, which may have to time out first: nobody shall wait
   // for that.
   if (!log_->await_idle(std::chrono::milliseconds(0))) {
@@ -99,8 +109,10 @@ void GlooBackend::shutdown() {
   watchers_->close();
   // What waits for a peer that will never come must not hold up the end of this rank.
   const auto grace = close_by_ ? std::max(*close_by_ - Clock::now(), Clock::duration(0)) : kGrace;
+  const auto deadline = Clock::now() + grace;
   if (log_->has_failed() || !log_->await_idle(std::chrono::ceil<std::chrono::milliseconds>(grace)))
-    abort();
+    return abort();
+  if (queue_) queue_->flush(deadline);
 }
 
 void GlooBackend::begin_close(Clock::time_point deadline) {
@@ -134,7 +146,8 @@ WorkPtr GlooBackend::endCoalescing() {
       c10d::OpType::COALESCED,
       log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
       Tensors());
-  CollectiveWork::follow(work, parts, {});
+  CollectiveWork::begin(work, {});
+  CollectiveWork::follow(work, parts);
   return work;
 }
 
@@ -149,9 +162,9 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
   TORCH_CHECK_VALUE(is_any || (peer >= 0 && peer < size_ && peer != rank_), "gloo: ", name,
                     ": expected a peer from 0 to ", size_ - 1, " other than this rank (", rank_,
                     "), got ", peer);
-  TORCH_CHECK_VALUE(tag >= 0, "gloo: ", name, ": expected a tag of 0 or more, got ", tag);
-  call.describe(tensor, c10::str(is_send ? "to " : "from ",
-                                 is_any ? "any rank" : c10::str("rank ", peer), ", tag ", tag));
+  TORCH_CHECK_VALUE(tag >= 0 && tag < kHeaderTag, "gloo: ", name, ": expected a tag from 0 to ",
+                    kHeaderTag - 1, ", got ", tag);
+  call.describe(is_send ? Kind::Send : Kind::Receive, {tensor}, -1, peer);
   Tensors memory{is_send ? call.read(tensor) : call.write(tensor)};
   WorkPtr inner = engine_->start([&](auto& gloo) {
     return is_send  ? gloo.send(memory, peer, tag)

@@ -258,7 +258,7 @@ void Channel::check(const Pending& pending, int watched, c10::function_ref<bool(
   if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
 }
 
-std::optional<Channel::Problem> Channel::find_problem(const Pending& pending, int watched) const {
+std::optional<Problem> Channel::find_problem(const Pending& pending, int watched) const {
   if (has_failed()) return Problem{failure()};
   std::optional<Problem> found;
   int gone = 0;
@@ -286,8 +286,7 @@ bool Channel::is_gone(int peer) const {
   return now - seen.load() > std::chrono::nanoseconds(kLeavingGrace).count();
 }
 
-std::optional<Channel::Problem> Channel::problem_of(const Pending& pending, int peer,
-                                                    bool owes) const {
+std::optional<Problem> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
   const auto& block = *members_[peer].block;
   const auto health = block.health.load(std::memory_order_acquire);
   // A peer that is through with this collective may leave; only the one waited for still owes
@@ -299,7 +298,7 @@ std::optional<Channel::Problem> Channel::problem_of(const Pending& pending, int 
   if (health == Health::Failed) {
     const std::string cause = block.reason.data();
     if (block.about != About::Self) return Problem{cause, block.about};
-    return Problem{label(peer) + " has failed: " + cause};
+    return Problem{label(peer) + " has failed: " + cause, About::Peer};
   }
   if (health == Health::Left) {
     // A process on its way out should be gone before its peers fail, so that whoever watches sees

@@ -83,10 +83,7 @@ class Channel {
   /// Marks the group as failed for everybody and throws DistBackendError.
   [[noreturn]] void fail(const Pending& pending, const std::string& cause,
                          About about = About::Self);
-  [[noreturn]] void fail(const std::string& cause, About about = About::Self) {
-    fail(entered_, cause, about);
-  }
-  /// Because the calls of the collective that was entered, as far as announced, do not go together.
+  /// Because the calls of this number, as far as announced, do not go together.
   [[noreturn]] void fail_disagreement(uint64_t sequence);
   /// Tells the peers that this rank takes part in nothing any more.
   void leave();
@@ -98,7 +95,6 @@ class Channel {
   void check_kept(int peer) { check_kept(entered_, peer); }
   /// Neither failed nor left, as of everything read from its memory before the call.
   bool is_alive(int peer) const;
-  /// Throws if the group has failed.
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
   const std::string& failure() const { return failure_; }
@@ -106,7 +102,6 @@ class Channel {
   /// "rank 2", with the world's number where it differs.
   std::string label(int rank) const;
 
-  // --- the record of recent collectives
   struct Record {
     FlightEntry* entry = nullptr;
     uint64_t count = 0;  // the entry is this one's until a later one takes it over
@@ -123,10 +118,6 @@ class Channel {
   int tell_core();
   void step_aside();
   bool is_gone(int peer) const;
-  struct Problem {
-    std::string cause;
-    About about = About::Peer;
-  };
   std::optional<Problem> find_problem(const Pending& pending, int watched) const;
   std::optional<Problem> problem_of(const Pending& pending, int peer, bool owes) const;
   std::optional<Problem> contradiction(const Pending& pending, int peer) const;

@@ -79,7 +79,7 @@ void Channel::fail_disagreement(uint64_t sequence) {
     const bool is_kept = started >= sequence && started < sequence + kDescriptorRing;
     if (is_kept) calls.push_back({label(peer), describe(descriptor_of(peer, sequence))});
   }
-  fail(describe_disagreement(calls), About::All);
+  fail(entered_, describe_disagreement(calls), About::All);
 }
 
 void Channel::check_kept(const Pending& pending, int peer) {

@@ -23,11 +23,10 @@ ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType typ
 
 Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int reduce,
                                        int64_t root) const {
-  Descriptor descriptor{
-      .kind = kind,
-      .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
-      .reduce = reduce,
-      .root = static_cast<int32_t>(root)};
+  Descriptor descriptor{.kind = kind,
+                        .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
+                        .reduce = reduce,
+                        .root = static_cast<int32_t>(root)};
   add_notes(descriptor);
   return descriptor;
 }

@@ -145,8 +145,7 @@ class Exchange final : public RoundsCollective {
 
  protected:
   uint64_t count_rounds(const Channel& channel) const override {
-    if (descriptor_.kind == Kind::Scatter)
-      return divide_up(outputs_[0].size, chunk_bytes_);
+    if (descriptor_.kind == Kind::Scatter) return divide_up(outputs_[0].size, chunk_bytes_);
     uint64_t largest = descriptor_.largest_part;
     for (const int source : sources_) {
       largest = std::max(largest, channel.descriptor_of(source, descriptor_.sequence).largest_part);

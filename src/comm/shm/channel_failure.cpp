@@ -35,7 +35,7 @@ std::string Channel::label(int rank) const {
 // for a peer to come to it, that peer can't have begun a collective that this rank has not issued,
 // nor have come to a gate that is beyond: one of the two has skipped something, and both would wait
 // for each other until the time is up. A peer that is only behind has begun less.
-std::optional<Channel::Problem> Channel::contradiction(const Pending& pending, int peer) const {
+std::optional<Problem> Channel::contradiction(const Pending& pending, int peer) const {
   const auto& block = *members_[peer].block;
   const auto started = block.started.load(std::memory_order_acquire);
   const auto gates = block.gates.load(std::memory_order_acquire);

@@ -38,6 +38,12 @@ struct InitOptions {
   /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
   /// the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
+  /// How long a peer on this host that is stopped (SIGSTOP, a debugger) is waited for; 0: as long
+  /// as any other. None: what `tessera run --stopped-timeout` says, else 30 s.
+  std::optional<std::chrono::milliseconds> stopped_timeout = std::nullopt;
+  /// A host that the store has not heard of for so long is lost: gloo collectives that wait for it
+  /// fail and name it. 0: they wait for their timeout.
+  std::chrono::milliseconds heartbeat_timeout = std::chrono::seconds(10);
   /// Ranks compare every collective before they use each other's data: operation, dtype, sizes,
   /// reduction, root, dim. Calls that do not go together are an error on all ranks, which names
   /// both sides. False, or TESSERA_CHECK_CALLS=0, alike on all ranks: gloo does not look, shm only

@@ -30,6 +30,13 @@ std::vector<std::string> pick_backends(const Context& context, const std::vector
   return names;
 }
 
+bool share_network(const World& world, const std::vector<int>& ranks) {
+  return std::ranges::all_of(ranks, [&](int rank) {
+    return world.hosts[rank] == world.hosts[ranks[0]] &&
+           world.networks[rank] == world.networks[ranks[0]];
+  });
+}
+
 void check_ranks(const Context& context, const std::vector<int>& ranks) {
   TORCH_CHECK_VALUE(!ranks.empty(), "new_group: expected at least one rank, got an empty list");
   const int world_size = context.world.world_size;
@@ -82,6 +89,8 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .timeout = options.timeout.value_or(context.timeout),
       .ranks_on_host = context.world.local_world_size,
       .processes = processes_of(context.world, ranks),
+      .shares_network = share_network(context.world, ranks),
+      .heartbeat = context.heartbeat,
       .check_calls = options.check_calls.value_or(context.check_calls)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");

@@ -18,17 +18,20 @@ namespace {
 
 constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
 
+constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kConnected = "gloo/connected";
 
 constexpr std::chrono::seconds kGrace(5);  // for collectives that are under way at the end
 
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(
-    std::chrono::milliseconds timeout) {
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const BackendRequest& request) {
+  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
   std::istringstream names(Environment().get(kInterfaces).value_or(""));
   for (std::string name; std::getline(names, name, ',');) {
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
   }
+  // On one host nobody on the network has to reach it.
+  if (options->devices.empty() && request.shares_network)
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(kLoopback));
   // The address the host's name stands for, or the loopback device if it stands for none.
   if (options->devices.empty())
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
@@ -55,7 +58,7 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   c10::intrusive_ptr<Engine> engine;
   try {
     engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
-                                         make_options(request.timeout));
+                                         make_options(request));
   } catch (const std::exception&) {
     const auto error = c10::str(group.caller, ": rank ", request.rank, " of ", request.size,
                                 " could not connect to its peers within ",
@@ -87,7 +90,8 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
       log_(std::make_shared<GroupLog>(request)),
       queue_(request.check_calls && request.size > 1
                  ? std::make_shared<CallQueue>(request, engine_, log_)
-                 : nullptr) {}
+                 : nullptr),
+      lookout_(request, log_, [this] { end_all(); }) {}
 
 GlooBackend::~GlooBackend() {
   shutdown();
@@ -100,6 +104,7 @@ GlooBackend::~GlooBackend() {
 }
 
 void GlooBackend::shutdown() {
+  lookout_.close();
   log_->close();
   watchers_->close();
   // What waits for a peer that will never come must not hold up the end of this rank.
@@ -116,6 +121,10 @@ void GlooBackend::begin_close(Clock::time_point deadline) {
 
 void GlooBackend::abort() {
   log_->close();
+  end_all();
+}
+
+void GlooBackend::end_all() {
   engine_->close_connections();
   if (queue_) queue_->abort();
   log_->cancel_all();

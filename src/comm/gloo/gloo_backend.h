@@ -3,6 +3,7 @@
 #include "comm/closing.h"
 #include "comm/gloo/call_queue.h"
 #include "comm/gloo/engine.h"
+#include "comm/gloo/lookout.h"
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
 #include "comm/recorded.h"
@@ -73,6 +74,7 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing 
  private:
   class Call;
   friend class Call;
+  void end_all();
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
 
   c10::intrusive_ptr<Engine> engine_;
@@ -86,6 +88,7 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing 
   uint64_t monitored_barriers_ = 0;
   std::optional<std::vector<WorkPtr>> coalescing_;
   std::optional<Clock::time_point> close_by_;
+  Lookout lookout_;  // last: its thread uses the others
 };
 
 }  // namespace tessera::comm::gloo

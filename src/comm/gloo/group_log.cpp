@@ -129,6 +129,19 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
   return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
 }
 
+std::optional<Clock::time_point> GroupLog::waits_since() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& issue : issues_) {
+    if (issue->state == Issue::State::Running) return issue->since;
+  }
+  return std::nullopt;
+}
+
+void GroupLog::blame(std::string cause) {
+  const std::lock_guard lock(mutex_);
+  if (cause_.empty()) cause_ = std::move(cause);
+}
+
 IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
   auto issue = std::make_shared<Issue>();
   issue->what = std::move(what);
@@ -141,7 +154,12 @@ IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
 
 std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
   std::string message;
+  {
+    const std::lock_guard lock(mutex_);
+    message = cause_;
+  }
   try {
+    if (!message.empty()) throw Cause(message);
     std::rethrow_exception(cause);
   } catch (const Cause& known) {
     message = known.for_all ? c10::str("gloo: in group '", group_name_, "' ", known.what())

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -59,6 +60,11 @@ class GroupLog {
   /// Whether gloo has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
 
+  /// Since when a call has not completed; none: all have.
+  std::optional<Clock::time_point> waits_since() const;
+  /// What is under way, or comes, fails because of `cause`, whatever gloo says of it.
+  void blame(std::string cause);
+
   IssuePtr add(std::string what, uint64_t sequence);
   /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
   /// rank and cause. The first one makes the group unusable, is written to standard error with the
@@ -87,6 +93,7 @@ class GroupLog {
   const char* span_name_;
   mutable std::mutex mutex_;
   std::string failure_;
+  std::string cause_;
   bool closed_ = false;
   std::map<IssuePtr, std::function<void()>> under_way_;
   std::condition_variable left_;

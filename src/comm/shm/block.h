@@ -78,6 +78,8 @@ struct alignas(64) RankBlock {
       departed;  // bit per peer that will never look at this block again; written by peers
 
   std::array<Descriptor, kDescriptorRing> descriptors;
+  std::array<Descriptor, kDescriptorRing> gate_calls;  // likewise, by `gates`
+  std::atomic<uint64_t> gates;  // how often it has come to any gate `Written` of the group's memory
   std::array<FlightEntry, kFlightEntries> flight;
   std::atomic<uint64_t> flight_count;
 };

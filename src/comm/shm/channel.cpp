@@ -307,7 +307,14 @@ std::optional<Problem> Channel::problem_of(const Pending& pending, int peer, boo
     return Problem{label(peer) +
                    " has left the group without taking part; it shut down or ended early"};
   }
-  if (!members_[peer].process->has_exited()) return std::nullopt;
+  if (!members_[peer].process->has_exited()) {
+    const bool is_teller = rank_ == (peer == 0 ? 1 : 0);  // one is enough
+    if (const auto stop =
+            members_[peer].process->find_stop(label(peer), is_teller ? label(rank_) : ""))
+      return Problem{*stop};
+    return owes && pending.descriptor.kind == Kind::Gate ? contradiction(pending, peer)
+                                                         : std::nullopt;
+  }
   return Problem{label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
                  ") died; look at that rank's own output for the cause"};
 }

@@ -120,6 +120,7 @@ class Channel {
   bool is_gone(int peer) const;
   std::optional<Problem> find_problem(const Pending& pending, int watched) const;
   std::optional<Problem> problem_of(const Pending& pending, int peer, bool owes) const;
+  std::optional<Problem> contradiction(const Pending& pending, int peer) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
   /// The peers that have done the least.
   std::vector<int> stragglers() const;

@@ -30,6 +30,26 @@ std::string Channel::label(int rank) const {
   return in_world == rank ? text : text + " (world rank " + std::to_string(in_world) + ")";
 }
 
+// Note [same order]
+// Ranks come to gates and collectives of a group in one order. So while this rank waits at a gate
+// for a peer to come to it, that peer can't have begun a collective that this rank has not issued,
+// nor have come to a gate that is beyond: one of the two has skipped something, and both would wait
+// for each other until the time is up. A peer that is only behind has begun less.
+std::optional<Problem> Channel::contradiction(const Pending& pending, int peer) const {
+  const auto& block = *members_[peer].block;
+  const auto started = block.started.load(std::memory_order_acquire);
+  const auto gates = block.gates.load(std::memory_order_acquire);
+  if (!checks_calls() || (started <= pending.issued && gates < pending.gates_beyond))
+    return std::nullopt;
+  const auto& theirs = started > pending.issued ? descriptor_of(peer, pending.issued + 1)
+                                                : block.gate_calls[gates % kDescriptorRing];
+  return Problem{describe_disagreement({{label(rank_), describe(pending.descriptor)},
+                                        {label(peer), describe(theirs)}}) +
+                     "; a rank that skips a backward, or goes on after an exception, needs the "
+                     "others to do the same",
+                 About::All};
+}
+
 void Channel::fail(const Pending& pending, const std::string& cause, About about) {
   auto& block = *self().block;
   auto alive = Health::Alive;

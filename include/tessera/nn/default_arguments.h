@@ -4,8 +4,8 @@
 
 #include <torch/csrc/api/include/torch/nn/modules.h>
 
-/// torch::nn's modules whose forward has default arguments: a deduced signature loses them, so they
-/// are written out here.
+/// torch::nn's modules whose forward is not taken as it is: default arguments, which a deduced
+/// signature loses, are written out here, and Linear takes fewer kernels.
 namespace tessera::nn::detail {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
@@ -21,6 +21,15 @@ template <class Impl, class R, class... A>
 struct ForwardTo<Impl, R(A...)> {
   static R call(const Hooked<Impl>& self, A... arguments) {
     return forward_of<Impl, R, A...>(self, std::forward<A>(arguments)...);
+  }
+};
+
+/// torch::nn's own multiplies by a transposed view and adds the bias in a kernel of its own, unless
+/// the input is 2-D.
+template <>
+struct PlainForward<torch::nn::LinearImpl> {
+  static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
+    return at::linear(input, self.weight, self.bias);
   }
 };
 

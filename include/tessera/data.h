@@ -77,9 +77,16 @@ class Tokenizer {
 };
 
 struct CorpusOptions {
-  /// Folder for tokens made by a BPE tokenizer. Empty: tessera/tokens in $XDG_CACHE_HOME or in
-  /// ~/.cache.
+  /// Folder for tokens made by a BPE tokenizer and for hashes of large files, of this user alone.
+  /// Empty: tessera/tokens in $XDG_CACHE_HOME or in ~/.cache; without either of them, one in the
+  /// temporary folder. Where that can't be used, a warning says so and nothing is kept.
   std::string cache = {};
+};
+
+/// A file of a corpus.
+struct FileContent {
+  std::string name;  // inside of the folder that was named
+  std::string hash;  // of its bytes
 };
 
 /// The tokens of text files as one row, mapped into memory, not read. Copies share the mapping;
@@ -100,10 +107,12 @@ class Corpus {
   int64_t files() const;
   int64_t bytes() const;
   const Tokenizer& tokenizer() const;
-  /// Of names, sizes and tokenizer: says whether a position in it still means the same.
+  /// Of names, contents and tokenizer: says whether a position in it still means the same.
   std::string fingerprint() const;
+  /// What the fingerprint was made of, in order: says which file differs.
+  const std::vector<FileContent>& contents() const;
 
-  /// [count], int64. Throws if a file has changed its size since it was opened.
+  /// [count], int64. Throws if the file has changed since it was opened.
   at::Tensor read(int64_t first, int64_t count) const;
   /// Rows of `length` tokens; row i begins at token `indices[i] * stride`. [indices, length], int64
   at::Tensor windows(c10::ArrayRef<int64_t> indices, int64_t stride, int64_t length) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 
 namespace tessera {
@@ -13,7 +14,60 @@ std::string print(const char* format, double value, const char* unit) {
   return text.data();
 }
 
+/// How many bytes the UTF-8 character at the beginning of `text` has, and which it is; none: no
+/// such character.
+struct Character {
+  size_t bytes = 0;
+  uint32_t code = 0;
+};
+
+Character first_character(std::string_view text) {
+  const auto lead = static_cast<unsigned char>(text[0]);
+  if (lead < 0x80) return {1, lead};
+  const size_t bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
+  if (lead < 0xC2 || lead > 0xF4 || text.size() < bytes) return {};
+  uint32_t code = lead & (0x7FU >> bytes);
+  for (const char next : text.substr(1, bytes - 1)) {
+    if ((static_cast<unsigned char>(next) & 0xC0U) != 0x80U) return {};
+    code = code << 6 | (static_cast<unsigned char>(next) & 0x3FU);
+  }
+  constexpr std::array<uint32_t, 5> kLeast = {0, 0, 0x80, 0x800, 0x10000};
+  const bool is_surrogate = code >= 0xD800 && code <= 0xDFFF;
+  if (code < kLeast[bytes] || is_surrogate || code > 0x10FFFF) return {};
+  return {bytes, code};
+}
+
+bool is_harmless(uint32_t code) {
+  const bool is_control = code < 0x20 || (code >= 0x7F && code < 0xA0);
+  const bool turns_lines = code == 0x061C || (code >= 0x200E && code <= 0x200F) ||
+                           (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
+  return !is_control && !turns_lines;
+}
+
+std::string escaped(unsigned char byte) {
+  if (byte == '\n') return "\\n";
+  if (byte == '\t') return "\\t";
+  std::array<char, 8> text{};
+  std::snprintf(text.data(), text.size(), "\\x%02x", byte);
+  return text.data();
+}
+
 }  // namespace
+
+std::string printable(std::string_view text, std::string_view kept) {
+  std::string shown;
+  while (!text.empty()) {
+    const auto [bytes, code] = first_character(text);
+    const auto taken = text.substr(0, std::max<size_t>(bytes, 1));
+    if (bytes > 0 && (is_harmless(code) || (bytes == 1 && kept.find(text[0]) != kept.npos))) {
+      shown += taken;
+    } else {
+      for (const char byte : taken) shown += escaped(static_cast<unsigned char>(byte));
+    }
+    text.remove_prefix(taken.size());
+  }
+  return shown;
+}
 
 std::string format_bytes(size_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -40,10 +94,10 @@ std::string format_list(const std::vector<int>& numbers) {
 std::string format_list(const std::vector<std::string>& names) {
   constexpr size_t kMost = 12;
   if (names.empty()) return "none";
-  std::string text = "'" + names.front() + "'";
+  std::string text = "'" + printable(names.front()) + "'";
   const size_t shown = std::min(names.size(), kMost);
   for (size_t i = 1; i < shown; ++i)
-    text += (i + 1 == names.size() ? " and '" : ", '") + names[i] + "'";
+    text += (i + 1 == names.size() ? " and '" : ", '") + printable(names[i]) + "'";
   if (shown < names.size()) text += " and " + std::to_string(names.size() - shown) + " more";
   return text;
 }

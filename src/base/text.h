@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
@@ -10,9 +11,14 @@ namespace tessera {
 std::string format_bytes(size_t bytes);
 /// "0, 2 and 3"; "none" if empty.
 std::string format_list(const std::vector<int>& numbers);
-/// "'a', 'b' and 'c'", at most twelve of them; "none" if empty.
+/// "'a', 'b' and 'c'", at most twelve of them, printable; "none" if empty.
 std::string format_list(const std::vector<std::string>& names);
 /// "1.25 s", "30 ms".
 std::string format_seconds(double seconds);
+
+/// A text that others wrote, such as a name in a file, so that a terminal shows it and does nothing
+/// else: control characters, marks that turn the direction of writing, and bytes that are no UTF-8
+/// become "\x1b", "\n"; those in `kept` stay. Given twice it changes nothing more.
+std::string printable(std::string_view text, std::string_view kept = "");
 
 }  // namespace tessera

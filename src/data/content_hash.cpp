@@ -68,8 +68,7 @@ ContentHash::Value ContentHash::value() const {
           fold_product(rotate(first, 23) ^ kHashKeys[3], second ^ kHashKeys[2]) + d};
 }
 
-std::string ContentHash::text() const {
-  const Value bits = value();
+std::string ContentHash::text_of(const Value& bits) {
   std::array<char, 33> digits{};
   std::snprintf(digits.data(), digits.size(), "%016llx%016llx",
                 static_cast<unsigned long long>(bits[0]), static_cast<unsigned long long>(bits[1]));

@@ -20,7 +20,8 @@ class ContentHash {
   void add_number(uint64_t number);
   Value value() const;
   /// As 32 hexadecimal digits.
-  std::string text() const;
+  std::string text() const { return text_of(value()); }
+  static std::string text_of(const Value& value);
 
  private:
   static constexpr size_t kBlock = 64;

@@ -1,5 +1,6 @@
 #include "data/find_texts.h"
 
+#include "base/text.h"
 #include "data/text_file.h"
 
 #include <c10/util/Exception.h>
@@ -26,7 +27,7 @@ bool is_binary(const std::string& path) {
   std::vector<char> beginning(64 << 10);
   const OpenFile file(path, kCaller);
   const int64_t got = file.read(0, static_cast<int64_t>(beginning.size()), beginning.data());
-  TORCH_CHECK_VALUE(got >= 0, "Corpus: can't read '", path, "': ", std::strerror(errno));
+  TORCH_CHECK_VALUE(got >= 0, "Corpus: can't read '", printable(path), "': ", std::strerror(errno));
   return std::memchr(beginning.data(), '\0', static_cast<size_t>(got)) != nullptr;
 }
 
@@ -38,7 +39,7 @@ class TextSearch {
   void take_path(const std::string& path) {
     struct stat status{};
     TORCH_CHECK_VALUE(stat(path.c_str(), &status) == 0, "Corpus: expected a file or a folder at '",
-                      path, "', got: ", std::strerror(errno));
+                      printable(path), "', got: ", std::strerror(errno));
     if (!S_ISDIR(status.st_mode)) {
       take_file({path, fs::path(path).filename().string()}, status);
       return;
@@ -69,8 +70,8 @@ class TextSearch {
         inside.push_back({entries->path().string(), prefix + name});
       }
     }
-    TORCH_CHECK_VALUE(!error, "Corpus: expected a folder that can be read at '", folder.string(),
-                      "', got: ", error.message());
+    TORCH_CHECK_VALUE(!error, "Corpus: expected a folder that can be read at '",
+                      printable(folder.string()), "', got: ", error.message());
   }
 
   /// What is built, what training itself has written, and others' code.

@@ -1,5 +1,7 @@
 #include "data/text_file.h"
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -17,18 +20,22 @@ namespace tessera::data {
 
 namespace {
 
-/// Copies out of a mapping. False if the file behind it has become shorter: the kernel then
-/// refuses to copy, where a plain copy would die of SIGBUS.
+// Note [files that change]
+// Every read copies out of the mapping by a system call, which fails where a plain copy would die
+// of SIGBUS because the file was cut short; where the kernel does not offer it, files are not
+// mapped but read. After the copy the file's status is compared with the one at opening, so that a
+// change before or during the copy shows. If it differs, the content decides: a file that was
+// touched, or linked is the same, and its status is taken over. What can't be seen: writes to a
+// mapped file that has lost its name, and writes through somebody else's mapping until the kernel
+// writes them back, which is when it changes the status.
+
+/// False: the file behind the mapping has become shorter.
 bool copy_out(const char* from, size_t count, char* to) {
   while (count > 0) {
     iovec target{to, count};
     iovec source{const_cast<char*>(from), count};
     const ssize_t copied = process_vm_readv(getpid(), &target, 1, &source, 1, 0);
-    if (copied < 0 && errno == EFAULT) return false;
-    if (copied <= 0) {  // the kernel does not let us; a file that shrinks just now is rare
-      std::memcpy(to, from, count);
-      return true;
-    }
+    if (copied <= 0) return false;
     to += copied;
     from += copied;
     count -= static_cast<size_t>(copied);
@@ -36,22 +43,52 @@ bool copy_out(const char* from, size_t count, char* to) {
   return true;
 }
 
-struct stat status_of(const OpenFile& file, const std::string& path, const char* caller) {
-  struct stat status{};
-  TORCH_CHECK_VALUE(fstat(file.descriptor(), &status) == 0, caller, ": expected a file at '", path,
+/// Sandboxes may forbid it.
+bool can_copy_out() {
+  static const bool can = [] {
+    const char from = 'x';
+    char to = ' ';
+    return copy_out(&from, 1, &to);
+  }();
+  return can;
+}
+
+int64_t nanoseconds(const timespec& time) {
+  return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+FileStatus status_from(const struct stat& found) {
+  return {.device = found.st_dev,
+          .inode = found.st_ino,
+          .size = found.st_size,
+          .modified = nanoseconds(found.st_mtim),
+          .changed = nanoseconds(found.st_ctim)};
+}
+
+FileStatus status_of(const OpenFile& file, const std::string& path, const char* caller) {
+  struct stat found{};
+  TORCH_CHECK_VALUE(fstat(file.descriptor(), &found) == 0, caller, ": expected a file at '",
+                    printable(path),
                     "', but it can't be asked for its size: ", std::strerror(errno));
-  TORCH_CHECK_VALUE(S_ISREG(status.st_mode), caller, ": expected a file at '", path,
+  TORCH_CHECK_VALUE(S_ISREG(found.st_mode), caller, ": expected a file at '", printable(path),
                     "', got something that is no file");
-  return status;
+  return status_from(found);
 }
 
 }  // namespace
 
+struct TextFile::Expected {
+  int64_t first = 0;
+  std::optional<ContentHash::Value> hash;
+  std::mutex mutex;
+  FileStatus status;  // at which the content was the expected one
+};
+
 OpenFile::OpenFile(const std::string& path, const char* caller)
     // A pipe without a writer would wait for one.
     : descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  TORCH_CHECK_VALUE(descriptor_ >= 0, caller, ": expected a file that can be read at '", path,
-                    "', got: ", std::strerror(errno));
+  TORCH_CHECK_VALUE(descriptor_ >= 0, caller, ": expected a file that can be read at '",
+                    printable(path), "', got: ", std::strerror(errno));
 }
 
 OpenFile::~OpenFile() {
@@ -71,67 +108,98 @@ int64_t OpenFile::read(int64_t first, int64_t count, char* out) const {
   return done;
 }
 
-TextFile::TextFile(std::string path, Access access, const char* caller) : path_(std::move(path)) {
-  const OpenFile file(path_, caller);
-  const struct stat status = status_of(file, path_, caller);
-  size_ = status.st_size;
-  device_ = status.st_dev;
-  inode_ = status.st_ino;
-  if (access == Access::Direct || size_ == 0) return;
-  void* map =
-      mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED, file.descriptor(), 0);
-  if (map != MAP_FAILED) map_ = static_cast<const char*>(map);
+TextFile::TextFile(std::string path, Access access, const char* caller)
+    : TextFile(OpenFile(path, caller), path, access, caller) {
+  held_.reset();
+}
+
+TextFile::TextFile(const OpenFile& file, std::string path, Access access, const char* caller)
+    : path_(std::move(path)),
+      opened_(status_of(file, path_, caller)),
+      expected_(std::make_unique<Expected>()) {
+  expected_->status = opened_;
+  if (access == Access::Mapped && size() > 0 && can_copy_out()) {
+    void* map =
+        mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_SHARED, file.descriptor(), 0);
+    if (map != MAP_FAILED) map_ = static_cast<const char*>(map);
+  }
+  if (map_ == nullptr) held_ = std::make_unique<OpenFile>(dup(file.descriptor()));
 }
 
 TextFile::~TextFile() {
-  if (map_ != nullptr) munmap(const_cast<char*>(map_), static_cast<size_t>(size_));
+  if (map_ != nullptr) munmap(const_cast<char*>(map_), static_cast<size_t>(size()));
 }
 
 TextFile::TextFile(TextFile&& other) noexcept
     : path_(std::move(other.path_)),
-      size_(other.size_),
-      device_(other.device_),
-      inode_(other.inode_),
-      map_(std::exchange(other.map_, nullptr)) {}
+      opened_(other.opened_),
+      map_(std::exchange(other.map_, nullptr)),
+      held_(std::move(other.held_)),
+      expected_(std::move(other.expected_)) {}
+
+void TextFile::expect_content(int64_t first, const ContentHash::Value& hash) {
+  expected_->first = first;
+  expected_->hash = hash;
+}
 
 void TextFile::throw_changed(const char* caller) const {
-  TORCH_CHECK_VALUE(false, caller, ": expected '", path_,
-                    "' to stay as it was when it was opened, ", "with ", size_,
+  TORCH_CHECK_VALUE(false, caller, ": expected '", printable(path_),
+                    "' to stay as it was when it was opened, with ", size(),
                     " bytes, but it has changed; start again with the data as it is, "
                     "or put it back");
 }
 
 void TextFile::read(int64_t first, int64_t count, char* out, const char* caller) const {
   if (count == 0) return;
-  if (map_ == nullptr) {
-    read_directly(first, count, out, caller);
-    return;
+  constexpr int kMostAttempts = 10;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    const Copied copied = copy(first, count, out, caller);
+    if (!copied.is_whole) break;
+    if (!copied.status || !is_doubtful(*copied.status, caller)) return;
   }
-  if (!copy_out(map_ + first, static_cast<size_t>(count), out)) throw_changed(caller);
-  // Asked after the copy, so that a change before and during it shows. Another file by this name,
-  // or none, is no change of the mapped one.
-  struct stat status{};
-  if (stat(path_.c_str(), &status) != 0) return;
-  const bool same = status.st_dev == device_ && status.st_ino == inode_;
-  if (same && status.st_size != size_) throw_changed(caller);
+  throw_changed(caller);
 }
 
-void TextFile::read_directly(int64_t first, int64_t count, char* out, const char* caller) const {
-  const OpenFile file(path_, caller);
-  const int64_t got = file.read(first, count, out);
-  TORCH_CHECK_VALUE(got >= 0, caller, ": can't read '", path_, "': ", std::strerror(errno));
-  const struct stat status = status_of(file, path_, caller);
-  const bool same = status.st_dev == device_ && status.st_ino == inode_ && status.st_size == size_;
-  if (got != count || !same) throw_changed(caller);
+TextFile::Copied TextFile::copy(int64_t first, int64_t count, char* out, const char* caller) const {
+  if (map_ == nullptr) {
+    std::optional<OpenFile> reopened;
+    const OpenFile& file = held_ ? *held_ : reopened.emplace(path_, caller);
+    const int64_t got = file.read(first, count, out);
+    TORCH_CHECK_VALUE(got >= 0, caller, ": can't read '", printable(path_),
+                      "': ", std::strerror(errno));
+    const FileStatus found = status_of(file, path_, caller);
+    return {.is_whole = got == count && found.is_same_file(opened_), .status = found};
+  }
+  if (!copy_out(map_ + first, static_cast<size_t>(count), out)) return {.is_whole = false};
+  struct stat found{};
+  if (stat(path_.c_str(), &found) != 0 || !status_from(found).is_same_file(opened_)) return {};
+  return {.status = status_from(found)};
+}
+
+bool TextFile::is_doubtful(const FileStatus& found, const char* caller) const {
+  const std::lock_guard lock(expected_->mutex);
+  if (found == expected_->status) return false;
+  if (found.size != size() || !expected_->hash) throw_changed(caller);
+  constexpr int64_t kPiece = 1 << 20;
+  std::vector<char> piece(static_cast<size_t>(std::min(kPiece, size())));
+  ContentHash hash;
+  for (int64_t at = expected_->first; at < size(); at += kPiece) {
+    const int64_t count = std::min(kPiece, size() - at);
+    if (!copy(at, count, piece.data(), caller).is_whole) throw_changed(caller);
+    hash.add({piece.data(), static_cast<size_t>(count)});
+  }
+  if (hash.value() != *expected_->hash) throw_changed(caller);
+  expected_->status = found;
+  return true;
 }
 
 void TextFile::for_each_piece(int64_t first, const char* caller,
                               const std::function<void(std::string_view)>& take) const {
   constexpr int64_t kPiece = 1 << 20;
   std::vector<char> piece(
-      static_cast<size_t>(std::min(kPiece, std::max<int64_t>(size_ - first, 0))));
-  for (int64_t at = first; at < size_; at += kPiece) {
-    const int64_t count = std::min(kPiece, size_ - at);
+      static_cast<size_t>(std::min(kPiece, std::max<int64_t>(size() - first, 0))));
+  for (int64_t at = first; at < size(); at += kPiece) {
+    const int64_t count = std::min(kPiece, size() - at);
     read(at, count, piece.data(), caller);
     take({piece.data(), static_cast<size_t>(count)});
   }

@@ -1,9 +1,11 @@
 #pragma once
 
-#include <sys/types.h>
+#include "data/content_hash.h"
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,34 +31,63 @@ class OpenFile {
   int descriptor_;
 };
 
+/// Which file it is, and by what one sees that it was written to.
+struct FileStatus {
+  uint64_t device = 0, inode = 0;
+  int64_t size = 0;
+  int64_t modified = 0, changed = 0;  // mtime and ctime in nanoseconds
+
+  bool is_same_file(const FileStatus& other) const {
+    return device == other.device && inode == other.inode;
+  }
+  bool operator==(const FileStatus&) const = default;
+};
+
 /// The bytes of a file as they were when it was opened. Mapped, and then it may even be replaced or
-/// deleted; a file that is written over shows by its size, and is an error, never a SIGBUS.
+/// deleted; a file that is written over is an error, never a SIGBUS: see Note [files that change].
 class TextFile {
  public:
   enum class Access { Mapped, Direct };  // Direct: opened for every read, where maps run out
 
   TextFile(std::string path, Access access, const char* caller);
+  /// Of a file that is open; `path` is how it is called and found again.
+  TextFile(const OpenFile& file, std::string path, Access access, const char* caller);
   ~TextFile();
   TextFile(TextFile&& other) noexcept;
   TextFile& operator=(TextFile&&) = delete;
 
   const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }
-  /// Throws a ValueError that begins with `caller` if the file has changed its size.
+  int64_t size() const { return opened_.size; }
+  /// When it was opened.
+  const FileStatus& status() const { return opened_; }
+  /// The hash of the bytes from `first` on, by which a file that was only touched is told from one
+  /// that was written to. Without it, both are errors.
+  void expect_content(int64_t first, const ContentHash::Value& hash);
+  /// Throws a ValueError that begins with `caller` if the file has changed since it was opened.
   void read(int64_t first, int64_t count, char* out, const char* caller) const;
   /// Reads from `first` to the end in pieces of up to 1 MiB.
   void for_each_piece(int64_t first, const char* caller,
                       const std::function<void(std::string_view)>& take) const;
 
  private:
+  struct Expected;
+
   [[noreturn]] void throw_changed(const char* caller) const;
-  void read_directly(int64_t first, int64_t count, char* out, const char* caller) const;
+  struct Copied {
+    bool is_whole = true;  // false: the file has become too short, or another one
+    std::optional<FileStatus> status =
+        std::nullopt;  // after the copy; none: a mapped file has lost its name
+  };
+  Copied copy(int64_t first, int64_t count, char* out, const char* caller) const;
+  /// Whether it is not known what was copied: the file was touched, though its content is as it
+  /// was.
+  bool is_doubtful(const FileStatus& found, const char* caller) const;
 
   std::string path_;
-  int64_t size_ = 0;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
-  const char* map_ = nullptr;  // null: Direct, or empty
+  FileStatus opened_;
+  const char* map_ = nullptr;       // null: Direct, or empty
+  std::unique_ptr<OpenFile> held_;  // of a file that was given open and can't be mapped
+  std::unique_ptr<Expected> expected_;
 };
 
 /// All bytes of a small file.

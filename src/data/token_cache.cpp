@@ -1,6 +1,6 @@
 #include "data/token_cache.h"
 
-#include "base/environment.h"
+#include "base/text.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -11,9 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 
 // Note [token cache]
@@ -39,27 +37,19 @@ struct TokenHeader {
 static_assert(sizeof(TokenHeader) == 64);
 constexpr int64_t kHeaderBytes = sizeof(TokenHeader);
 
-[[noreturn]] void throw_cache_error(const std::string& path, const char* what) {
-  TORCH_CHECK_VALUE(false, "Corpus: can't ", what, " '", path,
+[[noreturn]] void throw_cache_error(const PrivateFolder& folder, const std::string& name,
+                                    const char* what) {
+  TORCH_CHECK_VALUE(false, "Corpus: can't ", what, " '", printable(folder.path() + "/" + name),
                     "', where tokens are kept: ", std::strerror(errno),
                     "; name another folder with CorpusOptions::cache");
 }
 
-void write_all(int descriptor, const void* bytes, size_t count, const std::string& path) {
-  const char* from = static_cast<const char*>(bytes);
-  while (count > 0) {
-    const ssize_t written = write(descriptor, from, count);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) throw_cache_error(path, "write");
-    from += written;
-    count -= static_cast<size_t>(written);
-  }
-}
-
-/// The whole file at `path` if it is one of this kind.
-std::optional<TokenFile> open_whole(const std::string& path, const TokenFileKind& kind) {
-  if (access(path.c_str(), R_OK) != 0) return std::nullopt;
-  TextFile file(path, TextFile::Access::Mapped, kReader);
+/// The whole file of this name if it is one of this kind.
+std::optional<TokenFile> open_whole(const PrivateFolder& folder, const std::string& name,
+                                    const TokenFileKind& kind) {
+  const OpenFile opened(folder.open_file(name, O_RDONLY));
+  if (opened.descriptor() < 0) return std::nullopt;
+  TextFile file(opened, folder.path() + "/" + name, TextFile::Access::Mapped, kReader);
   TokenHeader header;
   if (file.size() < kHeaderBytes) return std::nullopt;
   file.read(0, kHeaderBytes, reinterpret_cast<char*>(&header), kReader);
@@ -72,25 +62,31 @@ std::optional<TokenFile> open_whole(const std::string& path, const TokenFileKind
   file.for_each_piece(kHeaderBytes, kReader,
                       [&contents](std::string_view piece) { contents.add(piece); });
   if (contents.value() != header.contents) return std::nullopt;
+  file.expect_content(kHeaderBytes, header.contents);
   return TokenFile(std::move(file), kind.width);
 }
 
 /// Opens and locks the file that is written to; waits while another process holds it. None: that
 /// one has given it its last name meanwhile.
-std::optional<int> lock_partial(const std::string& partial) {
-  const int descriptor = open(partial.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor < 0) throw_cache_error(partial, "create");
+std::optional<int> lock_partial(const PrivateFolder& folder, const std::string& partial) {
+  int descriptor = folder.open_file(partial, O_RDWR | O_CREAT);
+  if (descriptor < 0 && (errno == ELOOP || errno == EPERM)) {
+    folder.remove_file(partial);  // a link, or somebody else's, from before the folder was private
+    descriptor = folder.open_file(partial, O_RDWR | O_CREAT);
+  }
+  if (descriptor < 0) throw_cache_error(folder, partial, "create");
   while (flock(descriptor, LOCK_EX) != 0) {
     if (errno == EINTR) continue;
     const int reason = errno;
     close(descriptor);
     errno = reason;
-    throw_cache_error(partial, "lock");
+    throw_cache_error(folder, partial, "lock");
   }
+  const OpenFile named(folder.open_file(partial, O_RDONLY));
   struct stat ours{};
-  struct stat named{};
-  if (fstat(descriptor, &ours) == 0 && stat(partial.c_str(), &named) == 0 &&
-      ours.st_ino == named.st_ino && ours.st_dev == named.st_dev) {
+  struct stat there{};
+  if (named.descriptor() >= 0 && fstat(descriptor, &ours) == 0 &&
+      fstat(named.descriptor(), &there) == 0 && ours.st_ino == there.st_ino) {
     return descriptor;
   }
   close(descriptor);
@@ -99,11 +95,12 @@ std::optional<int> lock_partial(const std::string& partial) {
 
 class TokenWriter {
  public:
-  TokenWriter(int descriptor, const std::string& path, const TokenFileKind& kind)
-      : descriptor_(descriptor), path_(path) {
+  TokenWriter(int descriptor, const PrivateFolder& folder, const std::string& name,
+              const TokenFileKind& kind)
+      : descriptor_(descriptor), folder_(folder), name_(name) {
     header_.kind = kind;
-    if (ftruncate(descriptor_, 0) != 0) throw_cache_error(path_, "write");
-    write_all(descriptor_, &header_, sizeof header_, path_);  // its numbers come at the end
+    require(ftruncate(descriptor_, 0) == 0);
+    require(write_all(descriptor_, &header_, sizeof header_));  // its numbers come at the end
   }
 
   void take(const std::vector<uint32_t>& tokens) {
@@ -118,38 +115,28 @@ class TokenWriter {
 
   void finish() {
     header_.contents = contents_.value();
-    if (lseek(descriptor_, 0, SEEK_SET) != 0) throw_cache_error(path_, "write");
-    write_all(descriptor_, &header_, sizeof header_, path_);
-    if (fsync(descriptor_) != 0) throw_cache_error(path_, "write");
+    require(lseek(descriptor_, 0, SEEK_SET) == 0);
+    require(write_all(descriptor_, &header_, sizeof header_));
+    require(fsync(descriptor_) == 0);
   }
 
  private:
   void put(const void* bytes, size_t count) {
     contents_.add({static_cast<const char*>(bytes), count});
-    write_all(descriptor_, bytes, count, path_);
+    require(write_all(descriptor_, bytes, count));
+  }
+  void require(bool is_written) const {
+    if (!is_written) throw_cache_error(folder_, name_, "write");
   }
 
   int descriptor_;
-  const std::string& path_;
+  const PrivateFolder& folder_;
+  const std::string& name_;
   TokenHeader header_;
   ContentHash contents_;
 };
 
-std::string name_of(const ContentHash::Value& key) {
-  std::array<char, 33> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx%016llx",
-                static_cast<unsigned long long>(key[0]), static_cast<unsigned long long>(key[1]));
-  return digits.data();
-}
-
 }  // namespace
-
-std::string default_cache_folder() {
-  const Environment environment;
-  if (const auto cache = environment.get("XDG_CACHE_HOME")) return *cache + "/tessera/tokens";
-  if (const auto home = environment.get("HOME")) return *home + "/.cache/tessera/tokens";
-  return (std::filesystem::temp_directory_path() / "tessera/tokens").string();
-}
 
 int64_t TokenFile::tokens() const {
   return (file_.size() - kHeaderBytes) / static_cast<int64_t>(width_);
@@ -166,32 +153,28 @@ void TokenFile::read(int64_t first, int64_t count, int64_t* out, const char* cal
   width_ == sizeof(uint16_t) ? widen(uint16_t{}) : widen(uint32_t{});
 }
 
-TokenFile cached_tokens(const std::string& folder, const TokenFileKind& kind,
+TokenFile cached_tokens(const PrivateFolder& folder, const TokenFileKind& kind,
                         const std::function<void(const TakeTokens&)>& make) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  errno = error.value();
-  if (error) throw_cache_error(folder, "create");
-  const std::string base = folder + "/" + name_of(kind.key);
-  const std::string whole = base + ".tokens";
-  const std::string partial = base + ".partial";
+  const std::string key = ContentHash::text_of(kind.key);
+  const std::string whole = key + ".tokens";
+  const std::string partial = key + ".partial";
   while (true) {
-    if (auto found = open_whole(whole, kind)) return std::move(*found);
-    const std::optional<int> descriptor = lock_partial(partial);
+    if (auto found = open_whole(folder, whole, kind)) return std::move(*found);
+    const std::optional<int> descriptor = lock_partial(folder, partial);
     if (!descriptor) continue;
     const OpenFile locked(*descriptor);
     // Written by somebody between our look and our lock.
-    if (auto found = open_whole(whole, kind)) {
-      unlink(partial.c_str());
+    if (auto found = open_whole(folder, whole, kind)) {
+      folder.remove_file(partial);
       return std::move(*found);
     }
     try {
-      TokenWriter writer(*descriptor, partial, kind);
+      TokenWriter writer(*descriptor, folder, partial, kind);
       make([&writer](const std::vector<uint32_t>& tokens) { writer.take(tokens); });
       writer.finish();
-      if (rename(partial.c_str(), whole.c_str()) != 0) throw_cache_error(partial, "rename");
+      if (!folder.rename_file(partial, whole)) throw_cache_error(folder, partial, "rename");
     } catch (...) {
-      unlink(partial.c_str());
+      folder.remove_file(partial);
       throw;
     }
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/private_folder.h"
 #include "data/content_hash.h"
 #include "data/text_file.h"
 
@@ -9,9 +10,6 @@
 #include <vector>
 
 namespace tessera::data {
-
-/// Where tokens are kept if the user names no folder.
-std::string default_cache_folder();
 
 /// What is in a file of tokens: which texts and tokenizer they were made of, and how wide they are.
 struct TokenFileKind {
@@ -38,7 +36,7 @@ using TakeTokens = std::function<void(const std::vector<uint32_t>&)>;
 /// The tokens of this kind in `folder`. If they are not there, or broken, `make` is called for them
 /// in one process of all that ask for them, and the others wait for it; they appear under their
 /// name when they are whole.
-TokenFile cached_tokens(const std::string& folder, const TokenFileKind& kind,
+TokenFile cached_tokens(const PrivateFolder& folder, const TokenFileKind& kind,
                         const std::function<void(const TakeTokens&)>& make);
 
 }  // namespace tessera::data

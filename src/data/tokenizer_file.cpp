@@ -1,5 +1,6 @@
 #include "data/tokenizer_file.h"
 
+#include "base/text.h"
 #include "data/content_hash.h"
 #include "data/text_file.h"
 #include "data/unicode_classes.h"
@@ -208,8 +209,8 @@ TokenizerFile read_tokenizer_file(const std::string& path) {
   try {
     file = json::parse(text);
   } catch (const json::exception& error) {
-    TORCH_CHECK_VALUE(false, "Tokenizer::from_file: expected a tokenizer.json, but '", path,
-                      "' is no JSON: ", error.what());
+    TORCH_CHECK_VALUE(false, "Tokenizer::from_file: expected a tokenizer.json, but '",
+                      printable(path), "' is no JSON: ", printable(error.what()));
   }
   return {TokenizerReader(file, path).read(), hash.text()};
 }

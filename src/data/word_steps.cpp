@@ -1,5 +1,7 @@
 #include "data/word_steps.h"
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
 
 namespace tessera::data {
@@ -54,8 +56,8 @@ WordStep read_step(const json& part, const std::string& path) {
 }  // namespace
 
 void refuse_tokenizer(const std::string& path, const std::string& what) {
-  TORCH_CHECK_VALUE(false, "Tokenizer::from_file: expected a byte-level BPE as GPT-2's in '", path,
-                    "', got ", what,
+  TORCH_CHECK_VALUE(false, "Tokenizer::from_file: expected a byte-level BPE as GPT-2's in '",
+                    printable(path), "', got ", printable(what),
                     ", which is not understood; it would give other tokens than the model's");
 }
 

@@ -28,6 +28,23 @@ TEST(Text, QuotesNamesAndStopsAtTwelve) {
   EXPECT_TRUE(format_list(many).ends_with("'x' and 3 more")) << format_list(many);
 }
 
+TEST(Text, ShowsWhatATerminalWouldObey) {
+  EXPECT_EQ(printable("block.0.weight"), "block.0.weight");
+  EXPECT_EQ(printable("\x1b]0;title\x07\x1b[31m"), "\\x1b]0;title\\x07\\x1b[31m");
+  EXPECT_EQ(printable("a\nb\tc\rd\x7f"), "a\\nb\\tc\\x0dd\\x7f");
+  EXPECT_EQ(printable(std::string_view("a\0b", 3)), "a\\x00b");
+  EXPECT_EQ(printable("Größe 日本 😀"), "Größe 日本 😀");
+  EXPECT_EQ(printable("\xc2\x9b"), "\\xc2\\x9b") << "CSI as one character";
+  EXPECT_EQ(printable("a\u202eb"), "a\\xe2\\x80\\xaeb") << "right to left";
+  for (const char* broken : {"\x9b", "\xff", "\xc2", "\xe2\x80", "\xc0\x80", "\xed\xa0\x80",
+                             "\xf4\x90\x80\x80", "\xc2\x1b"})
+    EXPECT_TRUE(printable(broken).starts_with("\\x")) << printable(broken);
+  EXPECT_EQ(printable("\xc2\x1b"), "\\xc2\\x1b");
+  EXPECT_EQ(printable("a\nb\tc\x1b", "\n\t"), "a\nb\tc\\x1b");
+  EXPECT_EQ(printable(printable("\x1b\\")), printable("\x1b\\"));
+  EXPECT_EQ(format_list(std::vector<std::string>{"a\x1b", "b\n"}), "'a\\x1b' and 'b\\n'");
+}
+
 TEST(Text, FormatsShortTimesInMilliseconds) {
   EXPECT_EQ(format_seconds(0.03), "30 ms");
   EXPECT_EQ(format_seconds(1.25), "1.25 s");

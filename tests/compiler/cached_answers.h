@@ -3,14 +3,13 @@
 #include "compiler/codegen/module.h"
 #include "compiler/codegen/program_interface.h"
 #include "support/temporary_folder.h"
+#include "support/variables.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,29 +25,7 @@ inline std::string source_of(int answer, int interface = kProgramInterface) {
          std::to_string(answer) + "; }\n}\n";
 }
 
-/// Sets variables of the process, and puts them back.
-class Variables {
- public:
-  explicit Variables(const std::vector<std::pair<std::string, std::string>>& wanted) {
-    for (const auto& [name, value] : wanted) {
-      const char* old = std::getenv(name.c_str());
-      old_[name] = old == nullptr ? std::nullopt : std::optional<std::string>(old);
-      setenv(name.c_str(), value.c_str(), 1);
-    }
-  }
-  ~Variables() {
-    for (const auto& [name, value] : old_) {
-      if (value) {
-        setenv(name.c_str(), value->c_str(), 1);
-      } else {
-        unsetenv(name.c_str());
-      }
-    }
-  }
-
- private:
-  std::map<std::string, std::optional<std::string>> old_;
-};
+using testing::Variables;
 
 /// A cache of its own and a compiler that counts how often it is called.
 class CodegenCache : public ::testing::Test {

@@ -130,7 +130,11 @@ TEST_F(CodegenFolders, GiveWayToAnotherWhereTheyCantBeWrittenTo) {
     fs::create_directory(sealed);
     fs::permissions(sealed, fs::perms::owner_read | fs::perms::owner_exec);
   }
-  EXPECT_TRUE(why_unusable(sealed).starts_with("it can't be written to: ")) << why_unusable(sealed);
+  std::string why;
+  const auto folder = PrivateFolder::open(sealed, why);
+  ASSERT_TRUE(folder) << why;
+  why = why_unusable(*folder);
+  EXPECT_TRUE(why.starts_with("it can't be written to: ")) << why;
   const Variables variables({std::pair("TESSERA_CACHE", sealed)});
   EXPECT_EQ(load_answer(), 42);
   EXPECT_EQ(compilations(), 1);
@@ -140,7 +144,12 @@ TEST_F(CodegenFolders, GiveWayToAnotherWhereTheyAreFull) {
   fs::create_directory(cache_);
   if (mount("tmpfs", cache_.c_str(), "tmpfs", 0, "size=8k,mode=700") != 0)
     GTEST_SKIP() << "no file system can be mounted here";
-  const auto why = why_unusable(cache_);
+  std::string why;
+  {
+    const auto folder = PrivateFolder::open(cache_, why);
+    ASSERT_TRUE(folder) << why;
+    why = why_unusable(*folder);
+  }
   const int answer = load_answer();
   umount(cache_.c_str());
   EXPECT_TRUE(why.starts_with("it has no room: ")) << why;

@@ -1,17 +1,25 @@
 #include <tessera/data.h>
 
+#include "data/hash_cache.h"
+#include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
+#include "support/variables.h"
 #include "tokenizer_json.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <thread>
 
 namespace tessera::data {
 namespace {
 
+namespace fs = std::filesystem;
 using tessera::testing::TemporaryFolder;
+using tessera::testing::Variables;
 using testing::TokenizerJson;
 using testing::write_text;
 
@@ -109,16 +117,159 @@ TEST_F(CorpusTest, HoldsBytesAbove127) {
   EXPECT_EQ(corpus.read(0, 2).const_data_ptr<int64_t>()[0], 255);
 }
 
-TEST_F(CorpusTest, IsToldApartByNamesSizesAndTokenizer) {
+TEST_F(CorpusTest, IsToldApartByNamesContentsAndTokenizer) {
   write("one/a", "abc");
-  write("two/a", "xyz");
+  write("same/a", "abc");
+  write("two/a", "abx");
   write("three/b", "abc");
   write("four/a", "abcd");
   const auto fingerprint = [&](const char* name) { return Corpus({path(name)}).fingerprint(); };
-  EXPECT_EQ(fingerprint("one"), fingerprint("two"));
+  EXPECT_EQ(fingerprint("one"), fingerprint("same"));
+  EXPECT_NE(fingerprint("one"), fingerprint("two"));
   EXPECT_NE(fingerprint("one"), fingerprint("three"));
   EXPECT_NE(fingerprint("one"), fingerprint("four"));
   EXPECT_NE(fingerprint("one"), Corpus({path("one")}, bpe(), cache()).fingerprint());
+}
+
+TEST_F(CorpusTest, NamesItsFilesAndTheirContents) {
+  write("one/a", "abc");
+  write("one/b/c", "abc");
+  write("one/d", "abd");
+  for (const Corpus& corpus : {Corpus({path("one")}), Corpus({path("one")}, bpe(), cache())}) {
+    const auto& contents = corpus.contents();
+    ASSERT_EQ(contents.size(), 3U);
+    EXPECT_EQ(contents[1].name, "b/c");
+    EXPECT_EQ(contents[0].hash, contents[1].hash);
+    EXPECT_NE(contents[0].hash, contents[2].hash);
+  }
+}
+
+TEST_F(CorpusTest, SeesContentThatChangesWhileItIsRead) {
+  const std::string file = write("one/a", "hello world");
+  const Corpus corpus({file});
+  write("one/a", "hello World");
+  const auto message = tessera::testing::message_of([&] { corpus.windows({0}, 1, 3); });
+  EXPECT_NE(message.find("Corpus::windows: expected '" + file + "' to stay"), std::string::npos);
+}
+
+/// Without a home the cache is in the temporary folder, where anybody may have been before.
+class CorpusCache : public CorpusTest {
+ protected:
+  CorpusCache() { write("text/a", "the theme"); }
+  fs::path own() const {
+    return folder_.path() / ("tessera-" + std::to_string(geteuid()) + "-tokens");
+  }
+  std::string tokens() const { return text_of(Corpus({path("text")}, bpe())); }
+
+  const Variables variables_{{{"XDG_CACHE_HOME", ""}, {"HOME", ""}, {"TMPDIR", folder_.path()}}};
+};
+
+TEST_F(CorpusCache, IsPrivateWithoutAHome) {
+  const mode_t before = umask(0);
+  EXPECT_EQ(tokens(), "the theme");
+  umask(before);
+  struct stat found{};
+  ASSERT_EQ(stat(own().c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0700U);
+  EXPECT_FALSE(fs::is_empty(own()));
+}
+
+TEST_F(CorpusCache, IsNotUsedIfItIsALinkOrOfOthers) {
+  fs::create_directory(folder_.path() / "others");
+  fs::create_directory_symlink(folder_.path() / "others", own());
+  EXPECT_EQ(tokens(), "the theme");
+  EXPECT_TRUE(fs::is_empty(folder_.path() / "others"));
+  fs::remove(own());
+  fs::create_directory(own());
+  fs::permissions(own(), fs::perms::all);
+  EXPECT_EQ(tokens(), "the theme");
+  EXPECT_TRUE(fs::is_empty(own()));
+  if (geteuid() == 0) {
+    fs::permissions(own(), fs::perms::owner_all);
+    ASSERT_EQ(chown(own().c_str(), 12345, 12345), 0);
+    EXPECT_EQ(tokens(), "the theme");
+    EXPECT_TRUE(fs::is_empty(own()));
+  }
+  for (const auto& entry : fs::directory_iterator(folder_.path()))
+    EXPECT_TRUE(entry.path() == own() || !entry.path().filename().string().starts_with("tessera-"))
+        << entry.path() << " was left behind";
+}
+
+TEST_F(CorpusCache, IsNotNeededWhereTheHomeCantBeWrittenTo) {
+  const Variables home({std::pair("HOME", "/dev/null")});
+  EXPECT_EQ(tokens(), "the theme");
+  EXPECT_FALSE(fs::exists(own()));
+}
+
+class HashCacheTest : public CorpusTest {
+ protected:
+  /// The hash by a cache that asks an hour from now, when files have been at rest, and how many
+  /// were read for it.
+  std::pair<ContentHash::Value, int64_t> ask(const std::string& file, int64_t later = kHour) const {
+    std::string why;
+    const auto folder = PrivateFolder::open(path(".cache"), why);
+    EXPECT_TRUE(folder) << why;
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    HashCache cache(&*folder, std::chrono::nanoseconds(now).count() + later);
+    const auto hash = cache.hash_of(TextFile(file, TextFile::Access::Mapped, "test"));
+    cache.save();
+    return {hash, cache.reads()};
+  }
+  static ContentHash::Value hash_of(std::string_view text) {
+    ContentHash hash;
+    hash.add(text);
+    return hash.value();
+  }
+  static constexpr int64_t kHour = 3'600'000'000'000;
+  const std::string text_ = std::string(HashCache::kLeastBytes, 'x');
+};
+
+TEST_F(HashCacheTest, ReadsLargeFilesOnce) {
+  const std::string file = write("a", text_), other = write("b", text_ + "y");
+  EXPECT_EQ(ask(file), std::pair(hash_of(text_), int64_t{1}));
+  EXPECT_EQ(ask(other), std::pair(hash_of(text_ + "y"), int64_t{1}));
+  EXPECT_EQ(ask(file), std::pair(hash_of(text_), int64_t{0}));
+  EXPECT_EQ(ask(other), std::pair(hash_of(text_ + "y"), int64_t{0}));
+  const std::string small = write("c", "small");
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(ask(small), std::pair(hash_of("small"), int64_t{1}));
+}
+
+TEST_F(HashCacheTest, ReadsFilesAgainThatWereWrittenTo) {
+  const std::string file = write("a", text_);
+  ask(file);
+  const auto before = fs::last_write_time(file);
+  const std::string changed = "y" + text_.substr(1);
+  write("a", changed);
+  fs::last_write_time(file, before);
+  EXPECT_EQ(ask(file), std::pair(hash_of(changed), int64_t{1}));
+  write("new", text_);
+  fs::rename(path("new"), file);
+  EXPECT_EQ(ask(file), std::pair(hash_of(text_), int64_t{1}));
+}
+
+TEST_F(HashCacheTest, KeepsNoHashOfAFileThatWasWrittenJustNow) {
+  const std::string file = write("a", text_);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(ask(file, 0), std::pair(hash_of(text_), int64_t{1}));
+}
+
+TEST_F(HashCacheTest, IsNotMisledByABrokenTable) {
+  const std::string file = write("a", text_);
+  ask(file);
+  const auto table = folder_.path() / ".cache" / "hashes";
+  const auto size = fs::file_size(table);
+  for (const size_t place : {size_t{3}, size_t{20}, size_t{60}, size - 1}) {
+    std::fstream stream(table, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(place));
+    const auto byte = static_cast<char>(stream.get() ^ 4);
+    stream.seekp(static_cast<std::streamoff>(place));
+    stream.put(byte);
+    stream.close();
+    EXPECT_EQ(ask(file), std::pair(hash_of(text_), int64_t{1})) << place;
+  }
+  for (const size_t shorter : {size - 1, size_t{40}, size_t{0}}) {
+    fs::resize_file(table, shorter);
+    EXPECT_EQ(ask(file), std::pair(hash_of(text_), int64_t{1})) << shorter;
+  }
 }
 
 TEST_F(CorpusTest, MakesTokensOfEachFileByItself) {

@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 namespace tessera::data {
 namespace {
 
@@ -24,6 +26,12 @@ class TextFiles : public ::testing::TestWithParam<Access> {
     std::string text(static_cast<size_t>(count), '?');
     file.read(first, count, text.data(), "test");
     return text;
+  }
+
+  static ContentHash::Value hash_of(std::string_view text) {
+    ContentHash hash;
+    hash.add(text);
+    return hash.value();
   }
 
   const TemporaryFolder folder_;
@@ -62,6 +70,63 @@ TEST_P(TextFiles, ThatGrewAreAnError) {
   const TextFile file(path, GetParam(), "test");
   std::filesystem::resize_file(path, 6);
   EXPECT_NE(message_of([&] { read(file, 0, 5); }).find("with 5 bytes"), std::string::npos);
+}
+
+TEST_P(TextFiles, WithOtherContentOfTheSameSizeAreAnError) {
+  const std::string path = write("hello world");
+  TextFile file(path, GetParam(), "test");
+  file.expect_content(0, hash_of("hello world"));
+  const auto before = std::filesystem::last_write_time(path);
+  write("HELLO world");
+  const std::string expected = "test: expected '" + path + "' to stay as it was when it was opened";
+  EXPECT_TRUE(message_of([&] { read(file, 6, 5); }).starts_with(expected));
+  // Also where the time was put back, by rsync -t for instance.
+  std::filesystem::last_write_time(path, before);
+  EXPECT_TRUE(message_of([&] { read(file, 6, 5); }).starts_with(expected));
+  write("hello world");
+  EXPECT_EQ(read(file, 6, 5), "world");
+}
+
+TEST_P(TextFiles, ThatWereOnlyTouchedAreTheSame) {
+  const std::string text(3 << 20, 'x');
+  const std::string path = write("head" + text);
+  TextFile file(path, GetParam(), "test");
+  file.expect_content(4, hash_of(text));
+  const auto touch = [&] {
+    std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now());
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  };
+  for (int i = 0; i < 3; ++i) {
+    touch();
+    EXPECT_EQ(read(file, 0, 6), "headxx");
+  }
+  const TextFile without(path, GetParam(), "test");
+  touch();
+  EXPECT_NE(message_of([&] { read(without, 0, 6); }).find("has changed"), std::string::npos);
+}
+
+TEST_P(TextFiles, ServeThreadsWhileTheyAreTouched) {
+  const std::string path = write("hello world");
+  TextFile file(path, GetParam(), "test");
+  file.expect_content(0, hash_of("hello world"));
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 3; ++i) {
+    readers.emplace_back([&] {
+      for (int j = 0; j < 500; ++j) EXPECT_EQ(read(file, 6, 5), "world");
+    });
+  }
+  for (int i = 0; i < 50; ++i)
+    std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now());
+  for (auto& reader : readers) reader.join();
+}
+
+TEST_P(TextFiles, GivenOpenNeedNoName) {
+  const std::string path = write("hello world");
+  TextFile file(OpenFile(path, "test"), path, GetParam(), "test");
+  file.expect_content(0, hash_of("hello world"));
+  std::filesystem::rename(path, folder_.path() / "elsewhere");
+  write("other words");
+  EXPECT_EQ(read(file, 6, 5), "world");
 }
 
 TEST_P(TextFiles, MayBeEmpty) {

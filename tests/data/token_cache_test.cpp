@@ -1,6 +1,5 @@
 #include "data/token_cache.h"
 
-#include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "tokenizer_json.h"
@@ -10,13 +9,11 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdlib>
 #include <numeric>
 
 namespace tessera::data {
 namespace {
 
-using tessera::testing::message_of;
 using tessera::testing::TemporaryFolder;
 using Tokens = std::vector<int64_t>;
 
@@ -35,10 +32,17 @@ Tokens all_of(const TokenFile& file) {
   return tokens;
 }
 
+PrivateFolder open(const std::filesystem::path& folder) {
+  std::string why;
+  auto opened = PrivateFolder::open(folder.string(), why);
+  EXPECT_TRUE(opened) << why;
+  return std::move(opened.value());
+}
+
 /// The tokens in the folder, and how often they were made for this call.
 std::pair<Tokens, int> ask(const std::filesystem::path& folder, const TokenFileKind& kind) {
   int made = 0;
-  const TokenFile file = cached_tokens(folder.string(), kind, [&](const TakeTokens& take) {
+  const TokenFile file = cached_tokens(open(folder), kind, [&](const TakeTokens& take) {
     ++made;
     const auto tokens = some_tokens(kind);
     take({tokens.begin(), tokens.begin() + 3000});
@@ -96,7 +100,7 @@ TEST(TokenCache, KeepsNothingOfAFailedMaking) {
     take({1, 2, 3});
     throw std::runtime_error("no more");
   };
-  EXPECT_THROW(cached_tokens(folder.path().string(), kNarrow, fail), std::runtime_error);
+  EXPECT_THROW(cached_tokens(open(folder.path()), kNarrow, fail), std::runtime_error);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   EXPECT_EQ(ask(folder.path(), kNarrow), std::pair(expected(kNarrow), 1));
 }
@@ -106,7 +110,7 @@ TEST(TokenCache, OutlivesADeadMaker) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    cached_tokens(folder.path().string(), kNarrow, [](const TakeTokens& take) {
+    cached_tokens(open(folder.path()), kNarrow, [](const TakeTokens& take) {
       take(std::vector<uint32_t>(50000));
       std::raise(SIGKILL);
     });
@@ -138,14 +142,32 @@ TEST(TokenCacheRanks, OneMakesThemForAll) {
   });
 }
 
-TEST(TokenCache, IsInTheUsersCacheByDefault) {
-  const char* before = std::getenv("XDG_CACHE_HOME");
-  const std::string kept = before == nullptr ? "" : before;
-  setenv("XDG_CACHE_HOME", "/somewhere", 1);
-  EXPECT_EQ(default_cache_folder(), "/somewhere/tessera/tokens");
-  unsetenv("XDG_CACHE_HOME");
-  EXPECT_NE(default_cache_folder().find("/tessera/tokens"), std::string::npos);
-  if (before != nullptr) setenv("XDG_CACHE_HOME", kept.c_str(), 1);
+TEST(TokenCache, WritesThroughNoLink) {
+  const TemporaryFolder folder;
+  const auto victim = folder.path() / "victim";
+  const auto cache = folder.path() / "cache";
+  std::filesystem::create_directory(cache);
+  std::filesystem::permissions(cache, std::filesystem::perms::owner_all);
+  const std::string key = ContentHash::text_of(kNarrow.key);
+  for (const char* ending : {".partial", ".tokens"}) {
+    testing::write_text(victim, "precious");
+    std::filesystem::create_symlink(victim, cache / (key + ending));
+    EXPECT_EQ(ask(cache, kNarrow), std::pair(expected(kNarrow), 1)) << ending;
+    EXPECT_EQ(std::filesystem::file_size(victim), 8U) << ending;
+    EXPECT_FALSE(std::filesystem::is_symlink(only_file(cache)));
+    std::filesystem::remove(only_file(cache));
+  }
+}
+
+TEST(TokenCache, MakesTokensOfOthersAnew) {
+  const TemporaryFolder folder;
+  ask(folder.path(), kNarrow);
+  std::filesystem::permissions(only_file(folder.path()), std::filesystem::perms::others_write,
+                               std::filesystem::perm_options::add);
+  EXPECT_EQ(ask(folder.path(), kNarrow), std::pair(expected(kNarrow), 1));
+  if (geteuid() != 0) return;
+  ASSERT_EQ(chown(only_file(folder.path()).c_str(), 12345, 12345), 0);
+  EXPECT_EQ(ask(folder.path(), kNarrow), std::pair(expected(kNarrow), 1));
 }
 
 }  // namespace

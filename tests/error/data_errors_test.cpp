@@ -227,6 +227,18 @@ TEST_F(DataErrors, CorpusThatChanges) {
   EXPECT_EQ(corpus.read(0, 11).numel(), 11);
 }
 
+TEST_F(DataErrors, NamesThatATerminalWouldObey) {
+  const std::string file = write("\x1b[31mred", "hello world");
+  const Corpus corpus({file});
+  write("\x1b[31mred", "bye");
+  const auto message = message_of([&] { corpus.read(0, 2); });
+  expect_part(message, path("\\x1b[31mred"));
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
+  expect_part(refusal({.model_fields = R"("type": "BPE", "end_of_word_suffix": "\u001b]0;",)"}),
+              R"(the end_of_word_suffix "\x1b]0;")");
+  expect_part(message_of([&] { Corpus({path("no\x1b")}); }), path("no\\x1b"));
+}
+
 TEST_F(DataErrors, PartsOutsideOfTheCorpus) {
   const Corpus corpus({write("text", "abcdefgh")});
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
@@ -250,7 +262,13 @@ TEST_F(DataErrors, CacheThatCanNotBeWritten) {
   const std::string text = write("text", std::string(100000, 'x'));
   const std::string file = write("file", "x");
   expect_part(message_of([&] { Corpus({text}, tokenizer, {.cache = file + "/tokens"}); }),
-              "Corpus: can't create '" + file + "/tokens', where tokens are kept: ");
+              "Corpus: expected a folder of this user alone at '" + file +
+                  "/tokens', where tokens are kept, but it can't be made: Not a directory; name "
+                  "another folder with CorpusOptions::cache");
+  std::filesystem::create_directory(path("shared"));
+  chmod(path("shared").c_str(), 0777);
+  expect_part(message_of([&] { Corpus({text}, tokenizer, {.cache = path("shared")}); }),
+              "but other users may write to it");
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};

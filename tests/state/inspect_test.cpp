@@ -1,6 +1,7 @@
 // The program behind `tessera inspect`.
 #include <tessera/tessera.h>
 
+#include "state/torch_bytes.h"
 #include "support/ranks.h"
 #include "support/subprocess.h"
 #include "support/temporary_folder.h"
@@ -104,6 +105,31 @@ TEST(Inspect, RefusesWrongWords) {
   EXPECT_TRUE(inspect({"--help"}).status.ok());
 }
 
+TEST_F(InspectOnThreads, PrintsNamesSoThatATerminalOnlyShowsThem) {
+  const auto file = (folder_.path() / "a.safetensors").string();
+  const std::string name = "w\x1b]0;title\x07\r\u009b2J";
+  write_safetensors(file, {{name, at::ones({2})}});
+  const auto table = inspect({file});
+  EXPECT_TRUE(table.status.ok());
+  EXPECT_THAT(table.output, HasSubstr("w\\x1b]0;title\\x07\\x0d\\xc2\\x9b2J  Float"));
+  const auto json = inspect({file, "--json"});
+  EXPECT_EQ(nlohmann::json::parse(json.output)["index"]["tensors"][0]["name"], name);
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  std::string bytes(std::istreambuf_iterator<char>(stream), {});
+  stream.clear();
+  const auto at = bytes.find("F32");
+  ASSERT_NE(at, std::string::npos);
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.write("F33", 3);
+  stream.close();
+  const auto damaged = inspect({file});
+  EXPECT_THAT(damaged.output, HasSubstr("for tensor 'w\\x1b]0;title"));
+  for (const auto& output : {table.output, json.output, damaged.output}) {
+    for (const char* sign : {"\x1b", "\x07", "\r", "\xc2\x9b"})
+      EXPECT_EQ(output.find(sign), std::string::npos) << output;
+  }
+}
+
 TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
   const auto file = (folder_.path() / "a.safetensors").string();
   write_safetensors(file, {{"w", at::ones({2, 2}, at::kHalf)}});
@@ -115,6 +141,20 @@ TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
     EXPECT_EQ(result.status.code, 1);
     EXPECT_THAT(result.output, AllOf(HasSubstr("tessera inspect: "), HasSubstr(path)));
   }
+}
+
+TEST(Inspect, ListsAFileOfTorchSave) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "a.pt").string();
+  std::ofstream(file, std::ios::binary) << torch_file_of(some_pickle());
+  const auto result = inspect({file, "--verify"});
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("model/w  Float"), HasSubstr("[3, 2]  24 B"),
+                                   HasSubstr("4 tensors, "), HasSubstr("read in full")));
+  auto bytes = torch_file_of(some_pickle());
+  bytes[bytes.find(std::string(24, 'w'))] = 'x';
+  std::ofstream(file, std::ios::binary) << bytes;
+  EXPECT_THAT(inspect({file, "--verify"}).output, HasSubstr("'archive/data/0'"));
 }
 
 }  // namespace

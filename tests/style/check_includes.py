@@ -17,7 +17,7 @@ def read_table(text):
     allowed = {}
     for folder, _, direct in rows:  # a row names only folders of rows above it, which also rules out cycles
         names = [] if direct == "-" else direct.split(",")
-        allowed[folder] = {folder, "public"} if names == ["public"] else {folder}.union(*(allowed[n] for n in names))
+        allowed[folder] = {folder}.union(*({n} if n == "public" else allowed[n] for n in names))
     return owner, allowed
 
 

@@ -8,6 +8,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
 
 namespace tessera::test {
 namespace {
@@ -222,6 +225,34 @@ TEST_F(Report, OverwritesNoFileOfTheRunAndKeepsTheOldPageWhenItFails) {
   EXPECT_THAT(unwritable.err, HasSubstr("check that its folder exists"));
   EXPECT_EQ(report({at("run"), "-o", "/dev/full"}).exit_code, 1);
   EXPECT_TRUE(fs::is_character_file("/dev/full"));
+}
+
+TEST_F(Report, FollowsItsUsersLinksAlone) {
+  write_run(at("run"), {});
+  std::ofstream(at("target")) << "precious";
+  fs::create_symlink(at("target"), at("link.html"));
+  EXPECT_EQ(report({at("run"), "-o", at("link.html")}).exit_code, 0);
+  EXPECT_TRUE(fs::is_symlink(at("link.html")));
+  EXPECT_THAT(read_text(at("target")), StartsWith("<!doctype html>"));
+  if (geteuid() != 0) return;
+  // Planted by somebody else, in a folder that many write to.
+  std::ofstream(at("target")) << "precious";
+  ASSERT_EQ(lchown(at("link.html").c_str(), 12345, 12345), 0);
+  EXPECT_EQ(report({at("run"), "-o", at("link.html")}).exit_code, 0);
+  EXPECT_EQ(read_text(at("target")), "precious");
+  EXPECT_THAT(read_text(at("link.html")), StartsWith("<!doctype html>"));
+}
+
+TEST_F(Report, PrintsNamesSoThatATerminalOnlyShowsThem) {
+  const std::string name = "run\x1b]0;title\x07";
+  write_run(at(name), {});
+  std::ofstream(at(name) / "run.json") << "broken";
+  fs::create_directory(at("no\x1b"));
+  const auto result = report({at(name), at("no\x1b"), "-o", at("page.html")});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("run\\x1b]0;title\\x07: run.json was passed over"));
+  EXPECT_THAT(result.err, HasSubstr("no\\x1b without one"));
+  EXPECT_THAT(result.err, Not(HasSubstr("\x1b")));
 }
 
 TEST_F(Report, RefusesWrongWordsWithTheRightOne) {

@@ -1,4 +1,5 @@
 // What is told once, by one process, before anything is made.
+#include "support/variables.h"
 #include "train/train_run.h"
 
 #include <ATen/Context.h>
@@ -76,6 +77,11 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{"--mesh", "dp=1048576,tp=1048576"}, "which has 1099511627776"},
         Refusal{{"--mesh", "dp=99999999999999999999"}, "got 'dp=99999999999999999999'"},
         Refusal{{"--tokenizer", "/nowhere.json"}, "/nowhere.json"},
+        Refusal{{"--run", "/"}, "got '/', which is the root of the file system"},
+        Refusal{{"--run", "/tmp/.."}, "which is the root of the file system"},
+        Refusal{{"--run", "text"},
+                "got 'text', which holds other files and no run; name one in it"},
+        Refusal{{"--run", "."}, "which holds other files and no run"},
         Refusal{{"--run", "file"}, "is a file"}, Refusal{{"--run", "file/run"}, "is a file"},
         Refusal{{"--resume"}, "found none; name one with --run"},
         Refusal{{"--resume", "--run", "text"}, "found no config.toml"}),
@@ -86,6 +92,39 @@ INSTANTIATE_TEST_SUITE_P(
       }
       return name;
     });
+
+TEST(TrainRefusesARunFolder, ThatIsTheHomeFolder) {
+  const TrainingGround ground;
+  fs::create_directory(ground.run("home"));
+  const Variables variables({std::pair("HOME", ground.run("home"))});
+  const auto result = ground.train("home");
+  EXPECT_EQ(result.status.code, 2) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("home', which is the home folder; name one in it"));
+  EXPECT_TRUE(fs::is_empty(ground.run("home")));
+}
+
+/// Ranks on different hosts, with copies of the data that are not.
+TEST(TrainRefusesData, ThatDiffersBetweenRanks) {
+  const TrainingGround ground;
+  for (const auto* rank : {"0", "1"}) {
+    fs::create_directory(ground.path() / rank);
+    fs::copy(ground.path() / "text" / "small.txt", ground.path() / rank / "small.txt");
+  }
+  {
+    std::fstream text(ground.path() / "1" / "small.txt", std::ios::in | std::ios::out);
+    text.seekp(5000).put('#');
+  }
+  Words words = {TESSERA_TOOL, "run", "-n", "2",  "--quiet-on",
+                 "3",          "--",  "sh", "-c", "exec \"$@\" --data $TESSERA_RANK",
+                 "sh"};
+  const auto train = ground.words("run", {"--data", ""});
+  words.insert(words.end(), train.begin(), train.end() - 2);
+  const auto result = ground.call(words);
+  EXPECT_EQ(result.status.code, 3) << result.output;
+  EXPECT_THAT(result.output,
+              HasSubstr("expected the same text on all ranks, but rank 1 finds other files under "
+                        "--data than rank 0: 'small.txt' has other content"));
+}
 
 TEST(TrainRefusesADevice, ThatIsNotThere) {
   if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";

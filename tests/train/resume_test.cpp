@@ -53,8 +53,26 @@ TEST(TrainResume, RefusesOtherSettingsAtOnceAndByName) {
   std::ofstream(ground.path() / "text" / "more.txt") << "other words\n";
   const auto result = ground.call(resume_words(ground, "run", {"--steps", "20"}));
   EXPECT_EQ(result.status.code, 2) << result.output;
-  EXPECT_THAT(result.output, HasSubstr("the files under --data have changed"));
+  EXPECT_THAT(result.output,
+              HasSubstr("the files under --data have changed: 'more.txt' is one too many"));
   EXPECT_EQ(ground.read("run", "metrics.jsonl"), metrics);
+}
+
+TEST(TrainResume, RefusesTextThatHasChangedInPlace) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run").status.ok());
+  const auto file = ground.path() / "text" / "small.txt";
+  const auto before = fs::last_write_time(file);
+  {
+    std::fstream text(file, std::ios::in | std::ios::out);
+    text.seekp(5000).put('#');
+  }
+  fs::last_write_time(file, before);
+  const auto result = ground.call(resume_words(ground, "run", {"--steps", "20"}));
+  EXPECT_EQ(result.status.code, 2) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("whose data differs: the files under --data have changed: "
+                                       "'small.txt' has other content; give those it was trained "
+                                       "on, as they were, or train anew"));
 }
 
 TEST(TrainResume, TellsOfATokenizerThatHasChanged) {

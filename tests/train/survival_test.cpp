@@ -1,8 +1,12 @@
 // What a run survives, and what it says when it does not.
 #include "train/train_run.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -253,9 +257,67 @@ TEST(TrainSurvives, ASecondJobInItsFolderIsRefused) {
   ground.await_step("run", 5);
   const auto second = ground.train("run", {"--resume"});
   EXPECT_NE(second.status.code, 0);
-  EXPECT_THAT(second.output, HasSubstr("is training in"));
+  EXPECT_THAT(second.output, HasSubstr("which process " + std::to_string(ranks_of(job.pid())[0]) +
+                                       " is training in"));
+  struct stat lock{};
+  ASSERT_EQ(stat((ground.run("run") + "/.lock").c_str(), &lock), 0);
+  EXPECT_EQ(lock.st_mode & 0777, 0600U) << "who can open it can hold it";
   job.signal(SIGTERM);
   EXPECT_EQ(end_of(job).code, 143);
+}
+
+/// Readers of the folder can't keep a job out; those who may write to it can, and are named.
+TEST(TrainSurvives, ALockThatReadersHold) {
+  const TrainingGround ground;
+  const auto run = ground.run("run");
+  fs::create_directory(run);
+  fs::permissions(run, fs::perms(0755));
+  const auto lock = run + "/.lock";
+  std::ofstream(lock) << "4242\n";  // whoever that was
+  fs::permissions(lock, fs::perms(0644));
+  const int readable = open(lock.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(readable, LOCK_EX), 0);
+  const auto first = ground.train("run", {"--steps", "2"});
+  close(readable);
+  EXPECT_TRUE(first.status.ok()) << first.output;
+
+  const int writable = open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  struct flock whole{};
+  whole.l_type = F_WRLCK;
+  ASSERT_EQ(fcntl(writable, F_SETLK, &whole), 0);
+  const auto second = ground.train("run", {"--resume", "--steps", "4"});
+  close(writable);
+  EXPECT_NE(second.status.code, 0);
+  EXPECT_THAT(second.output,
+              HasSubstr("which process " + std::to_string(getpid()) + " is training"));
+  EXPECT_THAT(second.output, Not(HasSubstr("4242")));
+}
+
+TEST(TrainSurvives, ALockOfAFolderThatAGroupWritesTo) {
+  const TrainingGround ground;
+  const auto run = ground.run("run");
+  fs::create_directory(run);
+  fs::permissions(run, fs::perms(0775));
+  ASSERT_TRUE(ground.train("run", {"--steps", "2"}).status.ok());
+  struct stat lock{};
+  ASSERT_EQ(stat((run + "/.lock").c_str(), &lock), 0);
+  EXPECT_EQ(lock.st_mode & 0777, 0660U);
+}
+
+TEST(TrainSurvives, NoTextThatChangesUnderIt) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "10000"});
+  ground.await_step("run", 5);
+  const auto file = ground.path() / "text" / "small.txt";
+  fs::last_write_time(file, fs::file_time_type::clock::now());  // touched alone: that is no change
+  ground.await_step("run", static_cast<int>(ground.losses("run").size()) + 5);
+  {
+    std::fstream text(file, std::ios::in | std::ios::out);
+    text.seekp(5000).put('#');
+  }
+  EXPECT_NE(end_of(job).code, 0) << job.output();
+  EXPECT_THAT(job.output(),
+              HasSubstr("expected '" + file.string() + "' to stay as it was when it was opened"));
 }
 
 TEST(TrainSurvives, ARunThatIsThereIsNotOverwritten) {

@@ -1,5 +1,7 @@
 #include "inspect/listing.h"
 
+#include "base/text.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -56,12 +58,16 @@ std::map<std::string, size_t> ranks_by_file(const CheckpointIndex& index) {
   return ranks;
 }
 
-/// Columns as wide as their widest entry; the last one is not padded.
-std::string aligned(const std::vector<Row>& rows) {
+/// Columns as wide as their widest entry; the last one is not padded. Entries are made printable:
+/// names come from files.
+std::string aligned(std::vector<Row> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = printable(row[i]);
+      widths[i] = std::max(widths[i], row[i].size());
+    }
   }
   std::string text;
   for (const auto& row : rows) {
@@ -165,7 +171,7 @@ std::string to_table(const Subject& subject) {
       rows.push_back({one.name, one.problem.empty() ? bytes_text(one.bytes) : "-", one.problem});
     text = aligned(rows) + "\n";
     if (!subject.index) return text + "no whole checkpoint\n";
-    text += subject.path.string() + "\n\n";
+    text += printable(subject.path.string()) + "\n\n";
   }
   return text + index_table(subject);
 }
@@ -183,7 +189,7 @@ std::string to_json(const Subject& subject) {
     }
   }
   json["index"] = subject.index ? index_json(*subject.index) : Json();
-  return json.dump(2) + "\n";
+  return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace tessera::inspect

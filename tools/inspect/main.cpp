@@ -1,4 +1,5 @@
 // `tessera inspect`: what lies in a safetensors file, a checkpoint or a run.
+#include "base/text.h"
 #include "inspect/listing.h"
 #include "inspect/subjects.h"
 
@@ -26,14 +27,14 @@ int usage_error(const CLI::ParseError& error) {
 int show(const Subject& subject, bool as_json, bool is_verified) {
   std::cout << (as_json ? to_json(subject) : to_table(subject));
   if (!subject.index && !subject.checkpoints.empty()) {
-    std::cerr << "tessera inspect: " << subject.path.string()
+    std::cerr << "tessera inspect: " << tessera::printable(subject.path.string())
               << ": expected a whole checkpoint, got " << subject.checkpoints.size()
               << " that can't be loaded\n";
     return kFailure;
   }
   if (is_verified && !as_json && subject.index) {
     std::cout << (subject.kind == Subject::Kind::File
-                      ? "\nread in full; plain files have no checksums\n"
+                      ? "\nread in full; of plain files those of torch.save have checksums\n"
                       : "\nverified: every byte has its checksum\n");
   }
   return 0;
@@ -44,7 +45,8 @@ int show(const Subject& subject, bool as_json, bool is_verified) {
 int main(int argc, char** argv) {
   CLI::App app(
       "Lists tensors, dtypes, shapes, sizes, the ranks that hold them and checksums of a "
-      "safetensors file, a checkpoint, or a run or folder of checkpoints and the latest of them",
+      "safetensors or torch.save file, a checkpoint, or a run or folder of checkpoints and the "
+      "latest of them",
       "tessera inspect");
   std::string path;
   bool verifies = false;
@@ -61,9 +63,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : usage_error(error);
   } catch (const c10::Error& error) {
-    std::cerr << "tessera inspect: " << error.what_without_backtrace() << "\n";
+    std::cerr << "tessera inspect: " << tessera::printable(error.what_without_backtrace()) << "\n";
   } catch (const std::exception& error) {
-    std::cerr << "tessera inspect: " << error.what() << "\n";
+    std::cerr << "tessera inspect: " << tessera::printable(error.what()) << "\n";
   }
   return kFailure;
 }

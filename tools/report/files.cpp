@@ -1,8 +1,11 @@
 #include "report/files.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 
@@ -36,23 +39,42 @@ std::optional<std::string> read_file(const fs::path& file, std::size_t most_byte
 
 namespace {
 
-/// False if not all of it could be written.
-bool write_whole(const fs::path& file, const std::string& text) {
-  std::ofstream stream(file, std::ios::binary);
-  stream << text << std::flush;
-  return stream.good();
+/// False if not all of it could be written. `flags` as open(2)'s.
+bool write_whole(const fs::path& file, const std::string& text, int flags) {
+  const int descriptor = ::open(file.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
+  if (descriptor < 0) return false;
+  size_t done = 0;
+  while (done < text.size()) {
+    const auto written = ::write(descriptor, text.data() + done, text.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    done += static_cast<size_t>(written);
+  }
+  return (::close(descriptor) == 0) & (done == text.size());
 }
 
-/// Writes beside the file and renames. A link keeps leading to the file; what is no plain file,
-/// such as /dev/stdout, cannot be replaced and is written to.
+/// Where a link of this user or of the system leads; one that somebody else has put there is
+/// replaced itself.
+fs::path behind_own_links(const fs::path& file) {
+  struct stat found{};
+  const bool is_own_link = ::lstat(file.c_str(), &found) == 0 && S_ISLNK(found.st_mode) &&
+                           (found.st_uid == ::geteuid() || found.st_uid == 0);
+  std::error_code error;
+  const auto real = is_own_link ? fs::canonical(file, error) : file;
+  return error ? file : real;
+}
+
+/// Writes beside the file and renames; what is no plain file, such as /dev/stdout, cannot be
+/// replaced and is written to.
 bool replace_file(const fs::path& file, const std::string& text) {
   std::error_code error;
   const auto type = fs::status(file, error).type();
   if (type != fs::file_type::not_found && type != fs::file_type::regular)
-    return write_whole(file, text);
-  const fs::path real = type == fs::file_type::regular ? fs::canonical(file) : file;
+    return write_whole(file, text, 0);
+  const fs::path real = behind_own_links(file);
   const fs::path part = real.string() + ".part" + std::to_string(::getpid());
-  if (write_whole(part, text)) {
+  fs::remove(part, error);
+  if (write_whole(part, text, O_CREAT | O_EXCL)) {
     fs::rename(part, real, error);
     if (!error) return true;
   }

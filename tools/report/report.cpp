@@ -1,5 +1,6 @@
 #include "report/report.h"
 
+#include "base/text.h"
 #include "report/files.h"
 #include "report/page.h"
 
@@ -60,10 +61,11 @@ void write_report(const ReportOptions& options) {
   check_output(options.output, runs);
   const std::string page = report::make_page(runs);
   report::write_file(options.output, page);
-  for (const auto& reason : left_out) std::cerr << "tessera report: left out: " << reason << "\n";
+  for (const auto& reason : left_out)
+    std::cerr << "tessera report: left out: " << printable(reason) << "\n";
   for (const auto& run : runs) {
     for (const auto& note : run.notes)
-      std::cerr << "tessera report: " << run.name << ": " << note << "\n";
+      std::cerr << "tessera report: " << printable(run.name + ": " + note) << "\n";
   }
   std::cout << options.output << ": " << runs.size() << (runs.size() == 1 ? " run, " : " runs, ")
             << report::size_text(page.size()) << "\n";
@@ -87,7 +89,7 @@ void add_report_command(CLI::App& app, CommandLine& line) {
     try {
       write_report(*options);
     } catch (const std::exception& error) {
-      std::cerr << "tessera report: " << error.what() << "\n";
+      std::cerr << "tessera report: " << printable(error.what()) << "\n";
       line.exit_code = 1;
     }
   });

@@ -1,8 +1,14 @@
 #include "train/batches.h"
 
+#include <tessera/comm.h>
+
+#include "base/text.h"
+#include "train/agreed.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 
 namespace tessera::train {
 namespace {
@@ -31,7 +37,56 @@ int64_t sequences_of(const data::Corpus& corpus, const Settings& settings) {
   return sequences;
 }
 
+std::string quoted(const nlohmann::json& file) {
+  return "'" + printable(file.at(0).get<std::string>()) + "'";
+}
+
+using Contents = std::map<std::string, std::string>;
+
+Contents by_name(const nlohmann::json& contents) {
+  Contents hashes;
+  for (const auto& file : contents) hashes.emplace(file.at(0), file.at(1));
+  return hashes;
+}
+
 }  // namespace
+
+nlohmann::json contents_of(const data::Corpus& corpus) {
+  constexpr size_t kMostFiles = 4096;
+  auto contents = nlohmann::json::array();
+  if (corpus.contents().size() > kMostFiles) return contents;
+  for (const auto& file : corpus.contents()) contents.push_back({printable(file.name), file.hash});
+  return contents;
+}
+
+std::string difference_of_contents(const nlohmann::json& before, const nlohmann::json& after) {
+  if (before.empty() || after.empty()) return "";
+  const auto old_hashes = by_name(before), hashes = by_name(after);
+  for (const auto& file : before) {
+    const auto found = hashes.find(file.at(0));
+    if (found == hashes.end()) return quoted(file) + " is missing";
+    if (found->second != old_hashes.at(file.at(0))) return quoted(file) + " has other content";
+  }
+  for (const auto& file : after) {
+    if (!old_hashes.contains(file.at(0))) return quoted(file) + " is one too many";
+  }
+  return "the files come in another order";
+}
+
+Batches make_batches(const Settings& settings, const Layout& layout, at::Device device) {
+  auto batches = agree([&] { return Batches(settings, layout, device); });
+  const auto all = gather_bytes(batches.corpus().fingerprint());
+  if (std::ranges::count(all, all[0]) == std::ssize(all)) return batches;
+  const auto contents = gather_bytes(contents_of(batches.corpus()).dump());
+  const auto rank =
+      std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; }) - all.begin();
+  const auto difference =
+      difference_of_contents(nlohmann::json::parse(contents[0]),
+                             nlohmann::json::parse(contents[static_cast<size_t>(rank)]));
+  throw AgreedError("expected the same text on all ranks, but rank " + std::to_string(rank) +
+                    " finds other files under --data than rank 0" +
+                    (difference.empty() ? "" : ": " + difference) + "; give all hosts the same");
+}
 
 Batches::Batches(const Settings& settings, const Layout& layout, at::Device device)
     : corpus_(settings.data, tokenizer_of(settings)),

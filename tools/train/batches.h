@@ -4,6 +4,10 @@
 
 #include "train/parallelize.h"
 
+#include <nlohmann/json.hpp>
+
+#include <string>
+
 namespace tessera::train {
 
 struct Batch {
@@ -41,5 +45,15 @@ class Batches {
   int64_t validation_sequences_;
   data::ShardedSampler sampler_;
 };
+
+/// The same on all ranks, which would train other models otherwise: throws an AgreedError that
+/// names the file that differs. Every rank calls it.
+Batches make_batches(const Settings& settings, const Layout& layout, at::Device device);
+
+/// What a corpus consists of, for a checkpoint: of so many files that they would make it large,
+/// nothing.
+nlohmann::json contents_of(const data::Corpus& corpus);
+/// What is different, such as "'a.txt' has other content"; empty if that is not known.
+std::string difference_of_contents(const nlohmann::json& before, const nlohmann::json& after);
 
 }  // namespace tessera::train

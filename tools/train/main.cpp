@@ -1,6 +1,7 @@
 // One rank of `tessera train`.
 #include <tessera/comm.h>
 
+#include "numbers.h"
 #include "train/agreed.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
@@ -37,7 +38,8 @@ std::string command_of(int argc, char** argv) {
 bool is_restart() {
   for (const char* name : {"TESSERA_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
     const char* count = std::getenv(name);
-    if (count != nullptr && std::atoi(count) > 0) return true;
+    if (count != nullptr && tessera::tool::parse_number<int64_t>(count).value_or(0) > 0)
+      return true;
   }
   return false;
 }

@@ -44,13 +44,17 @@ std::string file_of(const json& tokenizer) {
 }
 
 std::string difference(const std::string& name, const json& saved, const json& ours) {
-  if (name == "data")
-    return "data differs: the files under --data have changed, or others are given; give those it "
-           "was trained on";
   if (name == "tokenizer" && file_of(saved) == file_of(ours))
     return "tokenizer differs: " + file_of(ours) + " has changed since; give the file as it was";
   return name + " is " + saved.dump() + ", but --" + name + " is " + ours.dump() + "; give --" +
          name + " as it was";
+}
+
+std::string data_difference(const json& saved, const json& ours) {
+  const auto file = difference_of_contents(saved, ours);
+  return "data differs: the files under --data have changed" +
+         (file.empty() ? ", or others are given" : ": " + file) +
+         "; give those it was trained on, as they were";
 }
 
 /// What is beside tensors, without reading those: a module that has none takes none.
@@ -86,6 +90,7 @@ Extra Trainee::extra_of(const Position& position) const {
   json own;
   for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
   const json state = {{"identity", own},
+                      {"files", contents_of(batches_.corpus())},
                       {"mesh", shape_of(layout_.mesh)},
                       {"step", position.step},
                       {"tokens", position.tokens},
@@ -134,8 +139,11 @@ json Trainee::checked_state(const std::string& checkpoint, const Extra& extra) c
   for (const auto& [name, value] : identity(settings_, batches_)) {
     const auto theirs = saved.value(name, json());
     if (theirs == value) continue;
+    const auto what = name == "data" ? data_difference(state.value("files", json::array()),
+                                                       contents_of(batches_.corpus()))
+                                     : difference(name, theirs, value);
     throw AgreedError("--resume: expected a checkpoint of this model and data, got " + checkpoint +
-                          ", whose " + difference(name, theirs, value) + ", or train anew",
+                          ", whose " + what + ", or train anew",
                       kWrongSettings);
   }
   return state;

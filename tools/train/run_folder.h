@@ -23,7 +23,7 @@ enum class Start {
 ///   events/                    for TensorBoard
 ///   timeline.json, trace.json  where the time of some steps went, for Perfetto and the report
 ///   program.cpp                of a compiled step
-/// A lock keeps a second job out of it.
+/// A lock keeps a second job out of it; who may not write to the folder can't hold it.
 class RunFolder {
  public:
   /// Rank 0 makes and locks it. Throws an AgreedError if another job has it, or if it holds a run

@@ -1,5 +1,6 @@
 #include "train/run_paths.h"
 
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 
@@ -19,6 +20,22 @@ std::string make_run_folder() {
   for (int i = 2; !fs::create_directory(path); ++i)
     path = std::string(name) + "-" + std::to_string(i);
   return path;
+}
+
+std::string why_no_run_folder(const std::string& path) {
+  std::error_code ignored;
+  const auto real = fs::weakly_canonical(path, ignored);
+  if (real == real.root_path()) return "is the root of the file system";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && fs::equivalent(path, home, ignored)) return "is the home folder";
+  for (const char* file : {"metrics.jsonl", "config.toml"}) {
+    if (fs::exists(real / file, ignored)) return "";
+  }
+  for (const auto& entry : fs::directory_iterator(real, ignored)) {
+    // A start that ended before it wrote anything leaves its lock.
+    if (entry.path().filename() != ".lock") return "holds other files and no run";
+  }
+  return "";
 }
 
 void remove_unused_folder(const std::string& path) {

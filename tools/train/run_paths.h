@@ -12,6 +12,10 @@ std::string make_run_folder();
 /// them.
 inline constexpr const char* kNewRunVariable = "TESSERA_NEW_RUN";
 
+/// Why no run can be kept at `path`, e.g. "is the root of the file system"; empty: one can, there
+/// is one already, or it is no folder.
+std::string why_no_run_folder(const std::string& path);
+
 /// Takes a folder away that was made for a run and holds nothing.
 void remove_unused_folder(const std::string& path);
 

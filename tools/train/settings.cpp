@@ -1,12 +1,11 @@
 #include "train/settings.h"
 
+#include "numbers.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
 #include "unknown_words.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <stdexcept>
 
@@ -35,23 +34,6 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
   return {check, list(words)};
 }
 
-template <class T>
-CLI::Validator between(T least, T most) {
-  const auto check = [=](std::string& text) -> std::string {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    // from_chars takes "nan" and "inf" as numbers, which have no nearest.
-    const bool is_number = error == std::errc() && end == text.data() + text.size() &&
-                           std::isfinite(static_cast<double>(value));
-    if (is_number && value >= least && value <= most) return {};
-    std::ostringstream message;
-    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
-    if (is_number) message << "; the nearest is " << (value > most ? most : least);
-    return message.str();
-  };
-  return {check, ""};
-}
-
 CLI::Validator mesh_text() {
   const auto check = [](std::string& text) -> std::string {
     try {
@@ -78,7 +60,8 @@ struct Flags {
   }
   template <class T>
   void add_number(const char* name, T& value, T least, T most, const char* help) const {
-    add(name, value, help)->check(between<T>(least, most));
+    auto* option = tool::add_number(app, name, value, least, most, help)->group(group);
+    fields.push_back({option, &value});
   }
   void add_switch(const char* name, bool& value, const char* help) const {
     fields.push_back({app.add_flag(name, value, help)->group(group), &value});
@@ -204,8 +187,7 @@ std::string text_of(const std::vector<std::string>& words) {
 }
 template <class T>
 std::string text_of(T number) {
-  char text[64];
-  return {text, std::to_chars(text, text + sizeof text, number).ptr};
+  return tool::number_text(number);
 }
 
 /// Defaults that have to fit what is given. A warm-up that a run began with stays, even if

@@ -1,3 +1,4 @@
+#include "train/run_paths.h"
 #include "train/settings.h"
 #include "unknown_words.h"
 
@@ -178,6 +179,11 @@ void check_paths(const Settings& settings) {
   if (!fs::is_directory(folder, ignored))
     refuse_settings("--run: expected a folder, or a path where one can be made, got '" +
                     settings.run + "', but " + folder.string() + " is a file");
+  const auto reason = settings.run.empty() ? "" : why_no_run_folder(settings.run);
+  if (!reason.empty())
+    refuse_settings("--run: expected a new folder or that of a run, got '" + settings.run +
+                    "', which " + reason + "; name one in it, e.g. " +
+                    (fs::path(settings.run) / "run").string());
   if (access(folder.c_str(), W_OK | X_OK) != 0)
     refuse_settings("--run: expected a folder to write to, got '" + settings.run + "', but " +
                     folder.string() + " is not writable; use another --run");

@@ -1,12 +1,12 @@
 #include "train/settings_file.h"
 
+#include "numbers.h"
 #include "unknown_words.h"
 
 #include <toml++/toml.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -78,11 +78,6 @@ std::string kind_of(const toml::node& node) {
   }
 }
 
-std::string number_text(double value) {
-  char text[64];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 /// The value as a flag would have it; none: it is of another type.
 std::optional<std::string> text_for(const Field& field, const toml::node& node) {
   const auto integer = [&]() -> std::optional<std::string> {
@@ -91,7 +86,7 @@ std::optional<std::string> text_for(const Field& field, const toml::node& node) 
   };
   return std::visit(Overloaded{[&](const double*) -> std::optional<std::string> {
                                  if (const auto* value = node.as_floating_point())
-                                   return number_text(value->get());
+                                   return tool::number_text(value->get());
                                  return integer();
                                },
                                [&](const bool*) -> std::optional<std::string> {

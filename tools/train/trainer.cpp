@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/trace.h>
 
+#include "base/text.h"
 #include "train/agreed.h"
 #include "train/generate.h"
 #include "train/nonfinite.h"
@@ -51,18 +52,6 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
   return model;
-}
-
-/// Ranks that read other texts would train other models.
-Batches make_batches(const Settings& settings, const Layout& layout, at::Device device) {
-  auto batches = agree([&] { return Batches(settings, layout, device); });
-  const auto all = gather_bytes(batches.corpus().fingerprint());
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw AgreedError("expected the same text on all ranks, but rank " + std::to_string(rank) +
-                      " finds other files under --data than rank 0; give all hosts the same");
-  }
-  return batches;
 }
 
 /// A save fails on all ranks alike, unless a rank is lost.
@@ -365,7 +354,7 @@ Ending Trainer::finish() {
   if (settings_.sample > 0) {
     const auto text = generate(model_, batches_.corpus().tokenizer(), settings_.prompt,
                                settings_.sample, settings_.seed, device_);
-    journal_.say("\n" + settings_.prompt + text + "\n");
+    journal_.say("\n" + printable(settings_.prompt + text, "\n\t") + "\n");
     journal_.file("sample.txt", settings_.prompt + text);
   }
   const auto last = latest_checkpoint(folder_.checkpoints());

@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -15,7 +14,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -27,21 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Compilers would take "-folder" for an option and "@folder" for a list of options.
-std::string absolute(const std::string& path) {
-  std::error_code error;
-  const auto whole = fs::absolute(path, error);
-  return error ? path : whole.string();
-}
-
-std::string wanted_folder() {
-  const Environment environment;
-  if (const auto chosen = environment.get("TESSERA_CACHE")) return absolute(*chosen);
-  if (const auto caches = environment.get("XDG_CACHE_HOME")) return absolute(*caches + "/tessera");
-  if (const auto home = environment.get("HOME")) return absolute(*home + "/.cache/tessera");
-  return "";
-}
-
 /// What dlopen() would replace in the path, or empty.
 std::string replaced_in(const std::string& path) {
   for (const char* word : {"ORIGIN", "LIB", "PLATFORM"}) {
@@ -50,16 +33,6 @@ std::string replaced_in(const std::string& path) {
     }
   }
   return "";
-}
-
-/// Empty: it exists or has been made, for this user alone.
-std::string why_not_made(const std::string& folder) {
-  const std::string replaced = replaced_in(folder);
-  if (!replaced.empty()) return "the loader would replace " + replaced + " in its path";
-  std::error_code error;
-  fs::create_directories(fs::path(folder).parent_path(), error);
-  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return "";
-  return std::string("it can't be made: ") + std::strerror(errno);
 }
 
 void warn_once(const std::string& folder, const std::string& why) {
@@ -86,41 +59,18 @@ void write_holder(int file) {
 
 }  // namespace
 
-std::string why_unsafe(const std::string& folder) {
-  struct stat link{};
-  struct stat found{};
-  if (lstat(folder.c_str(), &link) != 0 || stat(folder.c_str(), &found) != 0)
-    return std::strerror(errno);
-  if (!S_ISDIR(found.st_mode)) return "it is not a folder";
-  if (found.st_uid != geteuid() || link.st_uid != geteuid())
-    return "it belongs to user " + std::to_string(found.st_uid) + ", not to user " +
-           std::to_string(geteuid());
-  if ((found.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "other users may write to it";
-  return "";
-}
-
-std::string why_unusable(const std::string& folder) {
+std::string why_unusable(const PrivateFolder& folder) {
   struct statvfs system{};
-  if (statvfs(folder.c_str(), &system) == 0 && (system.f_flag & ST_NOEXEC) != 0)
+  if (statvfs(folder.path().c_str(), &system) == 0 && (system.f_flag & ST_NOEXEC) != 0)
     return "its file system is mounted noexec";
-  std::string path = folder + "/probe-XXXXXX";
-  const int file = mkstemp(path.data());
+  const std::string probe = "probe-" + std::to_string(gettid());
+  const int file = folder.open_file(probe, O_WRONLY | O_CREAT);
   if (file < 0) return std::string("it can't be written to: ") + std::strerror(errno);
-  constexpr size_t kEnough = size_t{1} << 20;  // many times a usual program
-  const std::string content(kEnough, 'x');
-  size_t written = 0;
-  errno = ENOSPC;
-  while (written < content.size()) {
-    const ssize_t step = write(file, content.data() + written, content.size() - written);
-    if (step < 0 && errno == EINTR) continue;
-    if (step <= 0) break;
-    written += static_cast<size_t>(step);
-  }
-  const int error = written < content.size() ? errno : 0;
-  const bool is_closed = close(file) == 0;
-  unlink(path.c_str());
-  if (error == 0 && is_closed) return "";
-  return std::string("it has no room: ") + std::strerror(error != 0 ? error : ENOSPC);
+  const std::string content(size_t{1} << 20, 'x');  // many times a usual program
+  int error = write_all(file, content.data(), content.size()) ? 0 : errno;
+  if (close(file) != 0 && error == 0) error = errno;
+  folder.remove_file(probe);
+  return error == 0 ? "" : std::string("it has no room: ") + std::strerror(error);
 }
 
 void remove_old_drafts(const std::string& folder) {
@@ -139,50 +89,42 @@ void remove_old_drafts(const std::string& folder) {
   }
 }
 
-CacheFolder::CacheFolder(std::string path, bool is_temporary)
-    : path_(std::move(path)), is_temporary_(is_temporary) {}
-
-CacheFolder::CacheFolder(CacheFolder&& other) noexcept
-    : path_(std::move(other.path_)), is_temporary_(std::exchange(other.is_temporary_, false)) {}
-
-CacheFolder::~CacheFolder() {
-  if (!is_temporary_) return;
+std::optional<PrivateFolder> open_cache(std::string* why_not) {
+  const auto chosen = Environment().get("TESSERA_CACHE");
   std::error_code ignored;
-  fs::remove_all(path_, ignored);
+  const std::string path = fs::absolute(chosen ? *chosen : cache_path("programs"), ignored);
+  const std::string replaced = replaced_in(path);
+  std::string why = "the loader would replace " + replaced + " in its path";
+  if (!replaced.empty()) return cache_instead_of(path, why, why_not);
+  auto folder = PrivateFolder::open(path, why);
+  return folder ? std::move(folder) : cache_instead_of(path, why, why_not);
 }
 
-std::optional<CacheFolder> CacheFolder::open(std::string* why_not) {
-  const std::string folder = wanted_folder();
-  std::string why = folder.empty() ? "neither TESSERA_CACHE nor HOME is set" : why_not_made(folder);
-  if (why.empty()) why = why_unsafe(folder);
-  if (why.empty()) return CacheFolder(folder, false);
-  return instead_of(folder, why, why_not);
-}
-
-std::optional<CacheFolder> CacheFolder::instead_of(const std::string& folder,
-                                                   const std::string& why, std::string* why_not) {
-  std::string made = absolute(Environment().get("TMPDIR").value_or("/tmp")) + "/tessera-XXXXXX";
-  const std::string pattern = made;
-  if (mkdtemp(made.data()) == nullptr) {
-    if (why_not != nullptr)
-      *why_not = "the cache folder '" + folder + "' is not used: " + why + "; and no folder like " +
-                 pattern + " can be made: " + std::strerror(errno) +
-                 "; set TESSERA_CACHE or TMPDIR to a folder that can be written to";
-    return std::nullopt;
+std::optional<PrivateFolder> cache_instead_of(const std::string& folder, const std::string& why,
+                                              std::string* why_not) {
+  std::string why_none;
+  auto made = PrivateFolder::make_temporary(why_none);
+  if (made) {
+    warn_once(folder, why);
+  } else if (why_not != nullptr) {
+    *why_not = "the cache folder '" + folder + "' is not used: " + why + "; and " + why_none +
+               "; set TESSERA_CACHE or TMPDIR to a folder that can be written to";
   }
-  warn_once(folder, why);
-  return CacheFolder(made, true);
+  return made;
 }
 
 FileLock::FileLock(FileLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
 
 FileLock::~FileLock() {
-  if (file_ >= 0) close(file_);
+  if (file_ < 0) return;
+  [[maybe_unused]] const int cleared = ftruncate(file_, 0);  // it no longer is the holder
+  close(file_);
 }
 
-std::optional<FileLock> FileLock::take(const std::string& path, std::chrono::milliseconds timeout,
-                                       std::string* why_not) {
-  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+std::optional<FileLock> FileLock::take(const PrivateFolder& folder, const std::string& name,
+                                       std::chrono::milliseconds timeout, std::string* why_not) {
+  const std::string path = folder.path() + "/" + name;
+  const int file = folder.open_file(name, O_RDWR | O_CREAT);
   if (file < 0) {
     if (why_not != nullptr) *why_not = path + " can't be opened: " + std::strerror(errno);
     return std::nullopt;

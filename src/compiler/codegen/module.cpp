@@ -6,13 +6,10 @@
 #include "compiler/codegen/toolchain.h"
 
 #include <dlfcn.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -36,31 +33,23 @@ std::string key_of(const std::string& source, const Toolchain& toolchain) {
   return content_hash(content);
 }
 
-bool write_file(const std::string& path, const std::string& content) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << content;
-  file.close();
-  return file.good();
-}
-
 /// Puts source and library into the folder; each appears there whole or not at all.
-bool build(const Toolchain& toolchain, const std::string& source, const std::string& entry,
-           std::string& why_not) {
-  const std::string draft = entry + "." + std::to_string(getpid());
-  const std::string draft_source = draft + ".cpp";
-  const std::string draft_library = draft + ".so";
-  bool done = write_file(draft_source, source) && chmod(draft_source.c_str(), 0600) == 0;
-  if (!done) why_not = draft_source + " can't be written: " + std::strerror(errno);
-  if (done && toolchain.compile(draft_source, draft_library, &why_not)) {
-    done = cache_entry::seal(draft_library) &&
-           std::rename(draft_source.c_str(), (entry + ".cpp").c_str()) == 0 &&
-           std::rename(draft_library.c_str(), (entry + ".so").c_str()) == 0;
-    if (!done) why_not = entry + ".so can't be written: " + std::strerror(errno);
+bool build(const Toolchain& toolchain, const std::string& source, const PrivateFolder& folder,
+           const std::string& key, std::string& why_not) {
+  const std::string draft = key + "." + std::to_string(getpid());
+  const std::string at = folder.path() + "/";
+  bool done = folder.replace_file(draft + ".cpp", source);
+  if (!done) why_not = at + draft + ".cpp can't be written: " + std::strerror(errno);
+  if (done && toolchain.compile(at + draft + ".cpp", at + draft + ".so", &why_not)) {
+    done = cache_entry::seal(at + draft + ".so") &&
+           folder.rename_file(draft + ".cpp", key + ".cpp") &&
+           folder.rename_file(draft + ".so", key + ".so");
+    if (!done) why_not = at + key + ".so can't be written: " + std::strerror(errno);
   } else {
     done = false;
   }
-  unlink(draft_source.c_str());
-  unlink(draft_library.c_str());
+  folder.remove_file(draft + ".cpp");
+  folder.remove_file(draft + ".so");
   return done;
 }
 
@@ -92,31 +81,31 @@ void* open_if_sound(const std::string& library, std::string& why_not) {
 
 /// Loads the library of `source` from `folder`; compiles it if it is not there or not what it
 /// should be. Null: why_not.
-void* load_from(const std::string& folder, const Toolchain& toolchain, const std::string& source,
+void* load_from(const PrivateFolder& folder, const Toolchain& toolchain, const std::string& source,
                 std::chrono::milliseconds patience, std::string& why_not) {
-  const std::string entry = folder + "/" + key_of(source, toolchain);
-  const std::string library = entry + ".so";
+  const std::string key = key_of(source, toolchain);
+  const std::string library = folder.path() + "/" + key + ".so";
   if (void* handle = open_if_sound(library, why_not)) return handle;
-  const auto lock = FileLock::take(entry + ".lock", patience, &why_not);
+  const auto lock = FileLock::take(folder, key + ".lock", patience, &why_not);
   if (!lock) return nullptr;
   // Somebody else may have compiled it while this process waited for the lock.
   if (void* handle = open_if_sound(library, why_not)) return handle;
-  remove_old_drafts(folder);
-  return build(toolchain, source, entry, why_not) ? open_library(library, why_not) : nullptr;
+  remove_old_drafts(folder.path());
+  return build(toolchain, source, folder, key, why_not) ? open_library(library, why_not) : nullptr;
 }
 
 /// From the cache folder, or from another one where that can't be used.
 void* load_library(const Toolchain& toolchain, const std::string& source,
                    std::chrono::milliseconds patience, std::string& why_not) {
-  const auto folder = CacheFolder::open(&why_not);
+  const auto folder = open_cache(&why_not);
   if (!folder) return nullptr;
-  void* handle = load_from(folder->path(), toolchain, source, patience, why_not);
+  void* handle = load_from(*folder, toolchain, source, patience, why_not);
   if (handle != nullptr || folder->is_temporary()) return handle;
   // Only after a failure: programs are loaded from a folder that can't be written to as well.
-  const std::string why = why_unusable(folder->path());
+  const std::string why = why_unusable(*folder);
   if (why.empty()) return nullptr;
-  const auto other = CacheFolder::instead_of(folder->path(), why, &why_not);
-  return other ? load_from(other->path(), toolchain, source, patience, why_not) : nullptr;
+  const auto other = cache_instead_of(folder->path(), why, &why_not);
+  return other ? load_from(*other, toolchain, source, patience, why_not) : nullptr;
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 #pragma once
 
+#include "base/text.h"
+
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <string>
 #include <utility>
@@ -14,7 +17,7 @@ struct FileName {
 
   template <class... Words>
   [[noreturn]] void refuse(const Words&... words) const {
-    TORCH_CHECK_VALUE(false, function, ": ", path, ": ", words...);
+    TORCH_CHECK_VALUE(false, printable(c10::str(function, ": ", path, ": ", words...)));
     std::abort();  // not reached: the check throws
   }
   template <class... Words>
@@ -22,5 +25,16 @@ struct FileName {
     if (!holds) refuse(words...);
   }
 };
+
+/// A name from a file that may be hostile, for a message: not long, and nothing that moves a
+/// cursor.
+inline std::string quoted(std::string name) {
+  constexpr size_t kMost = 200;
+  if (name.size() > kMost) name = name.substr(0, kMost) + "…";
+  for (char& letter : name) {
+    if (static_cast<unsigned char>(letter) < ' ' || letter == '\x7F') letter = '?';
+  }
+  return "'" + name + "'";
+}
 
 }  // namespace tessera::state

@@ -46,6 +46,10 @@ struct RankProcess {
 /// if no process can be made.
 RankProcess start_rank(const RankStart& start);
 
+/// Whether the process is stopped: by a signal ('T') or by a debugger ('t').
+enum class Stop { None, BySignal, ByDebugger };
+Stop stop_of(pid_t pid);
+
 /// How a rank that has ended did so.
 struct RankEnd {
   int code = 0;    // exit code, or 128 + signal

@@ -22,12 +22,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-ExitStatus end_of(Subprocess& job) {
-  const auto status = job.wait(90s);
-  EXPECT_TRUE(status) << "the job still runs: " << job.output();
-  return status.value_or(ExitStatus{});
-}
-
 TEST(TrainResume, GoesOnWithTheSameBits) {
   const TrainingGround ground;
   for (const Words& layout :

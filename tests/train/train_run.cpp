@@ -141,6 +141,12 @@ std::vector<pid_t> ranks_of(pid_t launcher) {
   return pids;
 }
 
+ExitStatus end_of(Subprocess& job) {
+  const auto status = job.wait(90s);
+  EXPECT_TRUE(status) << "the job still runs: " << job.output();
+  return status.value_or(ExitStatus{});
+}
+
 double largest_difference(const std::map<int, double>& left, const std::map<int, double>& right) {
   double largest = 0;
   for (const auto& [step, loss] : left) {

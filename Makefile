@@ -21,7 +21,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup build test train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan build-cuda deps install clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan build-cuda deps install clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,16 +29,27 @@ help:  ## this list
 setup:  ## packages, libtorch, formatters (other targets call it)
 	@scripts/setup.sh
 
+setup-tests:
+	@scripts/setup.sh --tests
+
 build: setup  ## the library, tools, examples and tests into build/release
 	$(call build,release)
 
-test: build  ## all tests; leaves build/release/test-results.xml
+test: setup-tests build  ## all tests; leaves build/release/test-results.xml
 	@ctest --preset release; status=$$?; \
 	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
 
+# For a night: cases that no run before had. `make test` draws the same ones everywhere.
+test-all:  ## test, test-dtensor, test-compose, test-fuzz and test-soak with a new seed (TESSERA_TEST_SEED=N: that one)
+	@export TESSERA_TEST_SEED=$${TESSERA_TEST_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
+	  echo "Seed of random tests: TESSERA_TEST_SEED=$$TESSERA_TEST_SEED"; \
+	  $(MAKE) --keep-going test test-dtensor test-compose test-fuzz test-soak || \
+	  { echo "failed; the same cases again: make test-all TESSERA_TEST_SEED=$$TESSERA_TEST_SEED"; exit 1; }
+
 train: setup  ## the main training job: a GPT learns the documents and sources here, on two ranks (ARGS="--steps 50")
 	$(call build,release,tessera_tool tessera_train tessera_inspect)
-	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools $(ARGS)
+	@# Its 1,500 steps take about two minutes on two cores; where they would take longer than three, time ends the run.
+	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools --minutes 3 $(ARGS)
 
 bench: build  ## measures; tables go into benchmarks/results
 	@mkdir -p benchmarks/results
@@ -80,7 +91,7 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 	  --gtest_filter='*BruteForce*' > build/release/test-dtensor.log 2>&1; status=$$?; \
 	  grep -E '^(\[  (FAILED|PASSED)|[a-z]+ on |no case of )|Failure|operators ran' build/release/test-dtensor.log; \
 	  build/release/bin/tessera run -n 2 -- sh -c '.venv/bin/python tests/dtensor/op_db_peer.py \
-	    build/release/lib/libtessera.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store 1 \
+	    build/release/lib/libtessera.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store $(or $(TESSERA_TEST_SEED),1) \
 	    --csv $(RESULTS)-dtensor-op-db.csv' > build/release/op_db.log 2>&1 || status=1; \
 	  tail -n 1 build/release/op_db.log; \
 	  awk -F, 'NR == 2 && ($$3 > 0 || $$2 < 0.95 * $$1 || $$4 < 0.6 * $$1) {exit 1}' \
@@ -93,7 +104,8 @@ test-compose: setup  ## 240 drawn nestings of checkpoint, replicate, fully_shard
 
 test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses must be those of an undisturbed one
 	$(call build,release,tessera_tool tessera_train)
-	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20
+	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20 \
+	  $(if $(TESSERA_TEST_SEED),--seed $(TESSERA_TEST_SEED))
 
 test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 	$(call build,asan)
@@ -101,7 +113,7 @@ test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 
 test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under AddressSanitizer
 	$(call build,asan,fuzz_readers)
-	@build/asan/bin/fuzz_readers 100000
+	@build/asan/bin/fuzz_readers 100000 $(TESSERA_TEST_SEED)
 
 test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
 	$(call build,tsan)

@@ -2,6 +2,7 @@
 #include <tessera/comm.h>
 
 #include "comm_cases.h"
+#include "numbers.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -30,6 +31,8 @@ struct Settings {
   double wait_seconds = 5;
   std::string csv;
 };
+
+constexpr int64_t kMostBytes = int64_t{1} << 40;
 
 const std::map<std::string, c10::ScalarType> kDtypes = {{"float32", at::kFloat},
                                                         {"float64", at::kDouble},
@@ -196,19 +199,16 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember(kDtypes));
-  app.add_option("--sizes", settings.sizes, "bytes")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--repeats", settings.repeats, "timed batches; the median counts")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  app.add_option("--wait", settings.wait_seconds, "seconds of the waiting test; 0: none")
-      ->capture_default_str();
+  tool::add_numbers(app, "--sizes,--bytes", settings.sizes, 0, kMostBytes, "bytes");
+  tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
+                   "timed batches; the median counts");
+  tool::add_number(app, "--wait", settings.wait_seconds, 0, 3600,
+                   "seconds of the waiting test; 0: none");
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", list, "print the collectives and stop");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   if (list) {
+    if (is_other_rank()) return 0;
     for (const auto& op : comm_ops()) std::cout << op << "\n";
     return 0;
   }

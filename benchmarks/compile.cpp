@@ -9,6 +9,7 @@
 #include <tessera/optim.h>
 
 #include "jobs.h"
+#include "numbers.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -178,19 +179,14 @@ int main(int argc, char** argv) {
       "to its operators; needs one rank",
       "tessera bench compile");
   Settings settings;
-  app.add_option("--blocks", settings.blocks, "depths of the gpt")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--repeats", settings.repeats, "times each is compiled; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--nodes", settings.nodes, "operators of the program whose overhead is measured")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  tool::add_numbers(app, "--blocks", settings.blocks, 1, 10'000, "depths of the gpt");
+  tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
+                   "times each is compiled; the median counts");
+  tool::add_number(app, "--nodes", settings.nodes, 1, 1'000'000,
+                   "operators of the program whose overhead is measured");
   app.add_option("--csv", settings.csv,
                  "also write the tables: to this file, and to one with -nodes in its name");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   // Started as several ranks, as `tessera bench` does by default: the others would disturb.
   if (is_other_rank()) return 0;
   return run_question("compile", [&] {

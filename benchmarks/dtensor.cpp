@@ -6,6 +6,7 @@
 #include <tessera/optim.h>
 
 #include "dtensor_redistribute.h"
+#include "numbers.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -200,16 +201,13 @@ int main(int argc, char** argv) {
       "same bytes (plain_us)",
       "tessera bench dtensor");
   Settings settings;
-  app.add_option("--repeats", settings.repeats, "timed pairs; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--milliseconds", settings.milliseconds, "of each timed loop")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
+                   "timed pairs; the median counts");
+  tool::add_number(app, "--milliseconds", settings.milliseconds, 1e-3, 1e6, "of each timed loop");
   app.add_option("--peer", settings.peer, "pytorch: its DTensor, in the same run")
       ->check(CLI::IsMember({"pytorch"}));
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", settings.list, "print the rows and stop");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   return run_question("dtensor", [&] { run(settings); });
 }

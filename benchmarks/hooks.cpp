@@ -2,6 +2,7 @@
 // hooks. In the table: nanoseconds per call; with hooks, `plain_ns` is still torch::nn's.
 #include <tessera/nn.h>
 
+#include "numbers.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -138,15 +139,12 @@ int main(int argc, char** argv) {
                "tessera bench hooks");
   Settings settings;
   bool list = false;
-  app.add_option("--repeats", settings.repeats, "timed pairs; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--milliseconds", settings.milliseconds, "of each timed loop")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
+                   "timed pairs; the median counts");
+  tool::add_number(app, "--milliseconds", settings.milliseconds, 1e-3, 1e6, "of each timed loop");
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", list, "print the rows and stop");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   // Started as several ranks, as `tessera bench` does by default: the others would disturb.
   if (is_other_rank()) return 0;
   return run_question("hooks", [&] { run(settings, list); });

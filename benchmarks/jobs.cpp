@@ -5,6 +5,8 @@
 
 #include <torch/torch.h>
 
+#include <optional>
+
 namespace tessera::benchmarks {
 namespace {
 
@@ -89,29 +91,32 @@ class BlockImpl : public torch::nn::Module {
 };
 TESSERA_MODULE(Block);
 
-constexpr int64_t kGptBatch = 4;
-constexpr int64_t kContext = 128;
-constexpr int64_t kVocabulary = 256;
-constexpr int64_t kWidth = 256;
-constexpr int64_t kHeads = 4;
-constexpr int kTrainedBlocks = 6;
+struct GptShape {
+  int64_t blocks = 6, width = 256, heads = 4, context = 128, batch = 4, vocabulary = 256;
+  bool is_tied = false;  // the head multiplies by the embedding's weight, as GPT-2's does
+};
 
 class GptImpl : public torch::nn::Module {
  public:
-  explicit GptImpl(int blocks = kTrainedBlocks)
-      : tokens_(register_module("tokens", tnn::Embedding(kVocabulary, kWidth))),
-        positions_(register_module("positions", tnn::Embedding(kContext, kWidth))) {
+  explicit GptImpl(const GptShape& shape)
+      : tokens_(register_module("tokens", tnn::Embedding(shape.vocabulary, shape.width))),
+        positions_(register_module("positions", tnn::Embedding(shape.context, shape.width))) {
     register_module("blocks", blocks_);
-    for (int i = 0; i < blocks; ++i) blocks_->push_back(Block(kWidth, kHeads));
-    norm_ = register_module("norm", tnn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    head_ = register_module("head",
-                            tnn::Linear(torch::nn::LinearOptions(kWidth, kVocabulary).bias(false)));
+    for (int64_t i = 0; i < shape.blocks; ++i) blocks_->push_back(Block(shape.width, shape.heads));
+    norm_ = register_module("norm", tnn::LayerNorm(torch::nn::LayerNormOptions({shape.width})));
+    if (shape.is_tied) {
+      torch::nn::init::normal_(tokens_->weight, 0, 0.02);  // logits of a size that trains
+    } else {
+      head_ = register_module(
+          "head", tnn::Linear(torch::nn::LinearOptions(shape.width, shape.vocabulary).bias(false)));
+    }
   }
 
   at::Tensor forward(const at::Tensor& ids) {  // [batch, context] -> [batch, context, vocabulary]
-    auto x = tokens_(ids) + positions_(torch::arange(ids.size(1)));
+    auto x = tokens_(ids) + positions_(torch::arange(ids.size(1), ids.options()));
     for (const auto& block : *blocks_) x = block->as<Block>()->forward(x);
-    return head_(norm_(x));
+    x = norm_(x);
+    return head_ ? head_(x) : at::linear(x, tokens_->weight);
   }
 
  private:
@@ -119,24 +124,9 @@ class GptImpl : public torch::nn::Module {
   tnn::Embedding positions_;
   torch::nn::ModuleList blocks_;
   tnn::LayerNorm norm_{nullptr};
-  tnn::Linear head_{nullptr};
+  tnn::Linear head_{nullptr};  // none if tied
 };
 TESSERA_MODULE(Gpt);
-
-Batch mlp_batch() {
-  auto input = torch::rand({32, 50});
-  return {input, torch::rand({32, 8})};
-}
-
-Batch net2000_batch() {
-  auto input = torch::randn({16, 2000});
-  return {input, torch::randn({16, 2000})};
-}
-
-Batch gpt_batch() {
-  const auto ids = torch::randint(kVocabulary, {kGptBatch, kContext + 1}, torch::kLong);
-  return {ids.narrow(1, 0, kContext).contiguous(), ids.narrow(1, 1, kContext).contiguous()};
-}
 
 at::Tensor squared_error(const at::Tensor& output, const at::Tensor& target) {
   return F::mse_loss(output, target);
@@ -146,66 +136,121 @@ at::Tensor token_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return F::cross_entropy(logits.view({-1, logits.size(-1)}), targets.view({-1}));
 }
 
+using Loss = at::Tensor (*)(const at::Tensor& output, const at::Tensor& target);
+
 template <class Model, class... A>
-Model model_of(A... options) {
+Model model_of(const A&... options) {
   torch::manual_seed(kWeightSeed);
   return Model(options...);
 }
 
-template <class Model, Batch (*make_batch)(),
-          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&)>
-Job job_of(int rank, Model model) {
-  torch::manual_seed(kBatchSeed + static_cast<uint64_t>(rank));
-  const auto batch = make_batch();
+void seed_batch(int rank) { torch::manual_seed(kBatchSeed + static_cast<uint64_t>(rank)); }
+
+/// Weights and batches are drawn on the CPU, so that every device trains on the same.
+template <class Model>
+Job job_of(Model model, Batch batch, Loss loss, c10::Device device) {
+  if (!device.is_cpu()) {
+    model->to(device);
+    batch = {batch.input.to(device), batch.target.to(device)};
+  }
   return {.model = model.ptr(),
           .forward = [model, batch]() mutable { return model(batch.input); },
-          .loss = [batch](const at::Tensor& output) { return loss(output, batch.target); }};
+          .loss = [batch, loss](const at::Tensor& output) { return loss(output, batch.target); },
+          .device = device};
 }
 
-template <class Model, Batch (*make_batch)(),
-          at::Tensor (*loss)(const at::Tensor&, const at::Tensor&)>
-Job make(int rank) {
-  return job_of<Model, make_batch, loss>(rank, model_of<Model>());
+Job make_mlp(int rank, c10::Device device, const GptShape& /*unused*/) {
+  auto model = model_of<Mlp>();
+  seed_batch(rank);
+  const auto input = torch::rand({32, 50});
+  return job_of(std::move(model), {input, torch::rand({32, 8})}, squared_error, device);
 }
 
-Gpt gpt_without_memory(int blocks) {
-  const MetaInit no_memory;
-  return model_of<Gpt>(blocks);
+Job make_net2000(int rank, c10::Device device, const GptShape& /*unused*/) {
+  auto model = model_of<Net2000>();
+  seed_batch(rank);
+  const auto input = torch::randn({16, 2000});
+  return job_of(std::move(model), {input, torch::randn({16, 2000})}, squared_error, device);
+}
+
+Job gpt_job(Gpt model, int rank, c10::Device device, const GptShape& shape) {
+  seed_batch(rank);
+  const auto ids = torch::randint(shape.vocabulary, {shape.batch, shape.context + 1}, torch::kLong);
+  return job_of(
+      std::move(model),
+      {ids.narrow(1, 0, shape.context).contiguous(), ids.narrow(1, 1, shape.context).contiguous()},
+      token_loss, device);
+}
+
+Job make_shaped_gpt(int rank, c10::Device device, const GptShape& shape) {
+  return gpt_job(model_of<Gpt>(shape), rank, device, shape);
 }
 
 struct Row {
   const char* name;
-  Job (*make)(int rank);
+  c10::DeviceType device;
+  Job (*make)(int rank, c10::Device device, const GptShape& shape);
   int steps_per_block;
+  GptShape shape = {};
 };
-constexpr Row kJobs[] = {
-    {"mlp", make<Mlp, mlp_batch, squared_error>, 200},
-    {"net2000", make<Net2000, net2000_batch, squared_error>, 5},
-    {"gpt", make<Gpt, gpt_batch, token_loss>, 3},
+const Row kJobs[] = {
+    {"mlp", torch::kCPU, make_mlp, 200},
+    {"net2000", torch::kCPU, make_net2000, 5},
+    {"gpt", torch::kCPU, make_shaped_gpt, 3},
+    {"mlp", torch::kCUDA, make_mlp, 500},
+    {"gpt", torch::kCUDA, make_shaped_gpt, 100, {.context = 256, .batch = 8}},
+    {"gpt12x768",
+     torch::kCUDA,
+     make_shaped_gpt,
+     10,
+     {.blocks = 12, .width = 768, .heads = 12, .context = 1024, .batch = 16}},
+    {"gpt2",
+     torch::kCUDA,
+     make_shaped_gpt,
+     10,
+     {.blocks = 12,
+      .width = 768,
+      .heads = 12,
+      .context = 1024,
+      .batch = 16,
+      .vocabulary = 50304,
+      .is_tied = true}},
 };
 
-const Row& row_of(const std::string& name) {
+const Row& row_of(const std::string& name, c10::DeviceType device) {
   for (const auto& row : kJobs) {
-    if (name == row.name) return row;
+    if (name == row.name && device == row.device) return row;
   }
-  TORCH_CHECK_VALUE(false, "bench train: expected a job of --list, got '", name, "'");
+  TORCH_CHECK_VALUE(false, "bench train: expected a job of --list for ", device, ", got '", name,
+                    "'");
 }
 
 }  // namespace
 
-std::vector<std::string> job_names() {
+std::vector<std::string> job_names(c10::DeviceType device) {
   std::vector<std::string> names;
-  for (const auto& row : kJobs) names.emplace_back(row.name);
+  for (const auto& row : kJobs) {
+    if (row.device == device) names.emplace_back(row.name);
+  }
   return names;
 }
 
-Job make_job(const std::string& name, int rank) { return row_of(name).make(rank); }
-
-Job make_gpt(int rank, int blocks, bool has_memory) {
-  return job_of<Gpt, gpt_batch, token_loss>(
-      rank, has_memory ? model_of<Gpt>(blocks) : gpt_without_memory(blocks));
+Job make_job(const std::string& name, int rank, c10::Device device) {
+  const auto& row = row_of(name, device.type());
+  return row.make(rank, device, row.shape);
 }
 
-int steps_per_block(const std::string& name) { return row_of(name).steps_per_block; }
+Job make_gpt(int rank, int blocks, bool has_memory) {
+  const GptShape shape{.blocks = blocks};
+  std::optional<MetaInit> no_memory;
+  if (!has_memory) no_memory.emplace();
+  auto model = model_of<Gpt>(shape);
+  no_memory.reset();
+  return gpt_job(std::move(model), rank, torch::kCPU, shape);
+}
+
+int steps_per_block(const std::string& name, c10::DeviceType device) {
+  return row_of(name, device).steps_per_block;
+}
 
 }  // namespace tessera::benchmarks

@@ -15,19 +15,20 @@ struct Job {
   std::shared_ptr<torch::nn::Module> model;
   std::function<at::Tensor()> forward;                       // the model's output
   std::function<at::Tensor(const at::Tensor& output)> loss;  // of the output, a scalar
+  c10::Device device = torch::kCPU;
 };
 
-/// mlp, net2000, gpt.
-std::vector<std::string> job_names();
+/// On the CPU mlp, net2000, gpt; on CUDA mlp, gpt, gpt12x768, gpt2, in sizes that suit it.
+std::vector<std::string> job_names(c10::DeviceType device);
 
 /// Weights depend on the job alone, the batch also on `rank`. Reseeds the default generator.
-Job make_job(const std::string& name, int rank);
+Job make_job(const std::string& name, int rank, c10::Device device = torch::kCPU);
 
 /// The gpt of any depth; its blocks are the submodules blocks.0, blocks.1, …. `has_memory`: false
 /// leaves its parameters on the meta device.
 Job make_gpt(int rank, int blocks, bool has_memory = true);
 
 /// Steps per timed block: long enough for the clock and for other processes' noise to even out.
-int steps_per_block(const std::string& name);
+int steps_per_block(const std::string& name, c10::DeviceType device);
 
 }  // namespace tessera::benchmarks

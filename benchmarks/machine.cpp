@@ -13,12 +13,23 @@
 namespace tessera::benchmarks {
 namespace {
 
-std::string processor() {
-  std::ifstream file("/proc/cpuinfo");
+/// What follows the colon in the first line of the file that starts so.
+std::string entry_of(const std::filesystem::path& path, const std::string& start) {
+  std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+    if (line.starts_with(start))
+      return line.substr(line.find_first_not_of(" \t", line.find(':') + 1));
   }
-  return "unknown processor";
+  return "unknown";
+}
+
+/// One line per GPU, as NVIDIA's driver tells.
+std::string gpus() {
+  std::string lines;
+  std::error_code none;
+  for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", none))
+    lines += "gpu: " + entry_of(gpu.path() / "information", "Model:") + "\n";
+  return lines;
 }
 
 }  // namespace
@@ -30,11 +41,13 @@ std::string describe_machine() {
   const auto bytes =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   std::ostringstream out;
-  out << "date: " << std::put_time(std::gmtime(&now), "%Y-%m-%d") << "\nprocessor: " << processor()
+  out << "date: " << std::put_time(std::gmtime(&now), "%Y-%m-%d")
+      << "\nprocessor: " << entry_of("/proc/cpuinfo", "model name")
       << "\ncores: " << std::thread::hardware_concurrency() << "\nmemory: " << std::fixed
       << std::setprecision(0) << bytes / (1 << 30) << " GiB\nkernel: " << kernel.sysname << ' '
       << kernel.release << "\ncompiler: g++ " << __VERSION__ << "\nlibtorch: " << TORCH_VERSION
-      << "\n";
+      << "\n"
+      << gpus();
   return out.str();
 }
 

@@ -3,6 +3,7 @@
 
 #include "memory_sides.h"
 #include "memory_table.h"
+#include "numbers.h"
 #include "rank0.h"
 #include "table.h"
 
@@ -98,15 +99,10 @@ void add_options(CLI::App& app, Settings& settings) {
       ->delimiter(',')
       ->check(CLI::IsMember(memory_mode_names()))
       ->capture_default_str();
-  app.add_option("--blocks", settings.blocks, "depth of the model")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--pairs", settings.pairs, "timed blocks of steps per mode; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--steps", settings.steps, "steps per timed block")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  tool::add_number(app, "--blocks", settings.blocks, 1, 10'000, "depth of the model");
+  tool::add_number(app, "--pairs", settings.pairs, 1, 1'000'000,
+                   "timed blocks of steps per mode; the median counts");
+  tool::add_number(app, "--steps", settings.steps, 1, 1'000'000, "steps per timed block");
   app.add_option("--backend", settings.backend,
                  "auto: shm on one host, where units are not copied but seen in shared memory; "
                  "gloo: units are gathered into private memory")
@@ -138,11 +134,7 @@ int parse_and_run(int argc, char** argv) {
   CLI::App app(kAbout, "tessera bench memory");
   Settings settings;
   add_options(app, settings);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return is_other_rank() ? 0 : app.exit(error);
-  }
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   if (settings.list) {
     if (!is_other_rank()) list_choices();
     return 0;

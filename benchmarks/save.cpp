@@ -1,6 +1,7 @@
 // How long does a checkpoint take, against dd and memcpy of the same bytes in the same run?
 #include <tessera/tessera.h>
 
+#include "numbers.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -175,19 +176,16 @@ int main(int argc, char** argv) {
       "tessera bench save");
   Settings settings;
   bool list = false;
-  app.add_option("--megabytes", settings.megabytes, "size of the model")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  tool::add_number(app, "--megabytes", settings.megabytes, 1, 1'000'000, "size of the model");
   app.add_option("--folder", settings.folder, "where to write; removed afterwards")
       ->capture_default_str();
-  app.add_option("--repeats", settings.repeats, "timed runs; the median counts")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+  tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
+                   "timed runs; the median counts");
   app.add_option("--csv", settings.csv, "also write the table to this file");
   app.add_flag("--list", list, "print the rows and stop");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto code = parse_words(app, argc, argv)) return *code;
   if (list) {
-    std::printf("save / dd\nsave_async / memcpy\nload / memcpy\n");
+    if (!is_other_rank()) std::printf("save / dd\nsave_async / memcpy\nload / memcpy\n");
     return 0;
   }
   return run_question("save", [&] {

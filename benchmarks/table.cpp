@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include "machine.h"
+#include "tessera/unknown_words.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -9,6 +10,11 @@
 #include <iostream>
 
 namespace tessera::benchmarks {
+namespace {
+
+constexpr int kUsageError = 2;  // after which the launcher adds nothing
+
+}  // namespace
 
 Table::Table(const std::string& question, const std::string& path) {
   if (path.empty()) return;
@@ -21,6 +27,20 @@ Table::Table(const std::string& question, const std::string& path) {
 void Table::add(const std::string& line) {
   std::cout << line << std::endl;
   if (file_.is_open()) file_ << line << std::endl;
+}
+
+std::optional<int> parse_words(CLI::App& app, int argc, char** argv) {
+  try {
+    tool::refuse_unknown_options(app, {argv + 1, argv + argc});
+    app.parse(argc, argv);
+    return std::nullopt;
+  } catch (const CLI::ParseError& error) {
+    if (is_other_rank()) return 0;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::cerr << app.get_name() << ": " << error.what() << "; see " << app.get_name()
+              << " --help\n";
+    return kUsageError;
+  }
 }
 
 int run_question(const std::string& question, const std::function<void()>& run) {

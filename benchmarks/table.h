@@ -1,7 +1,10 @@
 #pragma once
 
+#include <CLI/CLI.hpp>
+
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace tessera::benchmarks {
@@ -16,6 +19,10 @@ class Table {
  private:
   std::ofstream file_;
 };
+
+/// Parses the words behind `tessera bench QUESTION`. The exit code if there is nothing to run: help
+/// was asked for, or a word is wrong; rank 0 alone tells.
+std::optional<int> parse_words(CLI::App& app, int argc, char** argv);
 
 /// Runs a benchmark with one thread. An error becomes a line that names the question, and 1.
 int run_question(const std::string& question, const std::function<void()>& run);

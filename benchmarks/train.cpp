@@ -2,6 +2,7 @@
 #include <tessera/comm.h>
 
 #include "rank0.h"
+#include "table.h"
 #include "train_modes.h"
 #include "train_options.h"
 #include "train_peers.h"
@@ -9,8 +10,11 @@
 #include "train_table.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
 
 namespace {
@@ -37,17 +41,17 @@ void time_in_turn(std::vector<Timed> sides, int rounds, int steps) {
   }
 }
 
-void compare(const std::string& job_name, const std::string& mode, const TrainOptions& options,
-             TrainTable& table) {
-  const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name);
-  auto job = make_job(job_name, batch_rank(mode));
+void compare(const Arrangement& arrangement, const TrainOptions& options, TrainTable& table) {
+  const auto& [job_name, mode, device] = arrangement;
+  const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name, device.type());
+  auto job = make_job(job_name, batch_rank(mode), device);
   parallelise(job, mode);
   const auto ours = make_local_side(std::move(job), is_compiled(mode));
-  const auto limit = make_local_side(make_job(job_name, batch_rank(mode)));
+  const auto limit = make_local_side(make_job(job_name, batch_rank(mode), device));
   const auto expected = ours->train(kCheckedSteps);
   for (const auto& name : options.peers) {
-    const auto peer = make_peer(name, job_name, mode);
-    require_agreement(expected, peer->train(kCheckedSteps),
+    const auto peer = make_peer(name, arrangement);
+    require_agreement(expected, peer->train(kCheckedSteps), device.type(),
                       "peer " + name + " (job " + job_name + ", mode " + mode + ")");
     Comparison row{.job = job_name, .mode = mode, .peer = name};
     time_in_turn({{ours.get(), &row.tessera_seconds},
@@ -58,16 +62,33 @@ void compare(const std::string& job_name, const std::string& mode, const TrainOp
   }
 }
 
-void run(const TrainOptions& options) {
+void run(const TrainOptions& options, c10::Device device) {
   TrainTable table(options.csv);
   for (const auto& job : options.jobs) {
-    for (const auto& mode : options.modes) compare(job, mode, options, table);
+    for (const auto& mode : options.modes) compare({job, mode, device}, options, table);
   }
 }
 
 int fail(const std::string& message) {
   std::cerr << "tessera: " << message << std::endl;
   return 1;
+}
+
+/// The device that this rank trains on. Ranks that share a GPU tell NCCL that they are different
+/// hosts, which is how it takes several of them: for trying things out, not to train faster.
+c10::Device device_of_rank(c10::DeviceType type) {
+  if (type == c10::DeviceType::CPU) return type;
+  const auto devices = static_cast<int>(torch::cuda::device_count());
+  TORCH_CHECK_VALUE(devices > 0, "bench train: expected a GPU for --device cuda, found none");
+  return {type, static_cast<c10::DeviceIndex>(local_rank() % devices)};
+}
+
+void let_ranks_share_a_gpu() {
+  const char* rank = std::getenv("TESSERA_RANK");
+  if (rank == nullptr || torch::cuda::device_count() != 1) return;
+  setenv("NCCL_HOSTID", (std::string("rank") + rank).c_str(), /*overwrite=*/0);
+  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/0);
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -77,16 +98,17 @@ int parse_and_run(int argc, char** argv) {
       "tessera bench train");
   TrainOptions options;
   add_train_options(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return rank() == 0 ? app.exit(error) : 0;
+  if (const auto code = parse_words(app, argc, argv)) return *code;
+  if (options.list) {
+    if (!is_other_rank()) std::cout << list_choices(options.device_type());
+    return 0;
   }
-  if (!options.list) {
-    run(options);
-  } else if (rank() == 0) {
-    std::cout << list_choices();
-  }
+  if (options.device_type() == c10::DeviceType::CUDA) let_ranks_share_a_gpu();
+  init();
+  const auto device = device_of_rank(options.device_type());
+  const c10::OptionalDeviceGuard guard(device);
+  run(options, device);
+  shutdown();
   return 0;
 }
 
@@ -95,10 +117,7 @@ int parse_and_run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     at::set_num_threads(1);
-    init();
-    const int code = parse_and_run(argc, argv);
-    shutdown();
-    return code;
+    return parse_and_run(argc, argv);
   } catch (const StoppedByRank0&) {
     return 0;
   } catch (const c10::Error& error) {

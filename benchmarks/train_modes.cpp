@@ -13,11 +13,12 @@
 namespace tessera::benchmarks {
 namespace {
 
-constexpr const char* kAlone = "alone";
+constexpr const char* kEager = "eager";  // no parallel function
 
 struct Mode {
   const char* name;
   void (*apply)(Job&);
+  bool on_cuda = false;
 };
 
 /// Every second layer joins what the one before it split.
@@ -32,24 +33,25 @@ ParallelPlan tensor_plan(const torch::nn::Module& model) {
 }
 
 /// Both layers of the mlp, every layer of net2000, every block of the gpt; then the rest.
-void shard(torch::nn::Module& model) {
-  for (const auto& child : model.named_children()) {
-    if (child.key() == "first" || child.key() == "second") fully_shard(*child.value());
+void shard(Job& job) {
+  const FullyShardOptions options{.mesh = init_device_mesh(job.device.type(), {world_size()})};
+  for (const auto& child : job.model->named_children()) {
+    if (child.key() == "first" || child.key() == "second") fully_shard(*child.value(), options);
     if (child.key() != "layers" && child.key() != "blocks") continue;
-    for (const auto& unit : child.value()->children()) fully_shard(*unit);
+    for (const auto& unit : child.value()->children()) fully_shard(*unit, options);
   }
-  fully_shard(model);
+  fully_shard(*job.model, options);
 }
 
 const Mode kModes[] = {
-    {"replicate", [](Job& job) { tessera::replicate(job.model); }},
-    {"fully_shard", [](Job& job) { shard(*job.model); }},
+    {kEager, [](Job&) {}, /*on_cuda=*/true},
+    {"replicate", [](Job& job) { tessera::replicate(job.model); }, /*on_cuda=*/true},
+    {"fully_shard", shard, /*on_cuda=*/true},
     {"tp",
      [](Job& job) {
        parallelize_module(job.model, init_device_mesh(torch::kCPU, {world_size()}),
                           tensor_plan(*job.model));
      }},
-    {kAlone, [](Job&) {}},
 };
 const char* const kCompiled[] = {"compile", "replicate+compile", "fully_shard+compile",
                                  "tp+compile"};
@@ -63,12 +65,13 @@ Group group_of_all(const std::string& backend) {
 
 }  // namespace
 
-std::vector<std::string> mode_names() {
+std::vector<std::string> mode_names(c10::DeviceType device) {
+  const bool on_cuda = device == c10::DeviceType::CUDA;
   std::vector<std::string> names;
   for (const auto& mode : kModes) {
-    if (mode.name != kAlone) names.emplace_back(mode.name);
+    if (!on_cuda || mode.on_cuda) names.emplace_back(mode.name);
   }
-  names.insert(names.end(), std::begin(kCompiled), std::end(kCompiled));
+  if (!on_cuda) names.insert(names.end(), std::begin(kCompiled), std::end(kCompiled));
   return names;
 }
 
@@ -78,7 +81,7 @@ bool is_compiled(const std::string& mode) {
 
 std::string eager_mode(const std::string& mode) {
   if (!is_compiled(mode)) return mode;
-  return mode == "compile" ? kAlone : mode.substr(0, mode.size() - std::string(kSuffix).size());
+  return mode == "compile" ? kEager : mode.substr(0, mode.size() - std::string(kSuffix).size());
 }
 
 int batch_rank(const std::string& mode) { return eager_mode(mode) == "tp" ? 0 : rank(); }

@@ -7,8 +7,8 @@
 
 namespace tessera::benchmarks {
 
-/// replicate, …, replicate+compile; "compile": ranks that train apart.
-std::vector<std::string> mode_names();
+/// eager, replicate, …, replicate+compile; "eager", "compile": ranks that train apart.
+std::vector<std::string> mode_names(c10::DeviceType device);
 /// Whether the step is compiled, and the mode in which it is not.
 bool is_compiled(const std::string& mode);
 std::string eager_mode(const std::string& mode);

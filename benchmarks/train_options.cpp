@@ -1,8 +1,11 @@
 #include "train_options.h"
 
 #include "jobs.h"
+#include "numbers.h"
 #include "train_modes.h"
 #include "train_peers.h"
+
+#include <algorithm>
 
 namespace tessera::benchmarks {
 namespace {
@@ -11,42 +14,63 @@ std::string line_of(const std::string& title, const std::vector<std::string>& na
   return title + ": " + CLI::detail::join(names, ",") + "\n";
 }
 
+/// Fills in what was left out, and throws for names that the device does not have.
+void complete_train_options(TrainOptions& options) {
+  const auto device = options.device_type();
+  const auto complete = [&](const char* flag, std::vector<std::string>& chosen,
+                            const std::vector<std::string>& known,
+                            const std::vector<std::string>& by_default) {
+    if (chosen.empty()) chosen = by_default;
+    for (const auto& name : chosen) {
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      throw CLI::ValidationError(flag, name + " not in {" + CLI::detail::join(known, ",") + "}");
+    }
+  };
+  auto plain_modes = mode_names(device);
+  std::erase_if(plain_modes, is_compiled);  // which have peers of their own
+  if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
+  complete("--jobs", options.jobs, job_names(device), job_names(device));
+  complete("--modes", options.modes, mode_names(device), plain_modes);
+  const std::vector<std::string> peers =
+      device == c10::DeviceType::CPU
+          ? std::vector<std::string>{"pytorch", "pytorch_malloc"}
+          : std::vector<std::string>{"pytorch", "pytorch_compile", "pytorch_graph_compile"};
+  complete("--peer", options.peers, peer_names(device), peers);
+}
+
 }  // namespace
 
-TrainOptions::TrainOptions() : jobs(job_names()), modes(mode_names()) {
-  std::erase_if(modes, is_compiled);  // which have peers of their own
+c10::DeviceType TrainOptions::device_type() const {
+  return device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
 }
 
 void add_train_options(CLI::App& app, TrainOptions& options) {
-  app.add_option("--jobs", options.jobs, "what is trained")
-      ->delimiter(',')
-      ->check(CLI::IsMember(job_names()))
+  app.add_option("--device", options.device, "where: cpu in fp32, cuda in bf16 by autocast")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--modes", options.modes, "how the ranks train it together")
-      ->delimiter(',')
-      ->check(CLI::IsMember(mode_names()))
-      ->capture_default_str();
+  app.add_option("--jobs", options.jobs, "what is trained; default: all of --list")->delimiter(',');
+  app.add_option("--modes", options.modes,
+                 "how the ranks train it together; default: all that are not compiled")
+      ->delimiter(',');
   app.add_option("--peer", options.peers,
                  "whom to compare with: pytorch is DistributedDataParallel in Python, "
-                 "pytorch_malloc the same with glibc told to keep freed memory, reducer_* its "
-                 "engine in C++")
-      ->delimiter(',')
-      ->check(CLI::IsMember(peer_names()))
-      ->capture_default_str();
-  app.add_option("--pairs", options.pairs, "timed blocks of each side per row; the median counts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--steps", options.steps, "steps per block; 0: as the job needs")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+                 "pytorch_malloc the same with glibc told to keep freed memory, pytorch_compile "
+                 "with torch.compile, pytorch_graph the whole step as one CUDA graph, "
+                 "pytorch_graph_compile both, reducer_* its engine in C++")
+      ->delimiter(',');
+  tool::add_number(app, "--pairs", options.pairs, 1, 1'000'000,
+                   "timed blocks of each side per row; the median counts");
+  tool::add_number(app, "--steps", options.steps, 0, 1'000'000,
+                   "steps per block; 0: as the job needs");
   app.add_option("--csv", options.csv,
                  "also write the table to this file; beside it: bounds and the machine");
+  app.final_callback([&options] { complete_train_options(options); });
   app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");
 }
 
-std::string list_choices() {
-  return line_of("jobs", job_names()) + line_of("modes", mode_names()) +
-         line_of("peers", peer_names());
+std::string list_choices(c10::DeviceType device) {
+  return line_of("jobs", job_names(device)) + line_of("modes", mode_names(device)) +
+         line_of("peers", peer_names(device));
 }
 
 }  // namespace tessera::benchmarks

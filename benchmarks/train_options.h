@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <c10/core/DeviceType.h>
 
 #include <string>
 #include <vector>
@@ -8,21 +9,22 @@
 namespace tessera::benchmarks {
 
 struct TrainOptions {
-  std::vector<std::string> jobs;
-  std::vector<std::string> modes;
-  std::vector<std::string> peers = {"pytorch", "pytorch_malloc"};
+  std::string device = "cpu";
+  std::vector<std::string> jobs;   // none: all of the device
+  std::vector<std::string> modes;  // none: all that are not compiled
+  std::vector<std::string> peers;  // none: PyTorch in its variants for the device
   int pairs = 15;
   int steps = 0;  // per timed block; 0: by the job
   std::string csv;
   bool list = false;
 
-  TrainOptions();  // all jobs, all modes that are not compiled
+  c10::DeviceType device_type() const;
 };
 
 /// Defines `tessera bench train`'s command line; parsing fills `options`.
 void add_train_options(CLI::App& app, TrainOptions& options);
 
 /// Jobs, modes and peers, one line each.
-std::string list_choices();
+std::string list_choices(c10::DeviceType device);
 
 }  // namespace tessera::benchmarks

@@ -44,8 +44,9 @@ PeerJob::PeerJob(Options options) : options_(std::move(options)) {
     everybody_.push_back(rank);
     processes_.emplace_back(
         std::vector<std::string>{program, TESSERA_PEERS "/train.py", "--job", options_.job,
-                                 "--mode", options_.mode, "--rank", std::to_string(rank),
-                                 "--world-size", std::to_string(options_.world_size)},
+                                 "--mode", options_.mode, "--device", options_.device, "--variant",
+                                 options_.variant, "--rank", std::to_string(rank), "--world-size",
+                                 std::to_string(options_.world_size)},
         environment);
   }
   start();

@@ -49,6 +49,8 @@ class PeerJob {
     std::string name;  // as the errors call it
     std::string job;
     std::string mode;
+    std::string device;   // cpu, cuda
+    std::string variant;  // how Python runs a step: eager, compile, graph, graph_compile
     int world_size;
     std::map<std::string, std::string> environment;
   };

@@ -16,64 +16,77 @@ Environment keeping_memory() {
           {"MALLOC_TOP_PAD_", "268435456"}};
 }
 
-std::unique_ptr<Side> python_peer(const std::string& peer, const std::string& job,
-                                  const std::string& mode, Environment environment) {
+std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& arrangement,
+                                  const std::string& variant, Environment environment) {
+  const auto& [job, mode, device] = arrangement;
   TORCH_CHECK_VALUE(mode != "compile", "bench train: peer ", peer, " expects ranks that train ",
                     "together, got the mode compile; choose eager with --peer");
+  TORCH_CHECK_VALUE(!variant.starts_with("graph") || mode == "eager", "bench train: peer ", peer,
+                    " expects the mode eager, got ", mode, "; choose another with --peer");
   return make_python_side({.name = peer,
                            .job = job,
                            .mode = eager_mode(mode),
+                           .device = device.is_cuda() ? "cuda" : "cpu",
+                           .variant = variant,
                            .world_size = world_size(),
                            .environment = std::move(environment)});
 }
 
-std::unique_ptr<Side> reducer_peer(const std::string& peer, const std::string& job_name,
-                                   const std::string& mode, const std::string& backend) {
-  TORCH_CHECK_VALUE(mode == "replicate", "bench train: peer ", peer,
-                    " expects the mode replicate, got ", mode,
+std::unique_ptr<Side> reducer_peer(const std::string& peer, const Arrangement& arrangement,
+                                   const std::string& backend) {
+  TORCH_CHECK_VALUE(arrangement.mode == "replicate", "bench train: peer ", peer,
+                    " expects the mode replicate, got ", arrangement.mode,
                     "; choose another with --peer, e.g. pytorch");
-  auto job = make_job(job_name, rank());
+  auto job = make_job(arrangement.job, rank());
   parallelise_with_reducer(job, backend);
   return make_local_side(std::move(job));
 }
 
 /// Ourselves, not compiled.
-std::unique_ptr<Side> eager_peer(const std::string& job_name, const std::string& mode) {
+std::unique_ptr<Side> eager_peer(const Arrangement& arrangement) {
+  const auto& mode = arrangement.mode;
   TORCH_CHECK_VALUE(is_compiled(mode), "bench train: peer eager expects a compiled mode such as ",
                     "replicate+compile, got ", mode);
-  auto job = make_job(job_name, batch_rank(mode));
+  auto job = make_job(arrangement.job, batch_rank(mode));
   parallelise(job, mode);
   return make_local_side(std::move(job));
 }
 
 struct Row {
   const char* name;
-  std::unique_ptr<Side> (*make)(const std::string& peer, const std::string& job,
-                                const std::string& mode);
+  std::unique_ptr<Side> (*make)(const std::string& peer, const Arrangement& arrangement);
+  bool on_cpu = true;
+  bool on_cuda = false;
 };
 const Row kPeers[] = {
-    {"pytorch", [](auto& peer, auto& job, auto& mode) { return python_peer(peer, job, mode, {}); }},
-    {"pytorch_malloc", [](auto& peer, auto& job,
-                          auto& mode) { return python_peer(peer, job, mode, keeping_memory()); }},
-    {"eager", [](auto&, auto& job, auto& mode) { return eager_peer(job, mode); }},
-    {"reducer_gloo",
-     [](auto& peer, auto& job, auto& mode) { return reducer_peer(peer, job, mode, "gloo"); }},
-    {"reducer_shm",
-     [](auto& peer, auto& job, auto& mode) { return reducer_peer(peer, job, mode, "shm"); }},
+    {"pytorch", [](auto& peer, auto& it) { return python_peer(peer, it, "eager", {}); }, true,
+     true},
+    {"pytorch_malloc",
+     [](auto& peer, auto& it) { return python_peer(peer, it, "eager", keeping_memory()); }},
+    {"pytorch_compile", [](auto& peer, auto& it) { return python_peer(peer, it, "compile", {}); },
+     false, true},
+    {"pytorch_graph", [](auto& peer, auto& it) { return python_peer(peer, it, "graph", {}); },
+     false, true},
+    {"pytorch_graph_compile",
+     [](auto& peer, auto& it) { return python_peer(peer, it, "graph_compile", {}); }, false, true},
+    {"eager", [](auto&, auto& it) { return eager_peer(it); }},
+    {"reducer_gloo", [](auto& peer, auto& it) { return reducer_peer(peer, it, "gloo"); }},
+    {"reducer_shm", [](auto& peer, auto& it) { return reducer_peer(peer, it, "shm"); }},
 };
 
 }  // namespace
 
-std::vector<std::string> peer_names() {
+std::vector<std::string> peer_names(c10::DeviceType device) {
   std::vector<std::string> names;
-  for (const auto& row : kPeers) names.emplace_back(row.name);
+  for (const auto& row : kPeers) {
+    if (device == c10::DeviceType::CUDA ? row.on_cuda : row.on_cpu) names.emplace_back(row.name);
+  }
   return names;
 }
 
-std::unique_ptr<Side> make_peer(const std::string& peer, const std::string& job,
-                                const std::string& mode) {
+std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement) {
   for (const auto& row : kPeers) {
-    if (peer == row.name) return row.make(peer, job, mode);
+    if (peer == row.name) return row.make(peer, arrangement);
   }
   TORCH_CHECK_VALUE(false, "bench train: expected a peer of --list, got '", peer, "'");
 }

@@ -9,11 +9,17 @@
 namespace tessera::benchmarks {
 
 /// pytorch, pytorch_malloc, reducer_gloo, …
-std::vector<std::string> peer_names();
+std::vector<std::string> peer_names(c10::DeviceType device);
 
-/// The other side of a comparison: the same job, trained by somebody else the way `mode` asks for.
-/// Every rank calls it. Throws if the peer has nothing like that mode.
-std::unique_ptr<Side> make_peer(const std::string& peer, const std::string& job,
-                                const std::string& mode);
+/// What both sides of a comparison do.
+struct Arrangement {
+  std::string job;
+  std::string mode;
+  c10::Device device;
+};
+
+/// The other side of a comparison: the same job, trained by somebody else the way the mode asks
+/// for. Every rank calls it. Throws if the peer has nothing like that mode.
+std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement);
 
 }  // namespace tessera::benchmarks

@@ -27,12 +27,15 @@ class Side {
   virtual double time_block(int steps) = 0;
 };
 
-/// Trains the job in the calling processes, with AdamW; `compiles`: the whole step is a program.
+/// Trains the job in the calling processes, with AdamW, on CUDA in bf16 by autocast; `compiles`:
+/// the whole step is a program.
 std::unique_ptr<Side> make_local_side(Job job, bool compiles = false);
 /// Trains in processes of peers/train.py, which rank 0 starts.
 std::unique_ptr<Side> make_python_side(PeerJob::Options options);
 
-/// Throws unless losses and parameters of all ranks agree within float32's tolerance.
-void require_agreement(const Report& expected, const Report& actual, const std::string& who);
+/// Throws unless losses and parameters of all ranks agree within float32's tolerance, on CUDA
+/// within that of bf16.
+void require_agreement(const Report& expected, const Report& actual, c10::DeviceType device,
+                       const std::string& who);
 
 }  // namespace tessera::benchmarks

@@ -41,6 +41,9 @@ if(NOT TESSERA_TORCH)
     endif()
   endforeach()
 endif()
+if(TESSERA_TORCH)
+  cmake_path(ABSOLUTE_PATH TESSERA_TORCH BASE_DIRECTORY ${CMAKE_SOURCE_DIR} NORMALIZE)
+endif()
 if(NOT EXISTS "${TESSERA_TORCH}/include/ATen/ATen.h")
   message(FATAL_ERROR
     "Tessera needs libtorch 2.11 to 2.13: expected include/ATen/ATen.h in TESSERA_TORCH='${TESSERA_TORCH}'. "

@@ -7,7 +7,7 @@
 
 #include <iostream>
 
-int main() {
+int main() try {
   tessera::init();  // ranks from tessera run, torchrun, Slurm or MPI; started alone: a world of one
   const int rank = tessera::rank();
   const auto group = tessera::default_group();
@@ -47,4 +47,10 @@ int main() {
             << ": the weights agree on all ranks, bias " << layer->bias.item<float>()
             << " (should be near 3)" << std::endl;
   tessera::shutdown();
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
 }

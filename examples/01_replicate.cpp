@@ -77,6 +77,9 @@ int main(int argc, char** argv) try {
   }
   tessera::shutdown();
   return 0;
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

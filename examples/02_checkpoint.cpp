@@ -60,10 +60,16 @@ std::pair<size_t, float> train(bool checkpointed) {
   return {kept, last};
 }
 
-int main() {
+int main() try {
   const auto [plain_bytes, plain_loss] = train(false);
   const auto [bytes, loss] = train(true);
   TORCH_CHECK(loss == plain_loss, "the two have diverged: ", loss, " and ", plain_loss);
   std::cout << "the same loss, " << loss << ", with " << bytes / 1024
             << " KiB of activations kept instead of " << plain_bytes / 1024 << std::endl;
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
 }

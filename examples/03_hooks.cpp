@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <iostream>
 #include <map>
 
 namespace tnn = tessera::nn;  // every torch::nn module, hookable
@@ -21,7 +22,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Block);  // instead of TORCH_MODULE(Block)
 
-int main() {
+int main() try {
   torch::manual_seed(1);
   tnn::Sequential net({{"in", tnn::Linear(4, 16)},
                        {"block1", Block(16)},
@@ -71,4 +72,10 @@ int main() {
   net(torch::randn({64, 4}));  // nothing is watched any more
   std::printf("watched %zu modules and %zu parameters, final loss %.3f\n", activations.size(),
               gradient_norms.size(), loss_value);
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
 }

@@ -61,6 +61,9 @@ int main() try {
   TORCH_CHECK(loss < 0.5, "expected to have learned something by now, got a loss of ", loss);
   tessera::shutdown();
   return 0;
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

@@ -406,6 +406,9 @@ int main(int argc, char** argv) try {
   if (argc == 1 && tessera::rank() == 0) std::cout << "all steps agree" << std::endl;
   tessera::shutdown();
   return 0;
+} catch (const c10::Error& error) {
+  std::cerr << error.what_without_backtrace() << std::endl;
+  return 1;
 } catch (const std::exception& error) {
   std::cerr << error.what() << std::endl;
   return 1;

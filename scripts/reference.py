@@ -16,7 +16,7 @@ def main():
         print(__doc__)
         return 2
     if shutil.which("doxygen") is None:
-        print("skipped: no doxygen; `make docs` installs it")
+        print("skipped: no doxygen; `make test` and `make docs` install it as root, or apt-get install doxygen")
         return 77
     output = pathlib.Path(sys.argv[1]).resolve()
     shutil.rmtree(output, ignore_errors=True)  # pages of headers that are gone

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the build needs: system packages (apt, when root) and a .venv with libtorch and the formatters.
-# Does nothing, quickly, when all of it is there. Arguments: programs that one target alone needs (doxygen). Reads:
+# Does nothing, quickly, when all of it is there. Arguments: programs that one target alone needs (doxygen); or --tests:
+# also what some tests run, and are skipped without. Reads:
 #   TESSERA_TORCH     folder of a libtorch to use instead (an active environment's torch is found by itself)
 #   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
 #                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
@@ -69,14 +70,18 @@ find_missing_packages() {
     has_header benchmark/benchmark.h || wanted+=(libbenchmark-dev)
 }
 
+may_install() { [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; }
+
+update_packages() { apt-get update -qq >&2 || say "apt-get update failed, going on with what it knows"; }
+
 apt_install() {
     say "installing $*"
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
 install_packages() {
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        apt-get update -qq >&2 || say "apt-get update failed, going on with what it knows"
+    if may_install; then
+        update_packages
         ((${#required[@]} == 0)) || apt_install "${required[@]}" || fail "could not install ${required[*]}"
         ((${#wanted[@]} == 0)) || apt_install "${wanted[@]}" || say "going on without ${wanted[*]}"
         return
@@ -85,6 +90,42 @@ install_packages() {
     ((${#required[@]} == 0)) || fail "these packages are missing; run this line, then try again:" \
         $'\n' " sudo apt-get install -y ${required[*]} ${wanted[*]}" \
         $'\n' "(headers may lie in .deps/include and googletest in .deps/src instead)"
+}
+
+# As tests/tools/report_in_browser.py finds it: Ubuntu's chromium-browser is there, but only says that it is a snap.
+has_browser() {
+    local program
+    for program in chromium chromium-browser google-chrome google-chrome-stable; do
+        if command -v "$program" >/dev/null && "$program" --version >/dev/null 2>&1; then return; fi
+    done
+    return 1
+}
+
+# Sets `skipped` to the tests that cannot run and `for_tests` to the packages that they need.
+find_missing_for_tests() {
+    skipped=() for_tests=()
+    if ! has_browser; then
+        skipped+=("the report's page in a browser")
+        if grep -q '^ID=ubuntu' /etc/os-release; then for_tests+=(google-chrome-stable); else for_tests+=(chromium); fi
+    fi
+    if ! command -v doxygen >/dev/null; then
+        skipped+=("the API reference")
+        for_tests+=(doxygen)
+    fi
+}
+
+install_for_tests() {
+    find_missing_for_tests
+    ((${#for_tests[@]} > 0)) || return 0
+    if may_install; then
+        update_packages
+        local package
+        for package in "${for_tests[@]}"; do apt_install "$package" || say "could not install $package"; done
+        find_missing_for_tests
+        ((${#for_tests[@]} > 0)) || return 0
+    fi
+    say "tests of $(printf '%s, ' "${skipped[@]}" | sed 's/, $//; s/, / and of /') will be skipped; to run them:" \
+        "sudo apt-get install -y ${for_tests[*]}"
 }
 
 install_python_packages() {
@@ -102,6 +143,10 @@ install_python_packages() {
     .venv/bin/python -m pip install -q -r requirements-dev.txt
 }
 
+if [[ ${1:-} == --tests ]]; then
+    install_for_tests
+    shift
+fi
 find_torch
 find_missing_packages "$@"
 stamp=.venv/.tessera-setup-$({ cat requirements.txt requirements-dev.txt; echo "torch=$torch"; } | sha256sum | head -c 16)

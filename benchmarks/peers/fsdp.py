@@ -1,6 +1,7 @@
 """PyTorch's side of the mode fully_shard: FSDP2, the units that train_modes.cpp makes."""
 
 import torch.distributed as dist
+from plain import make_optimizer as make_optimizer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -14,11 +15,8 @@ def units(model):
 
 
 def parallelise(model):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    device = next(model.parameters()).device
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for unit in units(model):
         fully_shard(unit, mesh=mesh)
     return fully_shard(model, mesh=mesh)
-
-
-def make_optimizer(model, adamw):
-    return adamw(model.parameters(), lr=1e-3, fused=True)

@@ -1,5 +1,7 @@
 """The jobs of jobs.cpp, module by module in the same order: equal seeds give equal weights and equal batches."""
 
+import dataclasses
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -54,22 +56,36 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.mlp_norm(x))))
 
 
-class Gpt(nn.Module):
-    BATCH, CONTEXT, VOCABULARY, WIDTH, HEADS, BLOCKS = 4, 128, 256, 256, 4, 6
+@dataclasses.dataclass
+class GptShape:
+    blocks: int = 6
+    width: int = 256
+    heads: int = 4
+    context: int = 128
+    batch: int = 4
+    vocabulary: int = 256
+    is_tied: bool = False
 
-    def __init__(self):
+
+class Gpt(nn.Module):
+    def __init__(self, shape):
         super().__init__()
-        self.tokens = nn.Embedding(self.VOCABULARY, self.WIDTH)
-        self.positions = nn.Embedding(self.CONTEXT, self.WIDTH)
-        self.blocks = nn.ModuleList(Block(self.WIDTH, self.HEADS) for _ in range(self.BLOCKS))
-        self.norm = nn.LayerNorm(self.WIDTH)
-        self.head = nn.Linear(self.WIDTH, self.VOCABULARY, bias=False)
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.blocks))
+        self.norm = nn.LayerNorm(shape.width)
+        if shape.is_tied:
+            nn.init.normal_(self.tokens.weight, 0, 0.02)
+            self.head = None
+        else:
+            self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
 
     def forward(self, ids):  # [batch, context] -> [batch, context, vocabulary]
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        return self.head(x) if self.head is not None else F.linear(x, self.tokens.weight)
 
 
 def mlp_batch():
@@ -80,8 +96,8 @@ def net2000_batch():
     return torch.randn(Net2000.BATCH, 2000), torch.randn(Net2000.BATCH, 2000)
 
 
-def gpt_batch():
-    ids = torch.randint(Gpt.VOCABULARY, (Gpt.BATCH, Gpt.CONTEXT + 1))
+def gpt_batch(shape):
+    ids = torch.randint(shape.vocabulary, (shape.batch, shape.context + 1))
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
@@ -89,20 +105,31 @@ def token_loss(logits, targets):
     return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 
 
-# name: (model, batch, loss)
+def gpt(**shape):
+    shape = GptShape(**shape)
+    return (lambda: Gpt(shape), lambda: gpt_batch(shape), token_loss)
+
+
+GPT2_SMALL = {"blocks": 12, "width": 768, "heads": 12, "context": 1024, "batch": 16}
+MLP = (Mlp, mlp_batch, F.mse_loss)
+# device: name: (model, batch, loss)
 JOBS = {
-    "mlp": (Mlp, mlp_batch, F.mse_loss),
-    "net2000": (Net2000, net2000_batch, F.mse_loss),
-    "gpt": (Gpt, gpt_batch, token_loss),
+    "cpu": {"mlp": MLP, "net2000": (Net2000, net2000_batch, F.mse_loss), "gpt": gpt()},
+    "cuda": {
+        "mlp": MLP,
+        "gpt": gpt(context=256, batch=8),
+        "gpt12x768": gpt(**GPT2_SMALL),
+        "gpt2": gpt(**GPT2_SMALL, vocabulary=50304, is_tied=True),
+    },
 }
 
 
 class Job:
-    """A model with its loss and this rank's batch; the weights are the same on every rank."""
+    """A model with its loss and this rank's batch; the weights are the same on every rank and device."""
 
-    def __init__(self, name, rank):
-        make_model, make_batch, self.loss_of = JOBS[name]
+    def __init__(self, name, rank, device):
+        make_model, make_batch, self.loss_of = JOBS[device.type][name]
         torch.manual_seed(WEIGHT_SEED)
-        self.model = make_model()
+        self.model = make_model().to(device)
         torch.manual_seed(BATCH_SEED + rank)
-        self.input, self.target = make_batch()
+        self.input, self.target = (each.to(device) for each in make_batch())

@@ -18,7 +18,7 @@ def parallelise(model):
     return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
 
 
-def make_optimizer(model, adamw):
+def make_optimizer(model, adamw, **options):
     # The fused kernel takes no mixture of distributed and plain parameters.
     is_mixed = len({isinstance(parameter, DTensor) for parameter in model.parameters()}) > 1
-    return adamw(model.parameters(), lr=1e-3, fused=not is_mixed)
+    return adamw(model.parameters(), lr=1e-3, fused=not is_mixed, **options)

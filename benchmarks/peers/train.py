@@ -24,7 +24,7 @@ import torch.distributed as dist
 from jobs import Job
 
 # mode: the module in this folder that parallelises a model
-MODES = {"replicate": "ddp", "fully_shard": "fsdp", "tp": "tp"}
+MODES = {"eager": "plain", "replicate": "ddp", "fully_shard": "fsdp", "tp": "tp"}
 SAMPLES = 64
 TIMEOUT = datetime.timedelta(minutes=4)
 
@@ -43,27 +43,77 @@ class Channel:
         print(json.dumps(values), file=self.answers)
 
 
-def join(channel, rank, world_size):
+def join(channel, rank, world_size, device):
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, world_size, True, TIMEOUT, wait_for_workers=False)
         channel.answer(port=store.port)
     else:
         store = dist.TCPStore("127.0.0.1", int(sys.stdin.readline()), world_size, False, TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
 
 
 class Trainer:
-    def __init__(self, job, mode):
-        self.job = job
-        self.model = mode.parallelise(job.model)
-        self.optimizer = mode.make_optimizer(self.model, torch.optim.AdamW)
+    """Variants: eager; compile: forward and loss by torch.compile; graph: the whole step is one CUDA graph;
+    graph_compile: both. On CUDA all of them compute in bf16 by autocast."""
 
-    def step(self):
+    def __init__(self, job, mode, device, variant):
+        self.job = job
+        self.device = device
+        self.model = mode.parallelise(job.model)
+        self.is_graph = variant.startswith("graph")
+        options = {"capturable": True} if self.is_graph else {}
+        self.optimizer = mode.make_optimizer(self.model, torch.optim.AdamW, **options)
+        self.loss = torch.compile(self.eager_loss) if variant.endswith("compile") else self.eager_loss
+        self.step = self.captured_step() if self.is_graph else self.plain_step
+
+    def eager_loss(self):
+        with torch.autocast(
+            self.device.type,
+            torch.bfloat16,
+            enabled=self.device.type == "cuda",
+            cache_enabled=not self.is_graph,
+        ):
+            return self.job.loss_of(self.model(self.job.input), self.job.target)
+
+    def plain_step(self):
         self.optimizer.zero_grad()
-        loss = self.job.loss_of(self.model(self.job.input), self.job.target)
+        loss = self.loss()
         loss.backward()
         self.optimizer.step()
         return loss
+
+    def captured_step(self):
+        """Warms up and captures, then puts weights and optimizer back to where they were."""
+        weights = [parameter.detach().clone() for parameter in self.job.model.parameters()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.plain_step()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self.loss()
+            loss.backward()
+            self.optimizer.step()
+        with torch.no_grad():
+            for parameter, before in zip(self.job.model.parameters(), weights):
+                parameter.copy_(before)
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+
+        def replay():
+            graph.replay()
+            return loss
+
+        return replay
+
+    def wait_for_device(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def train(self, steps):
         losses = [self.step().item() for _ in range(steps)]
@@ -73,16 +123,18 @@ class Trainer:
         for _ in range(steps // 10 + 1):
             self.step()
         dist.barrier()
+        self.wait_for_device()
         start = time.perf_counter()
         for _ in range(steps):
             self.step()
+        self.wait_for_device()
         return {"seconds": time.perf_counter() - start}
 
 
 def fingerprint(parameter):
     """As fingerprint() in train_sides.cpp."""
     whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-    flat = whole.detach().reshape(-1).double()
+    flat = whole.detach().reshape(-1).cpu().double()
     sampled = flat[:: max(flat.numel() // SAMPLES, 1)]
     return [flat.numel(), flat.sum().item(), flat.norm().item(), *sampled.tolist()]
 
@@ -96,14 +148,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", required=True)
     parser.add_argument("--mode", required=True, choices=MODES)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--variant", default="eager", choices=("eager", "compile", "graph", "graph_compile"))
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     options = parser.parse_args()
 
     channel = Channel()
     torch.set_num_threads(1)
-    join(channel, options.rank, options.world_size)
-    trainer = Trainer(Job(options.job, batch_rank(options)), importlib.import_module(MODES[options.mode]))
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", options.rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        if options.world_size > torch.cuda.device_count():  # NCCL takes ranks that share a GPU for hosts of their own
+            os.environ["NCCL_HOSTID"] = f"rank{options.rank}"
+    join(channel, options.rank, options.world_size, device)
+    job = Job(options.job, batch_rank(options), device)
+    trainer = Trainer(job, importlib.import_module(MODES[options.mode]), device, options.variant)
     channel.answer(ready=torch.__version__)
     for request in channel.requests():
         name, steps = request.split()

@@ -50,7 +50,7 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """As tools/train/model.cpp: names, shapes and, with one seed, values."""
 
-    def __init__(self, vocabulary=BYTES, blocks=6, width=256, heads=4, context=128, dropout=0.0):
+    def __init__(self, vocabulary=BYTES, blocks=4, width=128, heads=4, context=128, dropout=0.0):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
@@ -276,8 +276,8 @@ def parse_options():
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--run", required=True)
-    numbers = {"blocks": 6, "width": 256, "heads": 4, "context": 128, "steps": 400, "batch": 8, "accumulate": 1}
-    numbers |= {"warmup": 40, "lr": 1e-3, "min-lr": 1e-4, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95}
+    numbers = {"blocks": 4, "width": 128, "heads": 4, "context": 128, "steps": 1500, "batch": 16, "accumulate": 1}
+    numbers |= {"warmup": 40, "lr": 3e-3, "min-lr": 1e-4, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95}
     numbers |= {"clip": 1.0, "seed": 1, "dropout": 0.0, "validation": 0.05}
     for name, value in numbers.items():
         parser.add_argument("--" + name, type=type(value), default=value)

@@ -38,6 +38,17 @@ struct InitOptions {
   /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
   /// the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
+  /// How long a peer on this host that is stopped (SIGSTOP, a debugger) is waited for; 0: as long
+  /// as any other. None: what `tessera run --stopped-timeout` says, else 30 s.
+  std::optional<std::chrono::milliseconds> stopped_timeout = std::nullopt;
+  /// A host that the store has not heard of for so long is lost: gloo collectives that wait for it
+  /// fail and name it. 0: they wait for their timeout.
+  std::chrono::milliseconds heartbeat_timeout = std::chrono::seconds(10);
+  /// Ranks compare every collective before they use each other's data: operation, dtype, sizes,
+  /// reduction, root, dim. Calls that do not go together are an error on all ranks, which names
+  /// both sides. False, or TESSERA_CHECK_CALLS=0, alike on all ranks: gloo does not look, shm only
+  /// where a rank reads a peer's data.
+  bool check_calls = true;
 };
 
 /// Joins the world. Every rank calls it once; blocks until all have, at most `timeout`. Throws if
@@ -61,13 +72,16 @@ Group default_group();
 
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
-  std::string backend = {};      // empty: the default group's choice
-  std::string description = {};  // shown in errors, e.g. "dp"
+  std::string backend = {};                        // empty: the default group's choice
+  std::string description = {};                    // shown in errors, e.g. "dp"
+  std::optional<bool> check_calls = std::nullopt;  // none: the default group's
 };
 
 /// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the
 /// same list, in the same order as their other new_group calls for that list; blocks until all
-/// have. Names agree on all ranks.
+/// have. Names agree on all ranks. Ranks that wait for each other with different lists (other
+/// ranks, another order) get an error at once, which names both, and can't be mended but by another
+/// init; a rank that does not call it is noticed when it ends, or after the timeout.
 Group new_group(const std::vector<int>& ranks, GroupOptions options = {});
 
 int rank(const Group& group);

@@ -71,7 +71,8 @@ bool is_dtensor(const at::Tensor& tensor);
 /// Distributes a leaf tensor that every rank has, of one shape and dtype, of which that of rank
 /// `src_data_rank` along each mesh dimension counts and is sent part by part; none: each rank cuts
 /// its own, without communication. A parameter is not changed: the result is a new tensor.
-/// Collective.
+/// Collective; ranks that differ in shape, dtype, placements or source get an error on all of them,
+/// except where nothing is sent.
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                           Placements placements = {}, std::optional<int> src_data_rank = 0);
 /// The same in place: `tensor` itself becomes distributed, and whoever holds it (members of a

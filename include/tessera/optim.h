@@ -68,7 +68,9 @@ class Optimizer : public torch::optim::Optimizer {
   /// there already keep their place in memory. An empty one forgets.
   void load_state_of(const at::Tensor& parameter, const State& state);
 
-  /// For torch::save and torch::load: options and state, parameters by their position.
+  /// For torch::save and torch::load: options and state, parameters by their position, in the
+  /// format of torch::optim's optimizers of the same name, which read it and are read. An archive
+  /// that does not fit is a ValueError, and changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
   /// Expires when the optimizer is destroyed, moved from or assigned to.

@@ -47,6 +47,12 @@ struct ReplicateOptions {
 /// are in place once backward returns. Calls of parts of a hookable module do not count: a gradient
 /// that comes without a forward of the module itself is an error, unless nothing is to be averaged
 /// (NoSync).
+///
+/// Ranks make the same steps. One that skips a backward after its forward, or an optimizer step, is
+/// told at the next average, on all ranks (over shm and gloo). Not seen: a batch that a rank leaves
+/// out altogether, forward included, or whose forward threw; forwards inside of NoSync or in
+/// eval(); steps of torch::optim::SGD, which hides its writes; anything in a compiled step. Any
+/// other write to parameters counts as a step.
 template <nn::ModuleLike M>
 M replicate(M&& module, ReplicateOptions options = {}) {
   detail::replicate_module(nn::as_module(module), std::move(options));

@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/serialize/index.h>
 #include <tessera/serialize/safetensors.h>
+#include <tessera/serialize/torch_file.h>
 #include <tessera/state_dict.h>
 
 #include <map>
@@ -75,9 +76,10 @@ struct CheckpointLoadOptions {
 };
 
 /// Loads a checkpoint, whatever ranks and layout it was saved from, into a module in any layout.
-/// Every rank of the group calls it and reads only the parts it holds. All is read and verified on
-/// all ranks before the first value is changed; an error changes nothing on any rank. dtypes have
-/// to be equal. Returns this rank's extra if as many ranks saved as load, otherwise rank 0's.
+/// Every rank of the group calls it, with the same folder, and reads only the parts it holds. All
+/// is read and verified on all ranks before the first value is changed; an error changes nothing on
+/// any rank. dtypes have to be equal. Returns this rank's extra if as many ranks saved as load,
+/// otherwise rank 0's.
 Extra load(const std::string& dir, nn::ModuleRef module, CheckpointLoadOptions options = {});
 /// With the optimizer's options and state, which has to be of the same kind.
 Extra load(const std::string& dir, nn::ModuleRef module, torch::optim::Optimizer& optimizer,

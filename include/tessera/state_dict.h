@@ -91,6 +91,7 @@ struct OptimizerStateDict {
   };
   std::map<std::string, std::map<std::string, at::Tensor>> state;  // of a parameter: "exp_avg", …
   std::vector<Group> param_groups;
+  std::string kind;  // the optimizer's class, "AdamW"; empty: any
 
   bool empty() const { return state.empty() && param_groups.empty(); }
 };
@@ -102,10 +103,11 @@ struct OptimizerStateDict {
 OptimizerStateDict optimizer_state_dict(nn::ModuleRef module,
                                         const torch::optim::Optimizer& optimizer);
 
-/// Loads what the same kind of optimizer gave, on any number of ranks, sharded or not. Names have
-/// to be the optimizer's, and each of its groups within one of the dict's; otherwise one error
-/// says what differs and nothing is changed. Values as in load_state_dict. Parameters that the
-/// dict has no state for start anew.
+/// Loads what the same kind of optimizer gave, of tessera::optim or torch::optim, on any number of
+/// ranks, sharded or not. Names have to be the optimizer's, and each of its groups within one of
+/// the dict's; otherwise a ValueError says what differs and nothing is changed. Values as in
+/// load_state_dict. Parameters that the dict has no state for start anew. Of a dict of
+/// torch::optim's, `foreach` and `fused` stay as they are.
 void load_optimizer_state_dict(nn::ModuleRef module, torch::optim::Optimizer& optimizer,
                                const OptimizerStateDict& dict);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/autocast.h>
 #include <tessera/checkpoint.h>
 #include <tessera/comm.h>
 #include <tessera/compile.h>

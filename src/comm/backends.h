@@ -9,10 +9,13 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace tessera::comm {
+
+class Heartbeat;
 
 /// Everything a backend needs to join a group. `store` is private to the group.
 struct BackendRequest {
@@ -22,8 +25,11 @@ struct BackendRequest {
   std::string group_name;
   std::vector<int> world_ranks;  // by group rank, for messages and spans
   std::chrono::milliseconds timeout;
-  int ranks_on_host = 1;     // of the world: they share its cores
-  Processes processes = {};  // by group rank
+  int ranks_on_host = 1;                      // of the world: they share its cores
+  Processes processes = {};                   // by group rank
+  bool shares_network = false;                // all ranks reach each other by the loopback device
+  std::shared_ptr<Heartbeat> heartbeat = {};  // of the world; null if it is on one host
+  bool check_calls = true;                    // Note [call check]
 };
 
 using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&);

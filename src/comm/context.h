@@ -2,6 +2,7 @@
 
 #include <tessera/comm.h>
 
+#include "comm/heartbeat.h"
 #include "comm/rendezvous.h"
 
 #include <map>
@@ -19,6 +20,8 @@ struct Context {
   World world;
   std::string backend;
   std::chrono::milliseconds timeout = kDefaultTimeout;
+  std::shared_ptr<Heartbeat> heartbeat;  // null if all ranks are on one host
+  bool check_calls = true;
   Group default_group;
   int process = 0;  // that joined
 

@@ -1,6 +1,7 @@
 // Collectives as functions of tensors, through the dispatcher, differentiable.
 #include <tessera/comm.h>
 
+#include "comm/call_check.h"
 #include "comm/context.h"
 #include "comm/functional_ops.h"
 #include "comm/reduce_op.h"
@@ -23,24 +24,35 @@ using torch::autograd::variable_list;
 
 namespace ops = comm::functional;
 
+/// "sizes [2, 3]", what ranks have to agree on beside the number of bytes.
+std::string sizes_text(const at::Tensor& tensor) {
+  std::string text = "sizes [";
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    text.append(dim == 0 ? "" : ", ").append(std::to_string(tensor.size(dim)));
+  return text + "]";
+}
+std::string dim_text(int64_t dim, const at::Tensor& tensor) {
+  return "dim " + std::to_string(dim) + " of " + sizes_text(tensor);
+}
+
 at::Tensor raw_all_reduce(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
                           const Group& group) {
+  const comm::CallNote note(sizes_text(tensor));
   return ops::wait(ops::all_reduce(tensor, op, group));
-}
-at::Tensor raw_all_gather(const at::Tensor& tensor, const Group& group) {
-  return ops::wait(ops::all_gather(tensor, group));
-}
-at::Tensor raw_reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op,
-                              const Group& group) {
-  return ops::wait(ops::reduce_scatter(tensor, op, group));
 }
 
 /// Ranks' blocks one after another along dim 0 -> joined along `dim`, and back.
-at::Tensor join_blocks(const at::Tensor& blocks, int64_t dim, int64_t ranks) {
-  return dim == 0 ? blocks : at::cat(blocks.chunk(ranks, 0), dim);
+at::Tensor raw_all_gather(const at::Tensor& tensor, int64_t dim, const Group& group) {
+  const comm::CallNote note(dim_text(dim, tensor));
+  const auto blocks = ops::wait(ops::all_gather(tensor.contiguous(), group));
+  return dim == 0 ? blocks : at::cat(blocks.chunk(group->getSize(), 0), dim);
 }
-at::Tensor cut_blocks(const at::Tensor& tensor, int64_t dim, int64_t ranks) {
-  return dim == 0 ? tensor.contiguous() : at::cat(tensor.chunk(ranks, dim), 0);
+at::Tensor raw_reduce_scatter(const at::Tensor& tensor, int64_t dim, c10d::ReduceOp::RedOpType op,
+                              const Group& group) {
+  const comm::CallNote note(dim_text(dim, tensor));
+  const auto blocks =
+      dim == 0 ? tensor.contiguous() : at::cat(tensor.chunk(group->getSize(), dim), 0);
+  return ops::wait(ops::reduce_scatter(blocks, op, group));
 }
 
 /// Meta tensors pass: they ask what would come out, and move nothing.
@@ -110,13 +122,12 @@ struct AllGather : torch::autograd::Function<AllGather> {
                           const Group& group) {
     context->saved_data["dim"] = dim;
     context->saved_data["group"] = group->getGroupName();
-    return join_blocks(raw_all_gather(tensor.contiguous(), group), dim, group->getSize());
+    return raw_all_gather(tensor, dim, group);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto group = c10d::resolve_process_group(context->saved_data["group"].toStringRef());
-    const auto blocks =
-        cut_blocks(gradients[0], context->saved_data["dim"].toInt(), group->getSize());
-    return {raw_reduce_scatter(blocks, ReduceOp::SUM, group), {}, {}};
+    const auto dim = context->saved_data["dim"].toInt();
+    return {raw_reduce_scatter(gradients[0], dim, ReduceOp::SUM, group), {}, {}};
   }
 };
 
@@ -126,8 +137,7 @@ struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
     context->saved_data["dim"] = dim;
     context->saved_data["op"] = op;
     context->saved_data["group"] = group->getGroupName();
-    return raw_reduce_scatter(cut_blocks(tensor, dim, group->getSize()),
-                              static_cast<c10d::ReduceOp::RedOpType>(op), group);
+    return raw_reduce_scatter(tensor, dim, static_cast<c10d::ReduceOp::RedOpType>(op), group);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto op = static_cast<c10d::ReduceOp::RedOpType>(context->saved_data["op"].toInt());
@@ -135,8 +145,7 @@ struct ReduceScatter : torch::autograd::Function<ReduceScatter> {
     TORCH_CHECK_NOT_IMPLEMENTED(op == ReduceOp::SUM || op == ReduceOp::AVG,
                                 "reduce_scatter: ", comm::name_of_reduce(op),
                                 " is not differentiable; detach the tensor or use sum or avg");
-    auto whole = join_blocks(raw_all_gather(gradients[0].contiguous(), group),
-                             context->saved_data["dim"].toInt(), group->getSize());
+    auto whole = raw_all_gather(gradients[0], context->saved_data["dim"].toInt(), group);
     return {op == ReduceOp::AVG ? whole / group->getSize() : whole, {}, {}, {}};
   }
 };
@@ -171,6 +180,7 @@ struct Broadcast : torch::autograd::Function<Broadcast> {
                           const Group& group) {
     context->saved_data["source"] = source;
     context->saved_data["group"] = group->getGroupName();
+    const comm::CallNote note(sizes_text(tensor));
     return ops::wait(ops::broadcast(tensor.contiguous(), source, group));
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "comm/backends.h"
 #include "comm/closing.h"
+#include "comm/group_meeting.h"
 
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
@@ -29,18 +30,11 @@ std::vector<std::string> pick_backends(const Context& context, const std::vector
   return names;
 }
 
-/// The rank list in the name keeps groups apart in the store and tells them apart in errors.
-std::string name_of(const std::vector<int>& ranks, int count) {
-  constexpr size_t kShown = 16;
-  std::string text = "ranks";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i)
-    text.append(i == 0 ? " " : ",").append(std::to_string(ranks[i]));
-  if (ranks.size() > kShown) {
-    size_t hash = 0;
-    for (const int rank : ranks) hash = hash * 1000003 + static_cast<size_t>(rank);
-    text += c10::str(",... (", ranks.size(), " in all, list ", hash, ")");
-  }
-  return count == 0 ? text : c10::str(text, " #", count + 1);
+bool share_network(const World& world, const std::vector<int>& ranks) {
+  return std::ranges::all_of(ranks, [&](int rank) {
+    return world.hosts[rank] == world.hosts[ranks[0]] &&
+           world.networks[rank] == world.networks[ranks[0]];
+  });
 }
 
 void check_ranks(const Context& context, const std::vector<int>& ranks) {
@@ -94,7 +88,10 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .world_ranks = ranks,
       .timeout = options.timeout.value_or(context.timeout),
       .ranks_on_host = context.world.local_world_size,
-      .processes = processes_of(context.world, ranks)};
+      .processes = processes_of(context.world, ranks),
+      .shares_network = share_network(context.world, ranks),
+      .heartbeat = context.heartbeat,
+      .check_calls = options.check_calls.value_or(context.check_calls)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   add_backends(
@@ -153,12 +150,15 @@ namespace tessera {
 Group new_group(const std::vector<int>& ranks, GroupOptions options) {
   const auto context = comm::require_context("new_group");
   comm::check_ranks(*context, ranks);
-  std::string name;
+  comm::GroupCall call{.ranks = ranks};
   {
     const std::lock_guard lock(context->mutex);
-    name = comm::name_of(ranks, context->group_counts[ranks]++);
+    call.count = context->group_counts[ranks]++;
   }
-  return comm::make_group(*context, ranks, name, options);
+  const bool has_peers = (options.backend.empty() ? context->backend : options.backend) != "fake";
+  const auto timeout = options.timeout.value_or(context->timeout);
+  if (has_peers && timeout.count() > 0) comm::meet_for_group(*context, call, timeout);
+  return comm::make_group(*context, ranks, comm::name_of(call), options);
 }
 
 Group default_group() { return comm::require_context("default_group")->default_group; }

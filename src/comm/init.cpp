@@ -1,5 +1,6 @@
 #include <tessera/comm.h>
 
+#include "base/environment.h"
 #include "comm/backends.h"
 #include "comm/context.h"
 #include "comm/dump_signal.h"
@@ -25,6 +26,7 @@ namespace {
 constexpr std::chrono::seconds kCloseGrace{10};
 // How long rank 0 keeps the store for ranks that are still leaving.
 constexpr std::chrono::milliseconds kLeaveGrace{2000};
+constexpr std::chrono::milliseconds kStoppedTimeout{30'000};
 
 /// A rank that forgets shutdown() still leaves its groups, so peers hear "left" and not "died".
 void shut_down_at_exit() {
@@ -42,7 +44,19 @@ void check_options(const InitOptions& options) {
   TORCH_CHECK_VALUE(options.dump_signal >= 0 && options.dump_signal < NSIG,
                     "init: expected dump_signal to be a signal number or 0, got ",
                     options.dump_signal);
+  TORCH_CHECK_VALUE(options.heartbeat_timeout.count() >= 0,
+                    "init: expected a heartbeat_timeout of 0 or more, got ",
+                    options.heartbeat_timeout.count(), " ms");
+  TORCH_CHECK_VALUE(!options.stopped_timeout || options.stopped_timeout->count() >= 0,
+                    "init: expected a stopped_timeout of 0 or more, got ",
+                    options.stopped_timeout ? options.stopped_timeout->count() : 0, " ms");
   if (options.backend != "auto") comm::find_backend(options.backend, "init");
+}
+
+std::chrono::milliseconds stopped_timeout(const InitOptions& options) {
+  if (options.stopped_timeout) return *options.stopped_timeout;
+  const auto milliseconds = Environment().get_int("TESSERA_STOPPED_TIMEOUT_MS");
+  return std::chrono::milliseconds(milliseconds.value_or(kStoppedTimeout.count()));
 }
 
 }  // namespace
@@ -50,12 +64,18 @@ void check_options(const InitOptions& options) {
 void init(InitOptions options) {
   check_options(options);
   const auto launch = comm::find_launch(options);
+  comm::set_stopped_timeout(stopped_timeout(options));
   const auto store = options.store ? options.store : comm::open_store(launch, options.timeout);
   auto context = std::make_shared<comm::Context>();
   context->world = comm::join_world(store, launch, options.timeout);
   context->backend = options.backend;
   context->timeout = options.timeout;
+  context->check_calls =
+      options.check_calls && Environment().get("TESSERA_CHECK_CALLS").value_or("1") != "0";
   context->process = getpid();
+  if (options.heartbeat_timeout.count() > 0 && comm::spans_hosts(context->world))
+    context->heartbeat =
+        std::make_shared<comm::Heartbeat>(context->world, options.heartbeat_timeout);
   std::vector<int> everybody(context->world.world_size);
   std::iota(everybody.begin(), everybody.end(), 0);
   try {
@@ -100,6 +120,7 @@ void shutdown() {
     }
     groups.pop_back();
   }
+  context->heartbeat.reset();
   comm::leave_world(context->world, kLeaveGrace);
 }
 

@@ -1,5 +1,6 @@
 #include "comm/launch.h"
 
+#include "comm/signed_store.h"
 #include "comm/slurm_hosts.h"
 #include "comm/store_address.h"
 
@@ -13,6 +14,7 @@ namespace tessera::comm {
 namespace {
 
 constexpr int64_t kDefaultPort = 29500;
+constexpr int kMostRanks = 1 << 17;  // more than any cluster has; what is larger is a slip
 
 /// What one launcher says; the names are for messages about what it does not say.
 struct Found {
@@ -29,12 +31,15 @@ struct Found {
   std::string store_prefix = {};
 };
 
-std::optional<int> get_small_int(const Environment& environment, const std::string& name) {
-  auto value = environment.get_int(name);
-  if (!value) return std::nullopt;
-  TORCH_CHECK_VALUE(*value >= 0 && *value <= std::numeric_limits<int>::max(),
-                    "init: environment variable ", name, ": expected a count or an index, got ",
-                    *value);
+/// A count or an index. Out of range is told before anything is made for so many ranks.
+std::optional<int> get_index(const Environment& environment, const std::string& name,
+                             int most = kMostRanks) {
+  const auto text = environment.get(name);
+  if (!text) return std::nullopt;
+  const auto value = parse_int(*text);
+  TORCH_CHECK_VALUE(value && *value >= 0 && *value <= most, "init: environment variable ", name,
+                    ": expected a number from 0 to ", most, ", got '", *text,
+                    "'; the launcher sets it, so start the program with one or unset it");
   return static_cast<int>(*value);
 }
 
@@ -59,10 +64,11 @@ std::optional<Found> find_tessera_run(const Environment& environment) {
   Found found{.launcher = "tessera run",
               .rank_variable = "TESSERA_RANK",
               .size_variable = "TESSERA_WORLD_SIZE"};
-  found.local_rank = get_small_int(environment, "TESSERA_LOCAL_RANK");
-  found.local_world_size = get_small_int(environment, "TESSERA_LOCAL_WORLD_SIZE");
+  found.local_rank = get_index(environment, "TESSERA_LOCAL_RANK");
+  found.local_world_size = get_index(environment, "TESSERA_LOCAL_WORLD_SIZE");
   found.init_method = environment.get("TESSERA_STORE").value_or("");
-  found.listen_fd = get_small_int(environment, "TESSERA_STORE_LISTEN_FD");
+  found.listen_fd =
+      get_index(environment, "TESSERA_STORE_LISTEN_FD", std::numeric_limits<int>::max());
   found.store_prefix =
       c10::str("attempt_", environment.get_int("TESSERA_RESTART_COUNT").value_or(0));
   return found;
@@ -71,8 +77,8 @@ std::optional<Found> find_tessera_run(const Environment& environment) {
 std::optional<Found> find_torchrun(const Environment& environment) {
   if (!environment.has("RANK") && !environment.has("WORLD_SIZE")) return std::nullopt;
   Found found{.launcher = "torchrun", .rank_variable = "RANK", .size_variable = "WORLD_SIZE"};
-  found.local_rank = get_small_int(environment, "LOCAL_RANK");
-  found.local_world_size = get_small_int(environment, "LOCAL_WORLD_SIZE");
+  found.local_rank = get_index(environment, "LOCAL_RANK");
+  found.local_world_size = get_index(environment, "LOCAL_WORLD_SIZE");
   found.init_method = master_address(environment, "", 0);
   found.store_is_served_by_agent = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True";
   if (found.store_is_served_by_agent) {  // the agent's store outlives an attempt: its keys must not
@@ -102,7 +108,7 @@ std::optional<Found> find_slurm(const Environment& environment) {
   Found found{.launcher = "Slurm",
               .rank_variable = "SLURM_PROCID",
               .size_variable = knows_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS"};
-  found.local_rank = get_small_int(environment, "SLURM_LOCALID");
+  found.local_rank = get_index(environment, "SLURM_LOCALID");
   std::string hosts;
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}) {
     if (hosts.empty()) hosts = environment.get(name).value_or("");
@@ -123,7 +129,7 @@ void add_mpi_address(const Environment& environment, Found& found) {
        {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_JOB_ID"}) {
     if (port == kDefaultPort && environment.has(name)) port = port_of_job(*environment.get(name));
   }
-  const auto world_size = get_small_int(environment, found.size_variable);
+  const auto world_size = get_index(environment, found.size_variable);
   const bool is_one_host = world_size && found.local_world_size == world_size;
   found.init_method = master_address(environment, is_one_host ? "127.0.0.1" : "", port);
 }
@@ -133,8 +139,8 @@ std::optional<Found> find_open_mpi(const Environment& environment) {
   Found found{.launcher = "Open MPI",
               .rank_variable = "OMPI_COMM_WORLD_RANK",
               .size_variable = "OMPI_COMM_WORLD_SIZE"};
-  found.local_rank = get_small_int(environment, "OMPI_COMM_WORLD_LOCAL_RANK");
-  found.local_world_size = get_small_int(environment, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  found.local_rank = get_index(environment, "OMPI_COMM_WORLD_LOCAL_RANK");
+  found.local_world_size = get_index(environment, "OMPI_COMM_WORLD_LOCAL_SIZE");
   add_mpi_address(environment, found);
   return found;
 }
@@ -142,8 +148,8 @@ std::optional<Found> find_open_mpi(const Environment& environment) {
 std::optional<Found> find_mpich(const Environment& environment) {
   if (!environment.has("PMI_RANK")) return std::nullopt;
   Found found{.launcher = "MPICH", .rank_variable = "PMI_RANK", .size_variable = "PMI_SIZE"};
-  found.local_rank = get_small_int(environment, "MPI_LOCALRANKID");
-  found.local_world_size = get_small_int(environment, "MPI_LOCALNRANKS");
+  found.local_rank = get_index(environment, "MPI_LOCALRANKID");
+  found.local_world_size = get_index(environment, "MPI_LOCALNRANKS");
   add_mpi_address(environment, found);
   return found;
 }
@@ -156,8 +162,8 @@ Found ask_launchers(const Environment& environment) {
   for (Finder find : kLaunchers) {
     auto found = find(environment);
     if (!found) continue;
-    found->rank = get_small_int(environment, found->rank_variable);
-    found->world_size = get_small_int(environment, found->size_variable);
+    found->rank = get_index(environment, found->rank_variable);
+    found->world_size = get_index(environment, found->size_variable);
     return *found;
   }
   return {.init_method = master_address(environment, "", 0)};
@@ -212,6 +218,8 @@ void check_ranks(const Found& found) {
   const auto source = found.launcher == "none" ? "" : c10::str(" (launcher: ", found.launcher, ")");
   TORCH_CHECK_VALUE(*found.world_size >= 1, "init: expected a world size of at least 1, got ",
                     *found.world_size, source);
+  TORCH_CHECK_VALUE(*found.world_size <= kMostRanks, "init: expected a world size of at most ",
+                    kMostRanks, ", got ", *found.world_size, source);
   TORCH_CHECK_VALUE(*found.rank >= 0 && *found.rank < *found.world_size, "init: rank ", *found.rank,
                     " is outside the world: with world size ", *found.world_size,
                     " ranks go from 0 to ", *found.world_size - 1, source);
@@ -219,6 +227,11 @@ void check_ranks(const Found& found) {
       !found.local_rank || (*found.local_rank >= 0 && *found.local_rank < *found.world_size),
       "init: local rank ", found.local_rank.value_or(0), " is outside the world of size ",
       *found.world_size, source);
+  TORCH_CHECK_VALUE(!found.local_world_size || (*found.local_world_size >= 1 &&
+                                                *found.local_world_size <= *found.world_size),
+                    "init: expected from 1 to ", *found.world_size,
+                    " ranks on this host, the size of the world, got ",
+                    found.local_world_size.value_or(0), source);
 }
 
 }  // namespace
@@ -251,7 +264,10 @@ Launch find_launch(const InitOptions& options, const Environment& environment) {
       launch.world_size, " does not know where the ranks meet (launcher: ", launch.launcher,
       "); set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there, or pass "
       "InitOptions::init_method");
-  if (!given.store) parse_store_address(launch.init_method);
+  // A local socket lets nobody else in.
+  const bool is_private =
+      !given.store && parse_store_address(launch.init_method).kind == StoreAddress::Kind::Unix;
+  if (!is_private) launch.job_secret = environment.get(kJobSecret).value_or("");
   return launch;
 }
 

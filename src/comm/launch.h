@@ -16,11 +16,12 @@ struct Launch {
   std::optional<int> local_rank =
       std::nullopt;  // none: join_world counts the lower ranks on the host
   std::optional<int> local_world_size = std::nullopt;  // as the launcher says
-  std::string init_method = {};                 // "tcp://…" or "file:///…"; empty: none needed
+  std::string init_method = {};  // "tcp://…", "file:///…" or "unix://@…"; empty: none needed
   std::optional<int> listen_fd = std::nullopt;  // rank 0: a socket that already listens on the port
   bool store_is_served_by_agent = false;        // nobody here serves it, not even rank 0
   bool is_alone = false;          // nobody to meet: a world of one, or the fake backend
   std::string store_prefix = {};  // for all keys; empty: none
+  std::string job_secret = {};    // signs what the store holds; empty: not signed
   std::string launcher = "none";  // "options", "tessera run", "torchrun", … for messages
 };
 

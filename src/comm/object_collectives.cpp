@@ -1,6 +1,7 @@
 // Barriers, and bytes instead of tensors.
 #include <tessera/comm.h>
 
+#include "comm/call_check.h"
 #include "comm/groups.h"
 #include "comm/store_keys.h"
 
@@ -95,6 +96,7 @@ void monitored_barrier(const Group& group, std::optional<std::chrono::millisecon
 
 std::string broadcast_bytes(const std::string& bytes, int source, const Group& group) {
   const auto used = comm::resolve(group, "broadcast_bytes");
+  const comm::Bookkeeping bookkeeping("broadcast_bytes");
   TORCH_CHECK_VALUE(source >= 0 && source < used->getSize(),
                     "broadcast_bytes: expected a source from 0 to ", used->getSize() - 1, ", got ",
                     source);
@@ -115,6 +117,7 @@ std::string broadcast_bytes(const std::string& bytes, int source, const Group& g
 
 std::vector<std::string> gather_bytes(const std::string& bytes, const Group& group) {
   const auto used = comm::resolve(group, "gather_bytes");
+  const comm::Bookkeeping bookkeeping("gather_bytes");
   const auto counts = gather_counts(static_cast<int64_t>(bytes.size()), used);
   const auto longest = *std::max_element(counts.begin(), counts.end());
   auto own = to_tensor(bytes, longest, device_of(used));

@@ -1,13 +1,21 @@
 #include "comm/peer_process.h"
 
+#include "base/text.h"
+
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <iostream>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -20,7 +28,31 @@ int open_pidfd(int pid) {
 #endif
 }
 
+constexpr std::chrono::seconds kLook{1};
+// A debugger may stop a process for a moment.
+constexpr std::chrono::milliseconds kToldAfter{1500};
+
+std::atomic<std::chrono::milliseconds> stopped_timeout{std::chrono::seconds(30)};
+
+bool is_stopped(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line, '\0');
+  // "pid (name) state …"; the name may hold anything.
+  const auto name_end = line.rfind(") ");
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return false;
+  const char state = line[name_end + 2];
+  return state == 'T' || state == 't';
+}
+
 }  // namespace
+
+void set_stopped_timeout(std::chrono::milliseconds timeout) { stopped_timeout = timeout; }
+
+bool is_of_another_user(int pid) {
+  struct stat status{};
+  return stat(("/proc/" + std::to_string(pid)).c_str(), &status) == 0 && status.st_uid != geteuid();
+}
 
 std::shared_ptr<PeerProcess> PeerProcess::watch(int pid) {
   static std::mutex mutex;
@@ -40,6 +72,46 @@ PeerProcess::PeerProcess(int pid)
 
 PeerProcess::~PeerProcess() {
   if (descriptor_ >= 0) close(descriptor_);
+}
+
+std::optional<std::chrono::milliseconds> PeerProcess::stopped_for() const {
+  using Clock = std::chrono::steady_clock;
+  if (pid_ == getpid()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  if (now - last_look_ >= kLook) {
+    last_look_ = now;
+    if (!is_stopped(pid_) || has_exited()) {
+      stopped_since_.reset();
+      is_told_ = false;
+    } else if (!stopped_since_) {
+      stopped_since_ = now;
+    }
+  }
+  if (!stopped_since_) return std::nullopt;
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now - *stopped_since_);
+}
+
+std::optional<std::string> PeerProcess::find_stop(const std::string& name,
+                                                  const std::string& waiting) const {
+  const auto time = stopped_for();
+  if (!time) return std::nullopt;
+  const auto who = name + " (process " + std::to_string(pid_) + ")";
+  if (*time > kToldAfter && !waiting.empty() && claim_telling()) {
+    std::cerr << "tessera: " + who + " is stopped (SIGSTOP or a debugger); " + waiting +
+                     " waits for it\n"
+              << std::flush;
+  }
+  const auto limit = stopped_timeout.load();
+  if (limit.count() <= 0 || *time < limit) return std::nullopt;
+  return who + " has been stopped for " + format_seconds(static_cast<double>(time->count()) / 1e3) +
+         " (SIGSTOP or a debugger); continue it with kill -CONT " + std::to_string(pid_) +
+         ", or set a longer --stopped-timeout";
+}
+
+bool PeerProcess::claim_telling() const {
+  const std::lock_guard lock(mutex_);
+  return stopped_since_ && !std::exchange(is_told_, true);
 }
 
 bool PeerProcess::has_exited() const {

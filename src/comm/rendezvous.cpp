@@ -1,9 +1,12 @@
 #include "comm/rendezvous.h"
 
+#include "base/environment.h"
 #include "base/text.h"
 #include "comm/file_store.h"
 #include "comm/host.h"
+#include "comm/signed_store.h"
 #include "comm/store_address.h"
+#include "comm/unix_store.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -15,9 +18,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 namespace tessera::comm {
 namespace {
@@ -34,16 +38,61 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 constexpr const char* kAgreed = "agreed";
 constexpr const char* kMissing =
     "missing ";  // starts a verdict that is a DistStoreError, not a ValueError
-constexpr milliseconds kPatience{1000};  // for ranks that are known to be there
+constexpr size_t kLongestVerdict = 4096;  // shown to the user
+constexpr milliseconds kPatience{1000};   // for ranks that are known to be there
 
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown host";
+/// What a rank says of where it runs.
+struct Whereabouts {
+  int pid = 0;
+  std::string host;
+  std::string network;
+  std::string host_name;
+
+  std::string print() const { return c10::str(pid, " ", host, " ", network, " ", host_name); }
+};
+
+Whereabouts own_whereabouts() {
+  return {.pid = getpid(),
+          .host = host_identity(),
+          .network = network_identity(),
+          .host_name = host_name()};
+}
+
+/// Of `rank`, as the store has it; what can't be is told by rank and field.
+Whereabouts parse_whereabouts(const std::string& text, int rank) {
+  constexpr size_t kLongest = 1024;
+  std::istringstream words(text.substr(0, kLongest));
+  std::string pid;
+  Whereabouts found;
+  words >> pid >> found.host >> found.network >> found.host_name;
+  const auto number = parse_int(pid);
+  TORCH_CHECK_WITH(DistStoreError, !words.fail() && text.size() <= kLongest, "init: rank ", rank,
+                   ": expected pid, host and network of that rank in the store, got ", text.size(),
+                   " other bytes");
+  TORCH_CHECK_WITH(DistStoreError,
+                   number && *number > 0 && *number <= std::numeric_limits<int>::max(),
+                   "init: rank ", rank, ": pid in the store: expected a process, got '", pid, "'");
+  found.pid = static_cast<int>(*number);
+  TORCH_CHECK_WITH(DistStoreError, found.host != host_identity() || !is_of_another_user(found.pid),
+                   "init: rank ", rank, ": pid in the store: expected a process of this user, got ",
+                   found.pid, ", which is another user's");
+  return found;
 }
 
 bool serves_store(const Launch& launch) {
   return launch.rank == 0 && !launch.store_is_served_by_agent &&
-         launch.init_method.starts_with("tcp://");
+         (launch.init_method.starts_with("tcp://") || launch.init_method.starts_with("unix://"));
+}
+
+StorePtr connect_unix_store(const Launch& launch, const StoreAddress& address,
+                            milliseconds timeout) {
+  if (!serves_store(launch)) return c10::make_intrusive<UnixStore>(address.name, timeout);
+  TORCH_CHECK_VALUE(!launch.listen_fd || listens_locally(*launch.listen_fd, address.name),
+                    "descriptor ", launch.listen_fd.value_or(-1), " does not listen there");
+  auto listener = launch.listen_fd ? LocalSocket(*launch.listen_fd) : listen_locally(address.name);
+  TORCH_CHECK_WITH(DistNetworkError, listener.is_open(), std::strerror(errno));
+  return c10::make_intrusive<UnixStore>(address.name, timeout,
+                                        std::make_shared<StoreServer>(std::move(listener)));
 }
 
 StorePtr connect_tcp_store(const Launch& launch, const StoreAddress& address,
@@ -54,31 +103,37 @@ StorePtr connect_tcp_store(const Launch& launch, const StoreAddress& address,
   options.waitWorkers = false;  // join_world waits, and can say for whom
   options.timeout = timeout;
   if (options.isServer) options.masterListenFd = launch.listen_fd;
+  return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+}
+
+StorePtr connect_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
+  const bool is_server = serves_store(launch);
   try {
-    return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+    return address.kind == StoreAddress::Kind::Tcp ? connect_tcp_store(launch, address, timeout)
+                                                   : connect_unix_store(launch, address, timeout);
   } catch (const c10::Error& error) {
     const char* remedy =
-        options.isServer
+        is_server
             ? "rank 0 serves the store here: is the port free (another job?), is the address ours?"
             : "is rank 0 running, is this its host and port, does a firewall stand between?";
-    C10_THROW_ERROR(
-        DistNetworkError,
-        c10::str("init: rank ", launch.rank, " of ", launch.world_size,
-                 options.isServer ? " could not serve" : " could not reach", " the store at ",
-                 launch.init_method, " within ", format_seconds(timeout.count() / 1e3), "; ",
-                 remedy, " (", error.what_without_backtrace(), ")"));
+    C10_THROW_ERROR(DistNetworkError,
+                    c10::str("init: rank ", launch.rank, " of ", launch.world_size,
+                             is_server ? " could not serve" : " could not reach", " the store at ",
+                             launch.init_method, " within ", format_seconds(timeout.count() / 1e3),
+                             "; ", remedy, " (", error.what_without_backtrace(), ")"));
   }
 }
 
 /// What rank 0 serves it serves until the process ends: ranks that join again may connect before
 /// rank 0 has left the earlier world, and a socket that was handed in can be used only once.
-StorePtr open_tcp_store(const Launch& launch, const StoreAddress& address, milliseconds timeout) {
-  if (!serves_store(launch)) return connect_tcp_store(launch, address, timeout);
+StorePtr open_served_store(const Launch& launch, const StoreAddress& address,
+                           milliseconds timeout) {
+  if (!serves_store(launch)) return connect_store(launch, address, timeout);
   static std::mutex mutex;
   static auto& served = *new std::map<std::pair<pid_t, std::string>, StorePtr>();
   const std::lock_guard lock(mutex);
   StorePtr& store = served[{getpid(), launch.init_method}];
-  if (!store) store = connect_tcp_store(launch, address, timeout);
+  if (!store) store = connect_store(launch, address, timeout);
   return store;
 }
 
@@ -103,7 +158,7 @@ class Joining {
   World join() {
     say_world_size();
     claim_rank();
-    store_->set(host_key(launch_.rank), c10::str(getpid(), " ", host_identity()));
+    store_->set(host_key(launch_.rank), own_whereabouts().print());
     if (store_->add("arrived", 1) == launch_.world_size) store_->compareSet("verdict", "", kAgreed);
     wait_for_verdict();
     return describe_world();
@@ -133,7 +188,7 @@ class Joining {
     std::string verdict;
     try {
       if (!is_set_in_time("verdict")) give_up();
-      verdict = store_->get_to_str("verdict");
+      verdict = store_->get_to_str("verdict").substr(0, kLongestVerdict);
     } catch (const c10::Error& error) {
       C10_THROW_ERROR(
           DistStoreError,
@@ -204,9 +259,11 @@ class Joining {
                 .store = store_};
     std::vector<int> pids;
     for (const auto& text : get_all(keys)) {
-      const auto blank = text.find(' ');
-      pids.push_back(std::stoi(text.substr(0, blank)));
-      world.hosts.push_back(text.substr(blank + 1));
+      const auto found = parse_whereabouts(text, static_cast<int>(pids.size()));
+      pids.push_back(found.pid);
+      world.hosts.push_back(found.host);
+      world.networks.push_back(found.network);
+      world.host_names.push_back(found.host_name);
     }
     const std::string& here = world.hosts[launch_.rank];
     for (int rank = 0; rank < launch_.world_size; ++rank)
@@ -254,6 +311,8 @@ World world_without_peers(const StorePtr& store, const Launch& launch) {
   world.local_rank = launch.local_rank.value_or(launch.rank);
   world.local_world_size = launch.world_size;
   world.hosts.assign(launch.world_size, host_identity());
+  world.networks.assign(launch.world_size, network_identity());
+  world.host_names.assign(launch.world_size, host_name());
   return world;
 }
 
@@ -262,15 +321,18 @@ World world_without_peers(const StorePtr& store, const Launch& launch) {
 StorePtr open_store(const Launch& launch, milliseconds timeout) {
   if (launch.is_alone) return c10::make_intrusive<c10d::HashStore>();
   const StoreAddress address = parse_store_address(launch.init_method);
-  StorePtr store = address.kind == StoreAddress::Kind::Tcp
-                       ? open_tcp_store(launch, address, timeout)
-                       : open_store_in_file(launch, address);
+  StorePtr store = address.kind == StoreAddress::Kind::File
+                       ? open_store_in_file(launch, address)
+                       : open_served_store(launch, address, timeout);
   store->setTimeout(timeout);
   return store;
 }
 
-World join_world(const StorePtr& store, const Launch& launch, milliseconds timeout) {
-  if (launch.is_alone) return world_without_peers(store, launch);
+World join_world(const StorePtr& opened, const Launch& launch, milliseconds timeout) {
+  if (launch.is_alone) return world_without_peers(opened, launch);
+  StorePtr store = opened;
+  if (!launch.job_secret.empty())
+    store = c10::make_intrusive<SignedStore>(opened, launch.job_secret);
   const std::string prefix =
       launch.store_prefix.empty() ? "tessera" : launch.store_prefix + "/tessera";
   int generation = 0;

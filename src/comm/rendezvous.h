@@ -21,7 +21,9 @@ struct World {
   /// By rank. Equal strings: the same machine, in namespaces that let processes pass each other
   /// descriptors.
   std::vector<std::string> hosts = {};
-  Processes processes = {};  // by rank; empty in a world without peers
+  std::vector<std::string> networks = {};    // by rank; see network_identity()
+  std::vector<std::string> host_names = {};  // by rank
+  Processes processes = {};                  // by rank; empty in a world without peers
   /// Keys of this joining only: a world joined again in the same store has others.
   c10::intrusive_ptr<c10d::Store> store = {};
 };

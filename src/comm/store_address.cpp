@@ -1,6 +1,7 @@
 #include "comm/store_address.h"
 
 #include "base/environment.h"
+#include "comm/local_socket.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -10,6 +11,7 @@ namespace {
 
 constexpr const char* kTcp = "tcp://";
 constexpr const char* kFile = "file://";
+constexpr const char* kUnix = "unix://@";
 
 StoreAddress parse_tcp(const std::string& init_method) {
   const std::string place = init_method.substr(std::string(kTcp).size());
@@ -34,13 +36,22 @@ StoreAddress parse_file(const std::string& init_method) {
   return {.kind = StoreAddress::Kind::File, .path = path};
 }
 
+StoreAddress parse_unix(const std::string& init_method) {
+  const std::string name = init_method.substr(std::string(kUnix).size());
+  TORCH_CHECK_VALUE(!name.empty() && name.size() <= kLongestSocketName,
+                    "init: expected init_method \"unix://@name\" with a name of 1 to ",
+                    kLongestSocketName, " characters, got \"", init_method, "\"");
+  return {.kind = StoreAddress::Kind::Unix, .name = name};
+}
+
 }  // namespace
 
 StoreAddress parse_store_address(const std::string& init_method) {
   if (init_method.starts_with(kTcp)) return parse_tcp(init_method);
   if (init_method.starts_with(kFile)) return parse_file(init_method);
+  if (init_method.starts_with(kUnix)) return parse_unix(init_method);
   TORCH_CHECK_VALUE(false, "init: unknown scheme in init_method \"", init_method,
-                    "\"; expected \"tcp://host:port\" or \"file:///path\"");
+                    "\"; expected \"tcp://host:port\", \"file:///path\" or \"unix://@name\"");
 }
 
 std::string tcp_address(const std::string& host, int64_t port) {

@@ -27,13 +27,18 @@ std::vector<int> missing_ranks(c10d::Store& store, const Keys& keys) {
   return missing;
 }
 
-/// Throws if a process that has not set its key has ended.
+/// Throws if a process that has not set its key has ended, or is stopped for too long.
 void check_processes(const Meeting& meeting, const Keys& keys) {
   for (size_t rank = 0; rank < meeting.processes.size(); ++rank) {
     const auto& process = meeting.processes[rank];
     if (!process || !process->has_exited()) continue;
     TORCH_CHECK(meeting.store.check({keys[rank]}), "rank ", rank, " (process ", process->pid(),
                 ") has ended; look at its own output for the cause");
+  }
+  for (size_t rank = 0; rank < meeting.processes.size(); ++rank) {
+    const auto& process = meeting.processes[rank];
+    const auto problem = process ? process->find_stop(c10::str("rank ", rank), "") : std::nullopt;
+    if (problem) TORCH_CHECK(meeting.store.check({keys[rank]}), *problem);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "dtensor/agreement.h"
 
+#include "comm/call_check.h"
 #include "comm/dtype_names.h"
 #include "dtensor/collectives.h"
 #include "dtensor/part.h"
@@ -91,6 +92,8 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
                                 "; pass shape and stride");
   }
   auto sizes = local.sizes().vec();
+  const comm::Bookkeeping bookkeeping("DTensor::from_local");
+  const comm::CallNote note(c10::str(spec.placements));
   // What is wrong is passed on along the other mesh dimensions before anybody throws.
   for (size_t dim = spec.placements.size(); dim-- > 0;) {
     const auto parts = exchange(encode(sizes, local.scalar_type()), wrong, spec.groups[dim]);
@@ -114,17 +117,22 @@ at::Tensor agreed_values(const at::Tensor& local, const Spec& spec) {
   return values;
 }
 
-void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec) {
-  const auto mine = encode(tensor.sizes(), tensor.scalar_type());
+void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec, int source) {
+  // Told as text: it is what the error shows, and what is not in it need not be alike.
+  const auto mine = c10::str(
+      "sizes ", tensor.sizes(), " of ", comm::name_of_dtype(tensor.scalar_type()), " as ",
+      spec.placements, " from rank ", source, " on a mesh of ", c10::IntArrayRef(spec.mesh_shape));
+  const comm::Bookkeeping bookkeeping(caller);
   std::string wrong;
   for (const auto& group : spec.groups) {
     const auto said = exchange(mine, wrong, group);
-    for (const auto& other : said) {
-      if (!wrong.empty() || other == said[0]) continue;
-      wrong = c10::str(caller, ": expected a tensor of one shape and dtype on all ranks, got ",
-                       c10::IntArrayRef(decode(said[0])), " of ", dtype_in(said[0]), " and ",
-                       c10::IntArrayRef(decode(other)), " of ", dtype_in(other),
-                       "; make it alike everywhere: only the source's values count");
+    const auto in_world = ranks(group);
+    for (size_t rank = 0; rank < said.size() && wrong.empty(); ++rank) {
+      if (said[rank] == said[0]) continue;
+      wrong = c10::str(caller, ": the ranks disagree: rank ", in_world[0], " passes ", said[0],
+                       ", rank ", in_world[rank], " passes ", said[rank],
+                       "; shape, dtype, placements and source must be alike on all ranks of the ",
+                       "mesh");
     }
   }
   TORCH_CHECK_VALUE(wrong.empty(), wrong);

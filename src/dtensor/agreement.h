@@ -15,7 +15,8 @@ namespace tessera::dtensor {
 Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong = {});
 /// The first rank's values wherever the placement says that all hold the same; without history.
 at::Tensor agreed_values(const at::Tensor& local, const Spec& spec);
-/// Throws on all ranks alike if shape or dtype of a tensor that all hold differ.
-void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec);
+/// Throws on all ranks of the mesh alike if shape or dtype of a tensor that all hold, or the
+/// placements or source they give, differ.
+void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec, int source);
 
 }  // namespace tessera::dtensor

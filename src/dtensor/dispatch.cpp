@@ -66,6 +66,12 @@ std::string hint_of_mix(const c10::FunctionSchema& schema, std::span<const c10::
     if (!value.isTensor() || !has_part(value.toTensor())) continue;
     const auto& owner = part_of(value.toTensor()).owner;
     if (!owner) continue;
+    // As torch::nn::init's that make a whole matrix do.
+    if (schema.name() == "aten::copy_" && &value == arguments.data())
+      return c10::str("; the target is ", *owner,
+                      ", which is sharded: give it whole values before it is sharded, inside a "
+                      "SummonFullParams scope, or with load_state_dict(module, values); so also "
+                      "torch::nn::init::orthogonal_ and others that compute the whole");
     return c10::str("; the distributed one is ", *owner,
                     ", which is sharded outside of that module's forward: call the module itself, "
                     "not its parts nor a reference to its base class, and name further entry "
@@ -76,33 +82,6 @@ std::string hint_of_mix(const c10::FunctionSchema& schema, std::span<const c10::
   return writes_plain ? "; an optimizer that has made its states before parameters were sharded "
                         "can't go on with them: make it afterwards"
                       : "";
-}
-
-/// Throws if a plain tensor of several elements meets distributed ones, which says nothing of what
-/// the other ranks hold, or one whose gradient would come back distributed.
-void check_plain(const c10::FunctionSchema& schema, std::span<const c10::IValue> arguments,
-                 size_t index) {
-  const auto& value = arguments[index];
-  const auto check = [&](const at::Tensor& tensor) {
-    if (!tensor.defined() || has_part(tensor)) return;
-    const bool is_number = tensor.numel() == 1;
-    if (is_number && !(c10::GradMode::is_enabled() && tensor.requires_grad())) return;
-    TORCH_CHECK(!is_number, schema.name(), ": argument '", schema.arguments()[index].name(),
-                "' is a plain tensor that requires grad, beside distributed ones: its gradient "
-                "would be distributed, and ranks may hold different values; make it distributed "
-                "if all ranks hold the same (DTensor::from_local(tensor, mesh)), or make "
-                "the others plain with full_tensor(), or call backward for each by itself");
-    TORCH_CHECK(
-        false, schema.name(), ": got a mix of distributed and plain tensors: argument '",
-        schema.arguments()[index].name(), "' is a plain tensor of sizes ", tensor.sizes(),
-        "; distribute it (distribute_tensor, DTensor::from_local), or, if all ranks hold the ",
-        "same, run this inside an ImplicitReplication scope", hint_of_mix(schema, arguments));
-  };
-  if (value.isTensor()) return check(value.toTensor());
-  if (!value.isList()) return;
-  for (const auto& element : value.toListRef()) {
-    if (element.isTensor()) check(element.toTensor());
-  }
 }
 
 c10::IValue local_value(const c10::FunctionSchema& schema, const c10::IValue& value) {
@@ -362,6 +341,31 @@ void run_plan(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack
 }
 
 }  // namespace
+
+void check_plain(const c10::FunctionSchema& schema, std::span<const c10::IValue> arguments,
+                 size_t index) {
+  const auto& value = arguments[index];
+  const auto check = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || has_part(tensor)) return;
+    const bool is_number = tensor.numel() == 1;
+    if (is_number && !(c10::GradMode::is_enabled() && tensor.requires_grad())) return;
+    TORCH_CHECK(!is_number, schema.name(), ": argument '", schema.arguments()[index].name(),
+                "' is a plain tensor that requires grad, beside distributed ones: its gradient "
+                "would be distributed, and ranks may hold different values; make it distributed "
+                "if all ranks hold the same (DTensor::from_local(tensor, mesh)), or make "
+                "the others plain with full_tensor(), or call backward for each by itself");
+    TORCH_CHECK(
+        false, schema.name(), ": got a mix of distributed and plain tensors: argument '",
+        schema.arguments()[index].name(), "' is a plain tensor of sizes ", tensor.sizes(),
+        "; distribute it (distribute_tensor, DTensor::from_local), or, if all ranks hold the ",
+        "same, run this inside an ImplicitReplication scope", hint_of_mix(schema, arguments));
+  };
+  if (value.isTensor()) return check(value.toTensor());
+  if (!value.isList()) return;
+  for (const auto& element : value.toListRef()) {
+    if (element.isTensor()) check(element.toTensor());
+  }
+}
 
 void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();

@@ -2,6 +2,7 @@
 #include <tessera/dtensor.h>
 
 #include "base/same_storage.h"
+#include "comm/call_check.h"
 #include "dtensor/agreement.h"
 #include "dtensor/collectives.h"
 #include "dtensor/redistribute.h"
@@ -73,7 +74,8 @@ at::Tensor part_from_source(const char* caller, const at::Tensor& tensor, const 
   const at::NoGradGuard no_grad;
   if (!spec->is_member) return dtensor::empty_local(tensor.options().requires_grad(false));
   check_source(caller, *spec, source);
-  if (source) dtensor::check_same(caller, tensor, *spec);
+  if (source) dtensor::check_same(caller, tensor, *spec, *source);
+  const comm::Bookkeeping bookkeeping(caller);
   const auto whole = dtensor::without_bits(tensor.detach());
   const auto local = source ? receive(caller, whole, *spec, *source) : cut(caller, whole, *spec);
   return same_storage(local, tensor) ? local.clone() : local.contiguous();

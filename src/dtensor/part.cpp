@@ -24,10 +24,11 @@ c10::DispatchKeySet keys_for(c10::Device device) {
 }
 
 constexpr const char* kNoMemory =
-    "a DTensor has no memory of its own: its sizes are global and each rank holds a part; use "
-    "DTensor::of(tensor).to_local() for this rank's part or full_tensor() for the whole; print it "
-    "as std::cout << DTensor::of(tensor); save models and optimizers by way of "
-    "state_dict(module) and optimizer_state_dict(module, optimizer)";
+    "a DTensor has no memory of its own: its sizes are global and each rank holds a part; "
+    "parameters of sharded modules are such tensors. To print it, write std::cout << "
+    "tessera::DTensor::of(tensor), which shows shape, placements and this rank's part; for values "
+    "use DTensor::of(tensor).to_local() or, for the whole, full_tensor(); save models and "
+    "optimizers by way of state_dict(module) and optimizer_state_dict(module, optimizer)";
 
 }  // namespace
 

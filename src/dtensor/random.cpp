@@ -1,6 +1,7 @@
 #include "dtensor/random.h"
 
 #include "base/capture.h"
+#include "comm/call_check.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
@@ -45,6 +46,7 @@ int64_t process_in(const std::string& signature) {
 
 /// Whether all ranks of the mesh have generators of their own, in the same state.
 bool do_agree(const Spec& spec, const std::string& state) {
+  const comm::Bookkeeping bookkeeping("a random function of DTensors");
   std::vector<std::string> known{signature(state)};
   for (const auto& group : spec.groups) {
     if (group->getSize() == 1) continue;

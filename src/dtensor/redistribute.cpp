@@ -1,6 +1,7 @@
 #include "dtensor/redistribute.h"
 
 #include "base/same_storage.h"
+#include "comm/call_check.h"
 #include "dtensor/collectives.h"
 
 #include <ATen/ops/constant_pad_nd.h>
@@ -12,6 +13,12 @@
 
 namespace tessera::dtensor {
 namespace {
+
+std::string name_of(const Placement& placement) {
+  return placement.is_shard()     ? "Shard(" + std::to_string(placement.dim()) + ")"
+         : placement.is_partial() ? "Partial"
+                                  : "Replicate";
+}
 
 /// One walk along a path: the part and where it is placed at present.
 class Walk {
@@ -35,6 +42,8 @@ class Walk {
       take_own(step);
       return {};
     }
+    // Ranks that go to other places may send as many bytes.
+    const comm::CallNote note(name_of(step.from) + " to " + name_of(step.to));
     if (step.from.is_partial()) {
       return finish(step.to.is_replicate()
                         ? reduce_all(local_, step.from.reduce_op(), group)

@@ -2,6 +2,7 @@
 
 #include "base/operator_kernels.h"
 #include "dtensor/dispatch.h"
+#include "dtensor/gather_first.h"
 #include "dtensor/part.h"
 #include "dtensor/plain_loss.h"
 #include "dtensor/reduce_first.h"
@@ -49,6 +50,10 @@ constexpr const char* kReducedFirst[] = {"amax",
                                          "segment_reduce",
                                          "_foreach_norm.Scalar",
                                          "_foreach_max"};
+
+/// Put together, with their derivatives, from operators in place and from plain tensors.
+constexpr const char* kGatheredFirst[] = {"quantile", "quantile.scalar", "nanquantile",
+                                          "nanquantile.scalar"};
 
 /// See Note [losses stay plain].
 constexpr const char* kOfLosses[] = {"add.Tensor",  "sub.Tensor",  "mul.Tensor",  "div.Tensor",
@@ -103,6 +108,10 @@ void take_key() {
     libraries->aten.impl(full.c_str(), kernel());
   }
   for (const auto* name : kTakenWhole) take_whole(*libraries, name);
+  for (const auto* name : kGatheredFirst) {
+    libraries->aten.impl(name, kernel());
+    libraries->autograd.impl(name, torch::CppFunction::makeFromBoxedFunction<&gather_first>());
+  }
   for (const auto* name : kReducedFirst) take_above_autograd<&reduce_first>(*libraries, name);
   for (const auto* name : kOfLosses) take_above_autograd<&keep_loss_plain>(*libraries, name);
 }

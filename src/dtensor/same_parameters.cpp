@@ -1,5 +1,6 @@
 #include "dtensor/same_parameters.h"
 
+#include "comm/call_check.h"
 #include "dtensor/part.h"
 
 #include <c10/util/Exception.h>
@@ -38,6 +39,7 @@ void check_same_parameters(const Compared& own, const Group& group) {
   if (group->getSize() == 1) return;
   auto text = own.whole + "\n";
   for (const auto& line : own.parameters) text += line + "\n";
+  const comm::Bookkeeping bookkeeping(own.caller);
   const auto all = gather_bytes(text, group);
   const auto first = split_lines(all[0]);
   for (size_t rank = 1; rank < all.size(); ++rank) {

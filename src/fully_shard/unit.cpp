@@ -1,6 +1,7 @@
 #include "fully_shard/unit.h"
 
 #include "base/capture.h"
+#include "comm/call_check.h"
 #include "dtensor/part.h"
 #include "dtensor/registration.h"
 #include "fully_shard/collect.h"
@@ -33,6 +34,10 @@ int64_t writes_to(const std::vector<at::Tensor>& tensors) {
     if (!tensor.is_inference()) writes += tensor._version();
   }
   return writes;
+}
+
+std::string what_for(Use use, const std::string& unit) {
+  return (use == Use::Forward ? "forward of " : "backward of ") + unit;
 }
 
 bool is_shm(const Group& group, c10::Device device) {
@@ -70,6 +75,13 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
                                                            .unit = settings_.name,
                                                            .device = source_->wholes()[0].device(),
                                                            .dtypes = std::move(dtypes)});
+  const auto holds = [&](int64_t rank) {
+    return std::any_of(rows_.begin(), rows_.end(),
+                       [&](const Rows& rows) { return rows.of(rank).length > 0; });
+  };
+  compares_updates_ = settings_.is_split;
+  for (int64_t rank = 0; rank < group_->getSize(); ++rank)
+    compares_updates_ = compares_updates_ && holds(rank);
   is_hooked_.assign(parameters_.size(), false);
   gradients_.resize(parameters_.size());
   unreduced_.resize(parameters_.size());
@@ -159,6 +171,7 @@ bool Unit::has_frozen() const {
 }
 
 void Unit::await_readers() {
+  const comm::CallNote note("before a write to parameters of " + where);
   try {
     source_->before_write();
   } catch (c10::Error& error) {
@@ -194,6 +207,7 @@ void Unit::notice_writes() {
 }
 
 void Unit::start(Use use) {
+  is_updated_ = is_updated_ || is_stale_;
   is_filled_ = is_stale_ = false;
   source_->start(use);
 }
@@ -202,6 +216,7 @@ void Unit::prefetch(Use use) {
   if (!works_in_background() || is_started_ || is_whole_) return;
   notice_writes();
   if (is_filled_ && !is_stale_) return;
+  const comm::CallNote note(what_for(use, where));
   start(use);
   is_started_ = true;
 }
@@ -214,6 +229,7 @@ void Unit::drop_prefetch() {
 
 void Unit::gather(Use use) {
   const at::NoGradGuard no_grad;
+  const comm::CallNote note(what_for(use, where));
   try {
     if (is_stale_) drop_prefetch();
     if (!is_started_) start(use);

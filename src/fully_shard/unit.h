@@ -115,8 +115,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void add_aside(size_t index, const at::Tensor& gradient);
 
   UnitSettings settings_;
-  Group group_;   // over which parameters are split
-  Group copies_;  // hybrid
+  Group group_, copies_;  // over which parameters are split; hybrid
   std::vector<std::string> names_;
   std::vector<Rows> rows_;
   std::vector<TwoFaced> parameters_;
@@ -124,12 +123,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::unique_ptr<Reduction> reduction_;
   std::vector<bool> is_hooked_;
 
-  bool is_started_ = false;           // a gather is under way
-  bool is_filled_ = false;            // the whole values are in memory
-  bool is_stale_ = false;             // shards were written since
-  bool is_lent_ = false;              // somebody holds a shard's memory
-  int64_t seen_writes_ = 0;           // to what was lent
-  bool is_whole_ = false;             // parameters show them
+  bool is_started_ = false;                             // a gather is under way
+  bool is_filled_ = false;                              // the whole values are in memory
+  bool is_stale_ = false;                               // shards were written since
+  bool is_updated_ = false, compares_updates_ = false;  // between reductions; whether all would be
+  bool is_lent_ = false;                                // somebody holds a shard's memory
+  int64_t seen_writes_ = 0;                             // to what was lent
+  bool is_whole_ = false;                               // parameters show them
   bool is_full_ = false;              // in their own dtypes, whatever mixed precision says
   std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
   bool is_recorded_kept_ = false;     // they serve backward, too

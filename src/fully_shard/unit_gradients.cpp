@@ -1,5 +1,6 @@
 // What a unit does with gradients.
 #include "base/capture.h"
+#include "comm/call_check.h"
 #include "dtensor/redistribute.h"
 #include "fully_shard/unit.h"
 #include "nn/post_accumulate.h"
@@ -165,6 +166,14 @@ void Unit::reduce(bool synchronise, bool in_background) {
   } else {
     if (observer != nullptr)
       observer->give_up("fully_shard reduces gradients of " + where + " by itself");
+    // Ranks must agree on it: of two that differ, one has skipped an update. In the first reduction
+    // not: until then each may have given values to its shards by itself.
+    const bool is_updated = std::exchange(is_updated_, false);
+    const bool is_compared = compares_updates_ && stats_.reductions > 0;
+    const comm::CallNote note("gradients of " + where +
+                              (!is_compared ? ""
+                               : is_updated ? ", updated since the last ones"
+                                            : ", not updated since the last ones"));
     reduction_->start(gradients, in_background);
   }
   is_reducing_ = true;

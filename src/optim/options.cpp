@@ -4,6 +4,8 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include <tuple>
+
 namespace tessera::optim {
 
 namespace {
@@ -26,8 +28,7 @@ void for_each_field(Options& options, Field&& field)
 template <class Options, class Field>
 void for_each_field(Options& options, Field&& field) {
   field("lr", options.lr);
-  field("beta1", options.betas.first);
-  field("beta2", options.betas.second);
+  field("betas", options.betas);
   field("eps", options.eps);
   field("weight_decay", options.weight_decay);
   field("amsgrad", options.amsgrad);
@@ -109,6 +110,8 @@ void GroupOptions<Options>::serialize(torch::serialize::InputArchive& archive) {
     archive.read(name, value);
     if constexpr (std::is_same_v<Field, std::optional<bool>>) {
       field = value.toOptional<bool>();
+    } else if constexpr (std::is_same_v<Field, std::pair<double, double>>) {
+      std::tie(field.first, field.second) = value.to<std::tuple<double, double>>();
     } else {
       field = value.to<Field>();
     }
@@ -120,7 +123,11 @@ void GroupOptions<Options>::serialize(torch::serialize::InputArchive& archive) {
 template <class Options>
 void GroupOptions<Options>::serialize(torch::serialize::OutputArchive& archive) const {
   for_each_field(values, [&](const char* name, const auto& field) {
-    archive.write(name, c10::IValue(field));
+    if constexpr (std::is_same_v<decltype(field), const std::pair<double, double>&>) {
+      archive.write(name, c10::IValue(std::make_tuple(field.first, field.second)));
+    } else {
+      archive.write(name, c10::IValue(field));
+    }
   });
 }
 

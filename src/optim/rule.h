@@ -90,6 +90,11 @@ struct Optimizer::Impl {
                                         const at::Tensor& parameter);
 };
 
+/// Throws in the name of `caller` unless `state` can be loaded for the parameter by a group of such
+/// options: names and values fit, and all that is kept is there.
+void check_state(const std::string& caller, const Optimizer::Rule& rule, const Demand& demand,
+                 const at::Tensor& parameter, const State& state);
+
 /// What fused kernels demand: floating point, a device they know, memory without gaps.
 void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);
 /// Fused kernels walk through memory: gives every gradient its parameter's strides.

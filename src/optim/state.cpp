@@ -1,4 +1,5 @@
 #include "optim/rule.h"
+#include "optim/state_value.h"
 
 #include <ATen/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -8,30 +9,24 @@
 
 namespace tessera::optim {
 
-namespace {
-
-void check_state(const std::string& caller, const std::vector<std::string>& names, unsigned kept,
-                 const at::Tensor& parameter, const State& state, bool complete) {
-  for (const auto& [name, tensor] : state) {
+void check_state(const std::string& caller, const Optimizer::Rule& rule, const Demand& demand,
+                 const at::Tensor& parameter, const State& state) {
+  const std::vector<std::string>& names = rule.state_names();
+  for (const auto& [name, value] : state) {
     TORCH_CHECK_VALUE(std::find(names.begin(), names.end(), name) != names.end(), caller,
                       ": expected state of ", c10::Join(", ", names), ", got \"", name,
                       "\"; load the state of the same kind of optimizer");
-    const bool fits = tensor.defined() &&
-                      (name == "step" ? tensor.numel() == 1 : tensor.sizes() == parameter.sizes());
-    TORCH_CHECK_VALUE(fits, caller, ": expected \"", name, "\" of shape ",
-                      name == "step" ? at::IntArrayRef() : parameter.sizes(), ", got ",
-                      tensor.defined() ? c10::str(tensor.sizes()) : "an undefined tensor",
-                      "; load the state of the same parameter");
+    const auto unfit = unfit_value(name, parameter, parameter.sizes(), value);
+    TORCH_CHECK_VALUE(!unfit, caller, ": expected \"", name, "\" ", unfit->expected, ", got ",
+                      unfit->got, "; load the state of the same parameter");
   }
-  if (!complete || state.empty()) return;
+  if (!rule.starts_with_state() || state.empty()) return;
   for (const auto i : c10::irange(names.size())) {
-    TORCH_CHECK_VALUE((kept >> i & 1U) == 0 || state.count(names[i]) == 1, caller, ": expected \"",
-                      names[i], "\" for a parameter of shape ", parameter.sizes(),
+    TORCH_CHECK_VALUE((demand.kept >> i & 1U) == 0 || state.count(names[i]) == 1, caller,
+                      ": expected \"", names[i], "\" for a parameter of shape ", parameter.sizes(),
                       ", got state without it; load state that was saved with the same options");
   }
 }
-
-}  // namespace
 
 std::optional<size_t> Optimizer::Impl::group_of(const std::vector<ParamGroup>& groups,
                                                 const at::Tensor& parameter) {
@@ -59,8 +54,7 @@ void Optimizer::load_state_of(const at::Tensor& parameter, const State& state) {
                     ": expected one of the optimizer's parameters, got another tensor; pass the "
                     "very tensor that the optimizer was made with");
   const Demand demand = impl_->rule->demand(param_groups_[*group].options());
-  check_state(caller, impl_->rule->state_names(), demand.kept, parameter, state,
-              impl_->rule->starts_with_state());
+  check_state(caller, *impl_->rule, demand, parameter, state);
   for (GroupPlan& plan : impl_->plans) plan.clear();
   if (state.empty()) {
     impl_->rule->states_exchanged += state_.erase(parameter.unsafeGetTensorImpl());

@@ -6,6 +6,7 @@
 #include "base/open_backwards.h"
 #include "replicate/bucket.h"
 #include "replicate/bucket_assignment.h"
+#include "replicate/progress.h"
 #include "replicate/roll_call.h"
 
 #include <c10/util/FunctionRef.h>
@@ -55,7 +56,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Inside a backward: what its end means must wait for this one's, if others run inside it.
   void expect_end_of_backward();
   /// A forward has ended. `unused`: indices of parameters that its outputs do not depend on.
-  void begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds);
+  /// `graph`: lives as long as theirs, of a forward in training; may be null.
+  void begin(bool synchronise, const std::vector<size_t>& unused, double forward_seconds,
+             const std::shared_ptr<void>& graph);
 
   /// Announces every collective from here on; empty: none.
   void announce_by(Announce announce);
@@ -97,6 +100,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void end_backward(int backward);
   bool was_seen(size_t index) const;
   void check_hooks() const;
+  static const void* slot_of(const at::Tensor& parameter);
   /// The rank whose word counts.
   int call_roll(Step step, size_t bucket = 0);
   void settle_static_graph();
@@ -132,9 +136,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool is_recorded_ = false;       // and was averaged by operators, not in buckets
   OpenBackwards open_backwards_;
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
-  bool rebuilt_ = false;
-  bool learns_uses_ = false;  // first iteration of a static graph
+  bool rebuilt_ = false, learns_uses_ = false;  // the latter in the first of a static graph
 
+  Progress progress_;
   Announce announce_;
   double factor_ = 1;  // of results
 

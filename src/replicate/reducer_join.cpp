@@ -8,6 +8,7 @@ namespace tessera::replication {
 void Reducer::announce_by(Announce announce) {
   const std::lock_guard lock(mutex_);
   announce_ = std::move(announce);
+  progress_.forget();
   factor_ = 1;
 }
 

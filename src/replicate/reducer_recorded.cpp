@@ -108,6 +108,7 @@ void Reducer::end_recorded() {
   // The iteration ends as one of buckets does, or a later forward would take over its phase.
   phase_ = Phase::Idle;
   is_taking_ = is_recorded_ = false;
+  progress_.forget();  // programs of it do not tell of forwards
 }
 
 }  // namespace tessera::replication

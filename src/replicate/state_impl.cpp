@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 namespace tessera::replication {
 namespace {
@@ -165,12 +166,15 @@ void State::build() {
   if (device == c10::DeviceType::CPU) keep_memory_warm();
 }
 
-void State::follow_thawed() {
-  const bool is_thawed = std::any_of(frozen_.begin(), frozen_.end(),
-                                     [](const auto& tensor) { return tensor.requires_grad(); });
-  if (!is_thawed) return;
+void State::follow_frozen() {
+  const auto is_trained = [](const auto& tensor) { return tensor.requires_grad(); };
+  const auto trained = std::count_if(managed_.begin(), managed_.end(), is_trained);
+  const bool is_thawed = std::any_of(frozen_.begin(), frozen_.end(), is_trained);
+  // If all are frozen no gradient comes: a module that another one is trained through.
+  const bool is_frozen = trained != 0 && std::cmp_less(trained, managed_.size());
+  if (!is_thawed && !is_frozen) return;
   TORCH_CHECK(!announce_, "replicate: parameters of ", module_name(),
-              " were frozen and require grad since a Join began; change that outside of it");
+              " were frozen or thawed since a Join began; change requires_grad outside of it");
   forget_managed(std::exchange(managed_, {}));
   build();
 }
@@ -213,7 +217,7 @@ void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_i
   if (!engine_) build();
   if (!c10::GradMode::is_enabled()) return;
   engine_->reducer().check_finished();
-  follow_thawed();
+  follow_frozen();
   if (requires_sync_) sync_buffers();
   forward_began_ = std::chrono::steady_clock::now();
 }
@@ -238,6 +242,19 @@ void State::watch_outputs(c10::function_ref<void(nn::TensorVisitor)> for_each_ou
   });
 }
 
+// Hooks live as long as the graph that they are in.
+std::shared_ptr<void> State::watch_graph(
+    c10::function_ref<void(nn::TensorVisitor)> for_each_output) const {
+  if (!module_.is_training() || capture::observer() != nullptr) return nullptr;
+  std::shared_ptr<void> graph;
+  for_each_output([&](at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.grad_fn()) return;
+    if (!graph) graph = std::make_shared<char>();
+    tensor.register_hook([graph](const at::TensorBase&) {});
+  });
+  return graph;
+}
+
 void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
   if (is_in_backward() || !engine_ || !c10::GradMode::is_enabled()) return;
   std::vector<size_t> unused;
@@ -247,7 +264,8 @@ void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_ou
     for_each_output([&](at::Tensor& tensor) { outputs.push_back(tensor); });
     unused = find_unused(outputs, reducer.parameters().tensors);
   }
-  reducer.begin(requires_sync_, unused, seconds_since(forward_began_));
+  reducer.begin(requires_sync_, unused, seconds_since(forward_began_),
+                requires_sync_ ? watch_graph(for_each_output) : nullptr);
   if (requires_sync_ && reducer.asks_for_end_of_backward()) watch_outputs(for_each_output);
 }
 

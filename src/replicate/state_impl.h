@@ -71,9 +71,11 @@ class State final : public nn::ComposableState,
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
   /// Parameters that were frozen when the engine was made may require grad since.
-  void follow_thawed();
+  void follow_frozen();
   void sync_buffers();
   void watch_outputs(c10::function_ref<void(nn::TensorVisitor)> for_each_output);
+  std::shared_ptr<void> watch_graph(
+      c10::function_ref<void(nn::TensorVisitor)> for_each_output) const;
 
   torch::nn::Module& module_;
   ReplicateOptions options_;

@@ -38,8 +38,7 @@ OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::
   TORCH_CHECK_VALUE(!source.index().optimizer.empty(), kLoad, ": ", dir,
                     ": expected a checkpoint with the state of an optimizer, got one that was "
                     "saved without; nothing was loaded; load the module alone");
-  OptimizerStateDict dict;
-  dict.param_groups = state::parse_optimizer({kLoad, dir}, source.index().optimizer);
+  auto dict = state::parse_optimizer({kLoad, dir}, source.index().optimizer);
   for (auto& group : dict.param_groups)
     std::erase_if(group.params, [&](const std::string& name) { return !takes(name); });
   std::map<std::string, state::Holding> parameters;
@@ -99,7 +98,7 @@ void prepare(const std::string& given, const torch::nn::Module& module,
     using Covers = state::OptimizerLoader::Covers;
     prepared.loader
         .emplace(kLoad, module, *optimizer, prepared.dict,
-                 options.strict ? Covers::All : Covers::Some)
+                 options.strict ? Covers::All : Covers::Some, dir.string())
         .check();
   }
   const bool same_ranks = source.index().files.size() == static_cast<size_t>(ranks.size());
@@ -111,10 +110,13 @@ Extra load_checkpoint(const std::string& dir, const torch::nn::Module& module,
   const c10::AutoGradMode no_grad(false);
   const state::Together ranks(options.group);
   Prepared prepared;
-  ranks.run(kLoad, [&] {
-    prepare(dir, module, optimizer, options, ranks, prepared);
-    return std::string();
-  });
+  ranks.run(
+      kLoad,
+      [&] {
+        prepare(dir, module, optimizer, options, ranks, prepared);
+        return std::string();
+      },
+      dir);
   prepared.values->apply();
   if (prepared.loader) prepared.loader->load();
   return std::move(prepared.extra);

@@ -2,9 +2,10 @@
 #include <tessera/state_dict.h>
 
 #include "base/text.h"
+#include "optim/option_values.h"
+#include "optim/state_value.h"
 #include "state/named_groups.h"
 #include "state/optimizer_loader.h"
-#include "state/optimizer_options.h"
 #include "state/placed.h"
 
 #include <c10/core/GradMode.h>
@@ -27,29 +28,13 @@ std::string list(const char* title, const Names& names) {
   return names.empty() ? "" : c10::str("; ", title, ": ", printable(c10::Join(", ", names)));
 }
 
-/// Throws if they are of another kind, or have values that the optimizer refuses.
-void check_options(const char* function, size_t index, const torch::optim::OptimizerOptions& own,
-                   const Group& given) {
-  const auto names_of = [](const OptionValues& values) {
-    Names names;
-    for (const auto& [name, value] : values) names.push_back(name);
-    return names;
-  };
-  const auto expected = names_of(read_options(own));
-  const auto got = names_of(given.options);
-  TORCH_CHECK_VALUE(expected == got, function, ": expected the options ", c10::Join(", ", expected),
-                    " for group ", index, ", got ", printable(c10::Join(", ", got)), kNothing,
-                    "load the dict of the same kind of optimizer");
-  const auto copy = own.clone();
-  write_options(*copy, given.options);
-}
-
 }  // namespace
 
 OptimizerLoader::OptimizerLoader(const char* function, const torch::nn::Module& module,
                                  torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict,
-                                 Covers covers)
+                                 Covers covers, const std::string& file)
     : function_(function),
+      where_(file.empty() ? function : c10::str(function, ": ", file)),
       optimizer_(optimizer),
       dict_(dict),
       kind_(kind_of(optimizer, function)),
@@ -59,8 +44,15 @@ OptimizerLoader::OptimizerLoader(const char* function, const torch::nn::Module& 
 }
 
 void OptimizerLoader::match_groups(Covers covers) {
-  for (const auto& group : dict_.param_groups)
-    for (const auto& name : group.params) given_.emplace(name, &group);
+  TORCH_CHECK_VALUE(dict_.kind.empty() || dict_.kind == kind_->name(), where_,
+                    ": expected the state of ", kind_->name(), ", got that of ", dict_.kind,
+                    kNothing, "load it into an optimizer of that class");
+  for (const auto& group : dict_.param_groups) {
+    for (const auto& name : group.params)
+      TORCH_CHECK_VALUE(given_.emplace(name, &group).second, where_, ": expected '", name,
+                        "' once among the parameters of all groups, got it twice", kNothing,
+                        "correct the dict");
+  }
   std::set<std::string> known;
   Names missing;
   for (const auto& names : names_) {
@@ -73,7 +65,7 @@ void OptimizerLoader::match_groups(Covers covers) {
     if (!known.count(name)) unexpected.insert(name);
   for (const auto& [name, values] : dict_.state)
     if (!known.count(name)) unexpected.insert(name);
-  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), function_,
+  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), where_,
                     ": expected the names of the optimizer's parameters", list("missing", missing),
                     list("unexpected", Names(unexpected.begin(), unexpected.end())), kNothing,
                     "make the optimizer of the same parameters, and pass the dict of all of them "
@@ -88,7 +80,7 @@ const Group* OptimizerLoader::group_for(size_t own) const {
     if (!given_.count(name)) continue;
     if (first == nullptr) first = &name;
     TORCH_CHECK_VALUE(
-        given_.at(name) == given_.at(*first), function_, ": expected the parameters of group ", own,
+        given_.at(name) == given_.at(*first), where_, ": expected the parameters of group ", own,
         " of the optimizer in one group of the dict, but '", *first, "' and '", name,
         "' are in different ones", kNothing, "make the optimizer with the same groups");
   }
@@ -99,17 +91,24 @@ void OptimizerLoader::check() const {
   for (size_t g = 0; g < names_.size(); ++g) {
     if (groups_[g] == nullptr) continue;
     const auto& own = optimizer_.param_groups()[g];
-    check_options(function_, g, own.options(), *groups_[g]);
+    (void)options_for(g);
     for (size_t i = 0; i < names_[g].size(); ++i) {
       if (given_.count(names_[g][i])) check_state(names_[g][i], own.params()[i], *groups_[g]);
     }
   }
 }
 
+/// Those of the optimizer's group with the dict's values. Throws if these do not fit.
+std::unique_ptr<torch::optim::OptimizerOptions> OptimizerLoader::options_for(size_t own) const {
+  return optim::loaded_options(c10::str(where_, ": group ", own),
+                               optimizer_.param_groups()[own].options(), groups_[own]->options);
+}
+
 void OptimizerLoader::load() {
   for (size_t g = 0; g < names_.size(); ++g) {
     auto& own = optimizer_.param_groups()[g];
-    if (groups_[g] != nullptr) write_options(own.options(), groups_[g]->options);
+    if (groups_[g] != nullptr)
+      optim::write_options(own.options(), optim::read_options(*options_for(g)));
     for (size_t i = 0; i < names_[g].size(); ++i) {
       if (given_.count(names_[g][i]))
         kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
@@ -121,13 +120,13 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
                                   const Group& group) const {
   const auto found = dict_.state.find(name);
   const bool has_state = found != dict_.state.end() && !found->second.empty();
-  TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), function_, ": expected state for '",
+  TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), where_, ": expected state for '",
                     name, "', which ", kind_->name(), " has from the start, got none", kNothing,
                     "load the dict of the same kind of optimizer");
   if (!has_state) return;
   const auto known = kind_->state_names();
   for (const auto& [field, value] : found->second) {
-    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), function_,
+    TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), field) != known.end(), where_,
                       ": expected state of ", c10::Join(", ", known), " for '", name, "', got '",
                       printable(field), "'", kNothing,
                       "load the dict of the same kind of optimizer");
@@ -135,10 +134,10 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
   }
   auto required = kind_->required_names();
   const auto amsgrad = group.options.find("amsgrad");
-  if (amsgrad != group.options.end() && amsgrad->second.toBool())
+  if (amsgrad != group.options.end() && amsgrad->second == true)
     required.emplace_back("max_exp_avg_sq");
   for (const auto& field : required) {
-    TORCH_CHECK_VALUE(found->second.count(field), function_, ": expected '", field, "' for '", name,
+    TORCH_CHECK_VALUE(found->second.count(field), where_, ": expected '", field, "' for '", name,
                       "', got state without it", kNothing,
                       "load the dict of the same kind of optimizer");
   }
@@ -146,16 +145,12 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
 
 void OptimizerLoader::check_value(const std::string& name, const std::string& field,
                                   const at::Tensor& parameter, const at::Tensor& value) const {
-  const auto label = name + "' ('" + field;
-  TORCH_CHECK_VALUE(value.defined(), function_, ": expected a tensor for '", label,
-                    "'), got an undefined one", kNothing, "leave it out");
-  const std::vector<int64_t> expected = field == "step"     ? std::vector<int64_t>()
-                                        : is_dtensor(value) ? parameter.sizes().vec()
-                                                            : presentation_.plain_sizes(parameter);
-  const bool fits = field == "step" ? value.numel() == 1 : value.sizes() == expected;
-  TORCH_CHECK_VALUE(fits, function_, ": expected a tensor of shape ", c10::IntArrayRef(expected),
-                    " for '", label, "'), got one of ", value.sizes(), kNothing,
-                    "load the state of the same parameters");
+  const bool is_distributed = value.defined() && is_dtensor(value);
+  const std::vector<int64_t> sizes =
+      is_distributed ? parameter.sizes().vec() : presentation_.plain_sizes(parameter);
+  const auto unfit = optim::unfit_value(field, parameter, sizes, value);
+  TORCH_CHECK_VALUE(!unfit, where_, ": expected '", field, "' of '", name, "' ", unfit->expected,
+                    ", got ", unfit->got, kNothing, "load the state of the same parameters");
   if (field == "step") return;
   check_mesh(function_, name, parameter, value);
   check_packed(function_, name, parameter, value, presentation_.is_local(parameter));

@@ -22,8 +22,8 @@ Names required_adam_names() { return {"step", "exp_avg", "exp_avg_sq"}; }
 
 class TesseraKind final : public OptimizerKind {
  public:
-  explicit TesseraKind(bool is_sgd) : is_sgd_(is_sgd) {}
-  const char* name() const override { return is_sgd_ ? "SGD" : "Adam"; }
+  TesseraKind(const char* name, bool is_sgd) : name_(name), is_sgd_(is_sgd) {}
+  const char* name() const override { return name_; }
   Names state_names() const override { return is_sgd_ ? sgd_names() : adam_names(); }
   Names required_names() const override { return is_sgd_ ? Names() : required_adam_names(); }
 
@@ -37,6 +37,7 @@ class TesseraKind final : public OptimizerKind {
   }
 
  private:
+  const char* name_;
   bool is_sgd_;
 };
 
@@ -110,7 +111,8 @@ class TorchKind final : public OptimizerKind {
       if constexpr (std::is_same_v<decltype(field), int64_t&>) {
         field = found->second.template item<int64_t>();
       } else {
-        field = at::empty_like(parameter).copy_(found->second);
+        const auto& value = found->second;
+        field = at::empty_like(parameter).copy_(value.is_sparse() ? value.to_dense() : value);
       }
     });
     optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -131,9 +133,9 @@ bool is(const torch::optim::Optimizer& optimizer) {
 std::unique_ptr<OptimizerKind> kind_of(const torch::optim::Optimizer& optimizer,
                                        const char* function) {
   using namespace torch::optim;
-  if (is<optim::SGD>(optimizer)) return std::make_unique<TesseraKind>(/*is_sgd=*/true);
-  if (is<optim::Adam>(optimizer) || is<optim::AdamW>(optimizer))
-    return std::make_unique<TesseraKind>(/*is_sgd=*/false);
+  if (is<optim::SGD>(optimizer)) return std::make_unique<TesseraKind>("SGD", /*is_sgd=*/true);
+  if (is<optim::Adam>(optimizer)) return std::make_unique<TesseraKind>("Adam", /*is_sgd=*/false);
+  if (is<optim::AdamW>(optimizer)) return std::make_unique<TesseraKind>("AdamW", /*is_sgd=*/false);
   if (is<SGD>(optimizer)) return std::make_unique<TorchKind<SGDParamState>>("SGD", Names());
   if (is<Adam>(optimizer))
     return std::make_unique<TorchKind<AdamParamState>>("Adam", required_adam_names());

@@ -13,6 +13,7 @@ namespace tessera::state {
 class OptimizerKind {
  public:
   virtual ~OptimizerKind() = default;
+  /// The class, without its namespace: state goes from one library's to the other's.
   virtual const char* name() const = 0;
   virtual std::vector<std::string> state_names() const = 0;
   /// Those without which a state is not complete.

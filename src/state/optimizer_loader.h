@@ -20,10 +20,11 @@ class OptimizerLoader {
   /// what they have.
   enum class Covers { All, Some };
 
-  /// Throws in the name of `function` if names or groups do not match.
+  /// Throws in the name of `function`, and of the file that the dict is from, if the kind, names or
+  /// groups do not match.
   OptimizerLoader(const char* function, const torch::nn::Module& module,
                   torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict,
-                  Covers covers = Covers::All);
+                  Covers covers = Covers::All, const std::string& file = "");
 
   /// Throws before anything is changed.
   void check() const;
@@ -32,6 +33,7 @@ class OptimizerLoader {
  private:
   using Group = OptimizerStateDict::Group;
   void match_groups(Covers covers);
+  std::unique_ptr<torch::optim::OptimizerOptions> options_for(size_t own) const;
   const Group* group_for(size_t own) const;
   void check_state(const std::string& name, const at::Tensor& parameter, const Group& group) const;
   void check_value(const std::string& name, const std::string& field, const at::Tensor& parameter,
@@ -39,6 +41,7 @@ class OptimizerLoader {
   optim::State placed_state(const std::string& name, const at::Tensor& parameter) const;
 
   const char* function_;
+  std::string where_;  // how messages about the dict begin
   torch::optim::Optimizer& optimizer_;
   const OptimizerStateDict& dict_;
   std::unique_ptr<OptimizerKind> kind_;

@@ -1,10 +1,10 @@
 #include <tessera/dtensor.h>
 #include <tessera/state_dict.h>
 
+#include "optim/option_values.h"
 #include "state/entries.h"
 #include "state/named_groups.h"
 #include "state/optimizer_kind.h"
-#include "state/optimizer_options.h"
 #include "state/presentation.h"
 
 #include <c10/core/GradMode.h>
@@ -42,10 +42,11 @@ OptimizerStateDict optimizer_state_dict(nn::ModuleRef module,
   const auto names = state::named_groups(*module, optimizer, kCaller);
   const state::Presentation presentation(*module, state::Presentation::Of::OptimizerState, kCaller);
   OptimizerStateDict dict;
+  dict.kind = kind->name();
   for (size_t g = 0; g < names.size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
     dict.param_groups.push_back(
-        {.params = names[g], .options = state::read_options(group.options())});
+        {.params = names[g], .options = optim::read_options(group.options())});
     for (size_t i = 0; i < names[g].size(); ++i) {
       const auto& parameter = group.params()[i];
       for (const auto& [name, value] : kind->read(optimizer, parameter)) {

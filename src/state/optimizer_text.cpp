@@ -23,7 +23,7 @@ Json option_to_json(const std::string& function, const std::string& name,
   if (value.isDouble()) return double_to_json(value.toDouble());
   if (value.isString()) return value.toStringRef();
   TORCH_CHECK_NOT_IMPLEMENTED(value.isTuple(), function,
-                              ": expected options of the optimizer that are numbers, texts or "
+                              ": expected options of the optimizer that are numbers, strings or "
                               "tuples of them, got '",
                               name, "' of type ", value.tagKind());
   auto elements = Json::array();
@@ -44,6 +44,9 @@ double double_of_json(const FileName& file, const Json& json, const std::string&
 c10::IValue option_of_json(const FileName& file, const Json& json, const std::string& name) {
   if (json.is_null()) return {};
   if (json.is_boolean()) return json.get<bool>();
+  file.require(!json.is_number_unsigned() || json.get<uint64_t>() <= INT64_MAX,
+               "expected a number of 64 bits as option '", name, "' of the optimizer, got ",
+               json.dump());
   if (json.is_number_integer()) return json.get<int64_t>();
   if (json.is_string()) return json.get<std::string>();
   if (json.is_object() && json.contains("double"))
@@ -56,24 +59,23 @@ c10::IValue option_of_json(const FileName& file, const Json& json, const std::st
 
 }  // namespace
 
-std::string optimizer_text(const std::string& function,
-                           const std::vector<OptimizerStateDict::Group>& groups) {
+std::string optimizer_text(const std::string& function, const OptimizerStateDict& dict) {
   auto list = Json::array();
-  for (const auto& group : groups) {
+  for (const auto& group : dict.param_groups) {
     auto options = Json::object();
     for (const auto& [name, value] : group.options)
       options[name] = option_to_json(function, name, value);
     list.push_back({{"params", group.params}, {"options", std::move(options)}});
   }
-  return to_text(function, {{"groups", std::move(list)}});
+  return to_text(function, {{"kind", dict.kind}, {"groups", std::move(list)}});
 }
 
-std::vector<OptimizerStateDict::Group> parse_optimizer(const FileName& file,
-                                                       const std::string& text) {
-  std::vector<OptimizerStateDict::Group> groups;
+OptimizerStateDict parse_optimizer(const FileName& file, const std::string& text) {
+  OptimizerStateDict dict;
   const auto json = parse_json(file, text);
+  if (json.contains("kind")) dict.kind = string_field(file, json, "kind", "the optimizer");
   for (const auto& item : array_field(file, json, "groups", "the optimizer")) {
-    auto& group = groups.emplace_back();
+    auto& group = dict.param_groups.emplace_back();
     for (const auto& name : array_field(file, item, "params", "a group of the optimizer")) {
       file.require(name.is_string(), "expected names of parameters in a group of the optimizer");
       group.params.push_back(name.get<std::string>());
@@ -82,7 +84,7 @@ std::vector<OptimizerStateDict::Group> parse_optimizer(const FileName& file,
          object_field(file, item, "options", "a group of the optimizer").items())
       group.options[option.key()] = option_of_json(file, option.value(), option.key());
   }
-  return groups;
+  return dict;
 }
 
 }  // namespace tessera::state

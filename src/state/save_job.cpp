@@ -1,11 +1,12 @@
 #include "state/save_job.h"
 
 #include "dtensor/part.h"
+#include "optim/option_values.h"
 #include "state/files/disk.h"
 #include "state/files/json_text.h"
 #include "state/host_memory.h"
 #include "state/named_groups.h"
-#include "state/optimizer_options.h"
+#include "state/optimizer_kind.h"
 #include "state/optimizer_text.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +21,6 @@ namespace tessera::state {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr char kEndOfPath = '\0';  // the one character that no path has
 
 size_t byte_count(const at::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel()) * tensor.element_size();
@@ -34,28 +34,16 @@ at::Tensor on_host(const at::Tensor& tensor) {
 std::string groups_text(const std::string& function, const torch::nn::Module& module,
                         const torch::optim::Optimizer& optimizer) {
   const auto names = named_groups(module, optimizer, function.c_str());
-  std::vector<OptimizerStateDict::Group> groups;
+  OptimizerStateDict dict;
+  dict.kind = kind_of(optimizer, function.c_str())->name();
   for (size_t g = 0; g < names.size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
-    groups.push_back(
-        {.params = names[g],
-         .options = group.has_options() ? read_options(group.options()) : OptionValues()});
+    dict.param_groups.push_back({.params = names[g],
+                                 .options = group.has_options()
+                                                ? optim::read_options(group.options())
+                                                : optim::OptionValues()});
   }
-  return optimizer_text(function, groups);
-}
-
-/// Throws unless all ranks begin with the same folder; takes it from them.
-void check_same_folder(const std::string& function, std::vector<std::string>& descriptions) {
-  std::string first;
-  for (size_t rank = 0; rank < descriptions.size(); ++rank) {
-    const auto end = descriptions[rank].find(kEndOfPath);
-    const auto folder = descriptions[rank].substr(0, end);
-    descriptions[rank].erase(0, end + 1);
-    if (rank == 0) first = folder;
-    TORCH_CHECK_VALUE(folder == first, function, ": expected the same folder on all ranks, got ",
-                      first, " on rank 0 and ", folder, " on rank ", rank,
-                      "; make the path from what all ranks share, such as the step");
-  }
+  return optimizer_text(function, dict);
 }
 
 /// This rank's values for its file, in the order of the file.
@@ -90,13 +78,15 @@ SaveJob::SaveJob(std::string function, const std::string& dir, const torch::nn::
                  const SaveOptions& options)
     : function_(std::move(function)), ranks_(options.group), keep_last_(options.keep_last) {
   const c10::AutoGradMode no_grad(false);
-  auto descriptions = ranks_.run(function_, [&] {
-    TORCH_CHECK_VALUE(keep_last_ >= 0, function_, ": expected keep_last of at least 0, got ",
-                      keep_last_);
-    dir_ = clean_path(function_, dir);
-    return dir_.string() + kEndOfPath + take_stock(module, optimizer, extra);
-  });
-  check_same_folder(function_, descriptions);
+  const auto descriptions = ranks_.run(
+      function_,
+      [&] {
+        TORCH_CHECK_VALUE(keep_last_ >= 0, function_, ": expected keep_last of at least 0, got ",
+                          keep_last_);
+        dir_ = clean_path(function_, dir);
+        return take_stock(module, optimizer, extra);
+      },
+      dir);
   plan_ = plan_save(function_, descriptions);
   values_ = values_for(plan_.files[static_cast<size_t>(ranks_.rank())], holdings_, extra);
 }

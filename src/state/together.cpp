@@ -4,6 +4,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <filesystem>
+
 namespace tessera::state {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr char kDone = '+';
 constexpr char kValueError = 'v';
 constexpr char kNotImplementedError = 'n';
 constexpr char kOtherError = 'e';
+constexpr char kEnd = '\0';  // of what names the call, before it; no path has that character
 
 std::string message_without(const std::string& function, const std::string& message) {
   const auto prefix = function + ": ";
@@ -47,6 +50,48 @@ std::string outcome_of(const std::string& function, const std::function<std::str
   TORCH_CHECK(false, message);
 }
 
+/// One name per folder, however it is reached.
+std::string name_of_folder(const std::string& folder) {
+  if (folder.empty()) return {};
+  std::error_code error;
+  const auto path = std::filesystem::absolute(folder, error).lexically_normal();
+  auto real = std::filesystem::weakly_canonical(path, error);
+  if (error) real = path;
+  return real.has_filename() ? real.string() : real.parent_path().string();
+}
+
+std::string take_word(std::string& text) {
+  const auto end = text.find(kEnd);
+  auto word = text.substr(0, end);
+  text.erase(0, end == std::string::npos ? end : end + 1);
+  return word;
+}
+
+/// Takes what names the call from all outcomes.
+void check_same_call(const std::string& function, std::vector<std::string>& all) {
+  std::string first_function;
+  std::string first_folder;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto its_function = take_word(all[rank]);
+    const auto folder = take_word(all[rank]);
+    if (rank == 0) {
+      first_function = its_function;
+      first_folder = folder;
+    }
+    const auto call_of = [](const std::string& called, const std::string& with) {
+      return with.empty() ? called : called + "(\"" + with + "\")";
+    };
+    TORCH_CHECK_VALUE(its_function == first_function, function,
+                      ": expected all ranks to call the same function, but rank 0 calls ",
+                      call_of(first_function, first_folder), " and rank ", rank, " calls ",
+                      call_of(its_function, folder), "; nothing was loaded or saved");
+    TORCH_CHECK_VALUE(folder == first_folder, function,
+                      ": expected the same folder on all ranks, got ", first_folder,
+                      " on rank 0 and ", folder, " on rank ", rank,
+                      "; make the path from what all ranks share, such as the step");
+  }
+}
+
 }  // namespace
 
 Together::Together(Group group)
@@ -55,9 +100,11 @@ Together::Together(Group group)
                                 : Group()) {}
 
 std::vector<std::string> Together::run(const std::string& function,
-                                       const std::function<std::string()>& work) const {
-  const auto own = outcome_of(function, work);
+                                       const std::function<std::string()>& work,
+                                       const std::string& folder) const {
+  const auto own = function + kEnd + name_of_folder(folder) + kEnd + outcome_of(function, work);
   auto all = size() > 1 ? gather_bytes(own, group_) : std::vector<std::string>{own};
+  check_same_call(function, all);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty() || all[rank][0] != kDone)
       throw_outcome(function, all, rank, all.size() == 1);

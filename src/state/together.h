@@ -20,9 +20,11 @@ class Together {
 
   /// Runs this rank's share of the work; gives what it gave on every rank, or throws, on every
   /// rank, what it threw on one, with the number of that rank. So nobody waits for a rank that
-  /// failed. Collective.
+  /// failed. Throws a ValueError, on every rank, unless all came here by the same function and, if
+  /// given, with the same folder. Collective.
   std::vector<std::string> run(const std::string& function,
-                               const std::function<std::string()>& work) const;
+                               const std::function<std::string()>& work,
+                               const std::string& folder = "") const;
 
  private:
   Group group_;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -62,11 +63,44 @@ void expect_refused(const Words& words, const std::string& wrong, const std::str
   EXPECT_THAT(result.output, HasSubstr(known));
 }
 
+/// Of a wrong number: one line, told once, with the range.
+TEST(Bench, TellsTheRangeOfANumber) {
+  const std::string huge = "99999999999999999999";
+  struct {
+    std::string question, option, value, range;
+  } const cases[] = {
+      {"comm", "--bytes", huge, "--sizes: expected a number from 0 to 1099511627776"},
+      {"comm", "--sizes", "4096," + huge, "--sizes: expected a number from 0 to "},
+      {"comm", "--sizes", "4k", "--sizes: expected a number from 0 to "},
+      {"comm", "--repeats", "0", "--repeats: expected a number from 1 to 1000000"},
+      {"comm", "--wait", "nan", "--wait: expected a number from 0 to 3600"},
+      {"comm", "--ranks", huge, "--ranks: expected a number from 1 to 4096"},
+      {"train", "--steps", "-1", "--steps: expected a number from 0 to 1000000"},
+      {"memory", "--blocks", huge, "--blocks: expected a number from 1 to 10000"},
+      {"compile", "--nodes", "1e3", "--nodes: expected a number from 1 to 1000000"}};
+  for (const auto& [question, option, value, range] : cases) {
+    const auto result = bench({question, option, value});
+    EXPECT_EQ(result.status.code, 2) << result.output;
+    EXPECT_THAT(result.output, HasSubstr("tessera bench"));
+    EXPECT_THAT(result.output, HasSubstr(range));
+    EXPECT_THAT(result.output, HasSubstr(", got '"));
+    EXPECT_EQ(std::ranges::count(result.output, '\n'), 1) << result.output;
+  }
+}
+
+TEST(Bench, NamesTheOptionsItKnows) {
+  const auto result = bench({"comm", "--repeat", "3"});
+  EXPECT_EQ(result.status.code, 2);
+  EXPECT_EQ(result.output,
+            "tessera bench comm: unknown option '--repeat', did you mean --repeats?; see tessera "
+            "bench comm --help\n");
+}
+
 TEST(BenchTrain, ListsItsChoices) {
   const auto result = bench({"train", "--list"});
   EXPECT_TRUE(result.status.ok());
   EXPECT_THAT(result.output, HasSubstr("jobs: mlp,net2000,gpt\n"));
-  EXPECT_THAT(result.output, HasSubstr("modes: replicate"));
+  EXPECT_THAT(result.output, HasSubstr("modes: eager,replicate"));
   EXPECT_THAT(result.output,
               HasSubstr("peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"));
 }

@@ -174,6 +174,30 @@ TEST_P(GroupsOnProcesses, WorkAgainAfterShutdownAndInit) {
   run_ranks(kind, 3, join_again, {.backend = backend, .timeout = 20s, .init = false});
 }
 
+TEST_P(GroupsOnThreads, OfDifferentListsAreAnErrorAtOnceThatNamesBoth) {
+  const auto begun = std::chrono::steady_clock::now();
+  run(2, [] {
+    const auto other_order = message_of<c10::ValueError>([] { new_group({rank(), 1 - rank()}); });
+    EXPECT_EQ(other_order,
+              "new_group: the ranks disagree: rank 0 calls it for [0 and 1], rank 1 calls it for "
+              "[1 and 0]; every listed rank must call it with the same ranks in the same order");
+  });
+  run(3, [] {  // rank 2 waits for rank 1, which does not wait for it
+    const auto other_ranks =
+        message_of<c10::ValueError>([] { rank() == 1 ? new_group({0, 1}) : new_group({0, 1, 2}); });
+    EXPECT_THAT(other_ranks, AllOf(HasSubstr("rank 0 calls it for [0, 1 and 2]"),
+                                   HasSubstr("rank 1 calls it for [0 and 1]")));
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
+}
+
+TEST_P(GroupsOnThreads, MayBeMadeInAnyOrderThatComesTogether) {
+  run(3, [] {  // rank 2 waits for rank 0, which is busy with rank 1 first
+    if (rank() != 2) EXPECT_EQ(sum_of_ranks(new_group({0, 1})), 1);
+    if (rank() != 1) EXPECT_EQ(sum_of_ranks(new_group({2, 0})), 2);
+  });
+}
+
 /// A program that keeps a group or a work beyond shutdown gets errors, not a crash.
 TEST_P(GroupsOnThreads, MayBeHeldBeyondShutdown) {
   run(2, [] {

@@ -220,7 +220,7 @@ TEST(Init, NamesWhoIsMissingFromANewGroup) {
   run_threads(2, [] {
     if (rank() == 0) {
       EXPECT_THAT(error_of([] { new_group({0, 1}, {.timeout = 400ms}); }),
-                  AllOf(HasSubstr("shm group 'ranks 0,1'"), HasSubstr("misses rank 1")));
+                  AllOf(HasSubstr("new_group: group 'ranks 0,1'"), HasSubstr("misses rank 1")));
       Beacon("done").signal();
     }
     EXPECT_TRUE(Beacon("done").wait());

@@ -36,7 +36,7 @@ const Variables kTesseraRun = {{"TESSERA_RANK", "0"},
                                {"TESSERA_WORLD_SIZE", "4"},
                                {"TESSERA_LOCAL_RANK", "0"},
                                {"TESSERA_LOCAL_WORLD_SIZE", "4"},
-                               {"TESSERA_STORE", "tcp://127.0.0.1:4711"},
+                               {"TESSERA_STORE", "unix://@00042"},
                                {"TESSERA_STORE_LISTEN_FD", "7"},
                                {"TESSERA_RESTART_COUNT", "2"}};
 const Variables kTorchrun = {{"RANK", "3"},           {"WORLD_SIZE", "8"},
@@ -68,11 +68,18 @@ TEST(Launch, ReadsTesseraRun) {
   EXPECT_EQ(launch.world_size, 4);
   EXPECT_EQ(launch.local_rank, 0);
   EXPECT_EQ(launch.local_world_size, 4);
-  EXPECT_EQ(launch.init_method, "tcp://127.0.0.1:4711");
+  EXPECT_EQ(launch.init_method, "unix://@00042");
   EXPECT_EQ(launch.listen_fd, 7);
   EXPECT_EQ(launch.store_prefix, "attempt_2");
   EXPECT_FALSE(launch.store_is_served_by_agent);
   EXPECT_EQ(launch_of(with(kTesseraRun, {{"TESSERA_RANK", "1"}})).listen_fd, std::nullopt);
+}
+
+TEST(Launch, SignsStoresThatOthersCanReach) {
+  const Variables secret = {{"TESSERA_JOB_SECRET", "sixteen letters!"}};
+  EXPECT_EQ(launch_of(with(kTorchrun, secret)).job_secret, "sixteen letters!");
+  EXPECT_EQ(launch_of(kTorchrun).job_secret, "");
+  EXPECT_EQ(launch_of(with(kTesseraRun, secret)).job_secret, "") << "a local socket is private";
 }
 
 TEST(Launch, ReadsTorchrun) {
@@ -244,12 +251,49 @@ TEST(LaunchError, NamesTheMissingHalf) {
 }
 
 TEST(LaunchError, NamesTheVariableThatIsNoNumber) {
-  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "one"}})),
-              HasSubstr("environment variable RANK: expected an integer, got 'one'"));
+  EXPECT_THAT(
+      error_of(with(kTorchrun, {{"RANK", "one"}})),
+      HasSubstr("init: environment variable RANK: expected a number from 0 to 131072, got 'one'"));
   EXPECT_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "29400x"}})), HasSubstr("MASTER_PORT"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"WORLD_SIZE", "99999999999"}})), HasSubstr("WORLD_SIZE"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "-1"}})),
-              HasSubstr("RANK: expected a count or an index, got -1"));
+}
+
+TEST(LaunchError, NamesTheVariableThatIsOutOfRange) {
+  const std::pair<Variables, std::vector<const char*>> launchers[] = {
+      {kTesseraRun,
+       {"TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_RANK", "TESSERA_LOCAL_WORLD_SIZE"}},
+      {kTorchrun, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}},
+      {kSlurm, {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}},
+      {kOpenMpi,
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {kMpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}}};
+  for (const auto& [variables, names] : launchers) {
+    for (const std::string name : names) {
+      for (const std::string value : {"999999999", "99999999999999999999", "-1"}) {
+        EXPECT_THAT(error_of(with(variables, {{name, value}})),
+                    HasSubstr(name + ": expected a number from 0 to 131072, got '" + value + "'"));
+      }
+    }
+  }
+  EXPECT_THAT(error_of(with(kTesseraRun, {{"TESSERA_STORE_LISTEN_FD", "-3"}})),
+              HasSubstr("TESSERA_STORE_LISTEN_FD: expected a number from 0 to 2147483647"));
+  EXPECT_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "99999999"}})),
+              HasSubstr("a port from 1 to 65535"));
+}
+
+TEST(LaunchError, RefusesWorldsThatNoClusterHas) {
+  EXPECT_THAT(error_of({}, {.backend = "fake", .rank = 0, .world_size = 999'999'999}),
+              HasSubstr("expected a world size of at most 131072, got 999999999"));
+  EXPECT_EQ(error_of({}, {.backend = "fake", .rank = 0, .world_size = 131'072}), "");
+}
+
+TEST(LaunchError, RefusesMoreRanksOnTheHostThanInTheWorld) {
+  for (const char* size : {"0", "9"}) {
+    EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", size}})),
+                HasSubstr(std::string("expected from 1 to 8 ranks on this host, the size of the "
+                                      "world, got ") +
+                          size + " (launcher: torchrun)"));
+  }
 }
 
 TEST(LaunchError, RefusesRanksOutsideTheWorld) {
@@ -287,6 +331,9 @@ TEST(LaunchError, RefusesBadInitMethods) {
   EXPECT_THAT(of("file://"), HasSubstr("absolute path"));
   EXPECT_EQ(parse_store_address("tcp://[::1]:5").host, "::1");
   EXPECT_EQ(tcp_address("::1", 5), "tcp://[::1]:5");
+  EXPECT_THAT(of("unix:///tmp/socket"), HasSubstr("or \"unix://@name\""));
+  EXPECT_THAT(of("unix://@"), HasSubstr("a name of 1 to 100 characters"));
+  EXPECT_EQ(parse_store_address("unix://@a").name, "a");
 }
 
 }  // namespace

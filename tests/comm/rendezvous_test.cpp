@@ -85,6 +85,10 @@ class Rendezvous : public testing::TestWithParam<std::string> {
  protected:
   std::vector<Launch> launches(int world_size) {
     if (GetParam() == "file") return launches_of(world_size, "file://" + file_.path);
+    static int count = 0;
+    const auto name = "tessera-rendezvous-" + std::to_string(getpid()) + "-";
+    if (GetParam() == "unix")
+      return launches_of(world_size, "unix://@" + name + std::to_string(++count));
     listener_.emplace();
     return launches_of(world_size, tcp(*listener_), listener_->fd);
   }
@@ -139,7 +143,7 @@ TEST_P(Rendezvous, NamesTheMissingRanksInTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, Rendezvous, testing::Values("tcp", "file"),
+INSTANTIATE_TEST_SUITE_P(Stores, Rendezvous, testing::Values("tcp", "file", "unix"),
                          [](const auto& instance) { return instance.param; });
 
 TEST(RendezvousTcp, ServesOnAPortByItself) {

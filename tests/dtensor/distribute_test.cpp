@@ -70,14 +70,37 @@ TEST(DistributeOnThreads, TensorsThatDifferInShapeOrDtypeAreAnError) {
       return message_of([&] { distribute_tensor(tensor, mesh, {Shard(0), Replicate()}); });
     };
     EXPECT_THAT(message(numbered({rank() == 3 ? 5 : 4, 3})),
-                AllOf(HasSubstr("distribute_tensor: expected a tensor of one shape and dtype on "
-                                "all ranks"),
-                      HasSubstr("[4, 3]"), HasSubstr("[5, 3]")));
+                AllOf(HasSubstr("distribute_tensor: the ranks disagree: rank "),
+                      HasSubstr("[4, 3]"), HasSubstr("rank 3 passes sizes [5, 3]")));
     EXPECT_THAT(message(numbered({4, 3}).to(rank() == 1 ? torch::kDouble : torch::kFloat)),
                 AllOf(HasSubstr("float32"), HasSubstr("float64")));
     EXPECT_THAT(message(rank() == 2 ? numbered({4, 3, 1}) : numbered({4, 3})),
-                HasSubstr("one shape and dtype on all ranks"));
+                HasSubstr("rank 2 passes sizes [4, 3, 1] of float32"));
     expect_values_of_source(mesh, numbered({4, 3}), {Shard(0), Shard(1)}, 0);
+  });
+}
+
+TEST(DistributeOnThreads, PlacementsAndSourcesThatDifferAreAnErrorOnAllRanks) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const auto tensor = numbered({4, 4});
+    const auto mine = rank() == 3 ? Shard(1) : Shard(0);
+    EXPECT_THAT(message_of([&] { distribute_tensor(tensor, mesh, {mine, Replicate()}); }),
+                AllOf(HasSubstr("distribute_tensor: the ranks disagree: rank "),
+                      HasSubstr(" as [Shard(0), Replicate()] from rank 0"),
+                      HasSubstr("rank 3 passes sizes [4, 4] of float32 as [Shard(1), Replicate()] "
+                                "from rank 0")));
+    EXPECT_THAT(message_of([&] { distribute_tensor(tensor, mesh, {}, rank() == 0 ? 1 : 0); }),
+                HasSubstr("from rank 1"));
+    expect_values_of_source(mesh, numbered({4, 3}), {Shard(0), Shard(1)}, 0);
+  });
+}
+
+TEST(DistributeOnThreads, WaysThatDifferAreAnErrorOnAllRanks) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto partial = DTensor::from_local(numbered({4, 4}), mesh, {Partial()});
+    EXPECT_THAT(message_of([&] { partial.redistribute({Shard(rank())}); }),
+                AllOf(HasSubstr("the ranks disagree: rank 0 calls reduce_scatter #"),
+                      HasSubstr("Partial to Shard(0)"), HasSubstr("Partial to Shard(1)")));
   });
 }
 

@@ -34,6 +34,35 @@ void expect_as_on_one_device(const Named& named, const at::Tensor& whole, const 
   expect_equal(full_of(leaf.grad()), plain.grad(), label + ", gradient", kSums);
 }
 
+TEST(KnownTrapsOnThreads, QuantilesAreThoseOfTheWhole) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto levels = torch::tensor({0.25, 0.9}, torch::kFloat);
+    const std::vector<Named> functions = {
+        {"quantile", [](const at::Tensor& x) { return torch::quantile(x, 0.4); }},
+        {"quantile(0)", [](const at::Tensor& x) { return torch::quantile(x, 0.5, 0); }},
+        {"quantile(1, keepdim)",
+         [](const at::Tensor& x) { return torch::quantile(x, 0.3, 1, true); }},
+        {"nanquantile", [](const at::Tensor& x) { return torch::nanquantile(x, 0.5, 0); }},
+        {"quantiles",
+         [&](const at::Tensor& x) {
+           const ImplicitReplication same;
+           return torch::quantile(x, levels, 0);
+         }},
+    };
+    const auto whole = torch::sin(numbered({5, 4}));
+    for (const auto& named : functions) {
+      for (const auto& placement : {Shard(0), Shard(1), Replicate(), Partial()}) {
+        expect_equal(full_of(named.function(placed(whole, mesh, {placement}))),
+                     named.function(whole), c10::str(named.name, " ", placement), kSums);
+        expect_as_on_one_device(named, whole, mesh, {placement});
+      }
+    }
+    EXPECT_THAT(message_of<c10::Error>(
+                    [&] { torch::quantile(placed(whole, mesh, {Shard(0)}), levels, 0); }),
+                HasSubstr("argument 'q' is a plain tensor of sizes [2]"));
+  });
+}
+
 TEST(KnownTrapsOnThreads, DtypesShareNoRememberedChoice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const std::vector<Named> functions = {

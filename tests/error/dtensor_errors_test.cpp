@@ -160,11 +160,12 @@ TEST_F(DTensorErrors, Memory) {
   const auto tensor = rows();
   EXPECT_THROW((tensor.accessor<float, 2>()), c10::Error);
   EXPECT_THROW(tensor.storage(), c10::Error);
-  EXPECT_THAT(message_of<c10::Error>([&] {
-                std::ostringstream out;
-                out << static_cast<const at::Tensor&>(tensor);
-              }),
-              text)
+  EXPECT_THAT(
+      message_of<c10::Error>([&] {
+        std::ostringstream out;
+        out << static_cast<const at::Tensor&>(tensor);
+      }),
+      AllOf(text, HasSubstr("To print it, write std::cout << tessera::DTensor::of(tensor)")))
       << "printed as what it is not";
   EXPECT_THROW(tensor.item(), c10::Error) << "more than one element";
 }

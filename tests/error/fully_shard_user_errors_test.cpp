@@ -270,6 +270,40 @@ TEST_P(FullyShardUserErrors, SavedByTorch) {
   });
 }
 
+TEST_P(FullyShardUserErrors, Printed) {
+  run([] {
+    Block net;
+    fully_shard(net);
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  std::ostringstream out;
+                  out << net->up->weight;
+                }),
+                AllOf(HasSubstr("parameters of sharded modules are such tensors"),
+                      HasSubstr("write std::cout << tessera::DTensor::of(tensor)")));
+    std::ostringstream out;
+    out << DTensor::of(net->up->weight);
+    EXPECT_THAT(out.str(), AllOf(HasSubstr("[15, 7]"), HasSubstr("Shard"), HasSubstr("CPUFloat")));
+  });
+}
+
+TEST_P(FullyShardUserErrors, WholeMatricesOfInit) {
+  run([] {
+    Block net;
+    fully_shard(net);
+    EXPECT_THAT(
+        message_of<c10::Error>([&] { torch::nn::init::orthogonal_(net->up->weight); }),
+        AllOf(HasSubstr("the target is parameter 'up.weight' of BlockImpl, which is sharded"),
+              HasSubstr("inside a SummonFullParams scope")));
+    {
+      const SummonFullParams whole(net);
+      torch::manual_seed(3);
+      torch::nn::init::orthogonal_(net->up->weight);
+    }
+    const auto weight = whole(net->up->weight);
+    EXPECT_TRUE(torch::allclose(weight.t().mm(weight), torch::eye(7), 1e-4, 1e-5));
+  });
+}
+
 TEST_P(FullyShardUserErrors, DictsOfRankZeroOnOthers) {
   run([] {
     Block net;

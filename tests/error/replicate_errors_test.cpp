@@ -54,5 +54,32 @@ TEST(ReplicateErrors, ThawedParametersOfPlainModules) {
   });
 }
 
+TEST(ReplicateErrors, FrozenParametersOfPlainModules) {
+  run_threads(2, [] {
+    torch::nn::Linear net(2, 2);
+    replicate(net);
+    net->bias.set_requires_grad(false);
+    EXPECT_THAT(
+        message_of<c10::Error>([&] { net(torch::ones({1, 2})).sum().backward(); }),
+        AllOf(HasSubstr("parameter 'bias' of "), HasSubstr("was frozen since it was replicated"),
+              HasSubstr("TESSERA_MODULE")));
+  });
+}
+
+TEST(ReplicateErrors, FrozenBetweenForwardAndBackward) {
+  run_threads(2, [] {
+    auto net = seeded(1, [] { return Net(); });
+    replicate(net);
+    const auto loss = net(torch::ones({1, 2})).sum();
+    net->fc3->bias.set_requires_grad(false);
+    loss.backward();
+    EXPECT_THAT(message_of<c10::Error>([&] { net(torch::ones({1, 2})); }),
+                AllOf(HasSubstr("parameter 'fc3.bias' of "),
+                      HasSubstr("was frozen (requires_grad is false) between a forward and its "
+                                "backward"),
+                      HasSubstr("before the forward")));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -273,8 +273,8 @@ TEST(OptimizerStateErrors, NothingIsLoadedOfAWrongDict) {
                 AllOf(HasSubstr("load_optimizer_state_dict: expected the names"),
                       HasSubstr("missing: first.weight"), HasSubstr("unexpected: ")));
     EXPECT_THAT(message([](auto& dict) { dict.state["last.bias"]["exp_avg"] = torch::zeros({5}); }),
-                HasSubstr("expected a tensor of shape [3] for 'last.bias' ('exp_avg'), got one of "
-                          "[5]; nothing was loaded"));
+                HasSubstr("expected 'exp_avg' of 'last.bias' of shape [3], got [5]; nothing was "
+                          "loaded"));
     EXPECT_THAT(message([](auto& dict) { dict.state["last.bias"].erase("exp_avg"); }),
                 HasSubstr("expected 'exp_avg' for 'last.bias', got state without it"));
     EXPECT_THAT(message([](auto& dict) { dict.state["last.bias"]["sum"] = torch::zeros({3}); }),

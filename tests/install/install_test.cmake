@@ -1,4 +1,4 @@
-# cmake -DBUILD=… -DPROJECT=… -DSCRATCH=… -DGENERATOR=… -DCOMPILER=… -P install_test.cmake
+# cmake -DBUILD=… -DPROJECT=… -DSCRATCH=… -DGENERATOR=… -DCOMPILER=… -DCHECK_RUNPATHS=… -P install_test.cmake
 set(prefix ${SCRATCH}/prefix)
 set(project_build ${SCRATCH}/build)
 file(REMOVE_RECURSE ${SCRATCH})
@@ -14,3 +14,4 @@ run(${CMAKE_COMMAND} -S ${PROJECT} -B ${project_build} -G ${GENERATOR}
 run(${CMAKE_COMMAND} --build ${project_build})
 run(${project_build}/hello)
 run(${prefix}/bin/tessera run -n 2 -- ${project_build}/hello)
+run(${CHECK_RUNPATHS} --compiler ${COMPILER} ${prefix}/bin ${prefix}/lib ${project_build}/hello)

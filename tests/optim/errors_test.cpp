@@ -197,10 +197,13 @@ TEST(OptimErrors, ArchiveThatDoesNotFit) {
       load(Adam({p}, {}), AdamW({p}, {})),
       "AdamW::load: expected the archive of AdamW, got one of Adam; load it into an optimizer "
       "of that kind");
-  EXPECT_EQ(
-      load(torch::optim::SGD({p}, 0.1), SGD({p}, {})),
-      "SGD::load: expected an archive that an optimizer of tessera::optim saved, got another; "
-      "state of torch::optim's optimizers goes in through load_state_of()");
+  EXPECT_EQ(load(torch::optim::Adagrad({p}), SGD({p}, {})),
+            "SGD::load: group 0: expected the options dampening, foreach, fused, lr, maximize, "
+            "momentum, nesterov, weight_decay, got eps, initial_accumulator_value, lr, lr_decay, "
+            "weight_decay");
+  EXPECT_EQ(load(p, SGD({p}, {})),
+            "SGD::load: expected an archive of libtorch 1.5 or newer, got one of \"another "
+            "format\"; torch::save an optimizer of this kind");
   EXPECT_EQ(
       load(SGD({p, q}, {}), SGD({p}, {})),
       "SGD::load: the archive has a parameter group of another size: expected 1 parameters in "

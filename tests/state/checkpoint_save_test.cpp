@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
-#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -153,23 +152,20 @@ TEST(CheckpointSave, AsyncOfAnOptimizer) {
   });
 }
 
-/// Files may not grow beyond this while it lives: what a full disk does to writes.
+/// Files may not grow beyond this while it lives: what a full disk does to writes, with a SIGXFSZ
+/// that must not end the process.
 class FileSizeLimit {
  public:
-  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+  explicit FileSizeLimit(rlim_t bytes) {
     getrlimit(RLIMIT_FSIZE, &old_);
     const rlimit limit{bytes, old_.rlim_max};
     setrlimit(RLIMIT_FSIZE, &limit);
   }
-  ~FileSizeLimit() {
-    setrlimit(RLIMIT_FSIZE, &old_);
-    std::signal(SIGXFSZ, handler_);
-  }
+  ~FileSizeLimit() { setrlimit(RLIMIT_FSIZE, &old_); }
   FileSizeLimit(const FileSizeLimit&) = delete;
   FileSizeLimit& operator=(const FileSizeLimit&) = delete;
 
  private:
-  void (*handler_)(int);
   rlimit old_{};
 };
 
@@ -209,6 +205,47 @@ TEST(CheckpointSaveErrors, FoldersThatDifferAreToldOnAllRanks) {
     }
   });
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{}));
+}
+
+TEST(CheckpointLoadErrors, FoldersThatDifferAreToldOnAllRanks) {
+  const TemporaryFolder folder;
+  for (const int value : {1, 2})
+    save((folder.path() / std::to_string(value)).string(), filled(value));
+  fs::create_directory_symlink(folder.path() / "1", folder.path() / "link");
+  run_threads(3, [&] {
+    auto net = filled(7);
+    const auto path = [&](const std::string& name) { return (folder.path() / name).string(); };
+    EXPECT_THAT(message_of([&] { load(path(rank() == 2 ? "2" : "1"), net); }),
+                HasSubstr("load: expected the same folder on all ranks, got " + path("1") +
+                          " on rank 0 and " + path("2") + " on rank 2"));
+    EXPECT_THAT(message_of([&] { load(path(rank() == 1 ? "none" : "1"), net); }),
+                HasSubstr(path("none") + " on rank 1"));
+    expect_bitwise_equal(net->weight.detach(), at::full({3, 3}, 7.0), "nothing was loaded");
+    load(path(rank() == 1 ? "link/" : "1"), net);
+    expect_bitwise_equal(net->weight.detach(), at::full({3, 3}, 1.0), "by another path");
+  });
+}
+
+TEST(CheckpointLoadErrors, OneRankLoadsWhileAnotherSaves) {
+  const TemporaryFolder folder;
+  const auto dir = (folder.path() / "a").string();
+  save(dir, filled(1));
+  run_threads(3, [&] {
+    for (const bool is_async : {false, true}) {
+      auto net = filled(7);
+      const std::string saving = is_async ? "save_async" : "save";
+      EXPECT_THAT(message_of([&] {
+                    if (rank() == 1)
+                      load(dir, net);
+                    else
+                      is_async ? save_async(dir, net).wait() : save(dir, net);
+                  }),
+                  HasSubstr("expected all ranks to call the same function, but rank 0 calls " +
+                            saving + "(\"" + dir + "\") and rank 1 calls load(\"" + dir + "\")"));
+      expect_bitwise_equal(net->weight.detach(), at::full({3, 3}, 7.0), "nothing was loaded");
+    }
+  });
+  expect_filled(dir, 1);
 }
 
 TEST(CheckpointSaveErrors, AFullDiskLeavesTheOlderCheckpoint) {

@@ -3,9 +3,13 @@
 #include "state/files/crc32c.h"
 #include "state/files/stored_index.h"
 #include "state/files/tensor_file.h"
+#include "state/files/torch_file.h"
+#include "state/optimizer_text.h"
+#include "state/torch_bytes.h"
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -66,6 +70,10 @@ std::string some_index() {
   return index_text("fuzz", index);
 }
 
+const char* const kOptimizer =
+    R"({"kind":"AdamW","groups":[{"params":["w","b"],"options":{"lr":{"double":0.1},"amsgrad":false,)"
+    R"("betas":{"tuple":[{"double":0.9},{"double":"inf"}]},"fused":null,"name":"x","seed":7}}]})";
+
 /// Numbers and brackets at which readers stumble.
 const char* const kTokens[] = {"-1",
                                "0",
@@ -90,7 +98,17 @@ const char* const kTokens[] = {"-1",
                                "\xff",
                                "\"shape\":[",
                                "F64",
-                               "\"w\":"};
+                               "\"w\":",
+                               "R",
+                               "Q",
+                               "(t",
+                               "h\005",
+                               "q\003",
+                               "\206",
+                               "s",
+                               "]",
+                               "J\377\377\377\177",
+                               "cos\nsystem\n"};
 
 void change_one(std::string& text, Random& random) {
   if (text.empty()) {
@@ -193,6 +211,46 @@ void read_index_text(const std::string& text) {
   }
 }
 
+void read_optimizer_text(const std::string& text) {
+  const auto dict = parse_optimizer(kName, text);
+  const auto again = parse_optimizer(kName, optimizer_text("fuzz", dict));
+  expect(again.param_groups.size() == dict.param_groups.size(),
+         "an optimizer comes back otherwise");
+}
+
+void read_torch_bytes(const std::string& bytes) {
+  const TorchFile file({kName, bytes.size(), [&](uint64_t position, void* to, size_t count) {
+                          expect(position <= bytes.size() && count <= bytes.size() - position,
+                                 "read beyond the end");
+                          std::memcpy(to, bytes.data() + position, count);
+                        }});
+  for (const auto& [name, tensor] : file.tensors("model")) {
+    const auto& entry = file.entry(tensor.storage);
+    expect(entry.position + entry.bytes <= bytes.size(), "a storage leaves the file");
+    auto last = static_cast<uint64_t>(tensor.offset);
+    uint64_t elements = 1;
+    for (size_t dim = 0; dim < tensor.shape.size(); ++dim) {
+      elements *= static_cast<uint64_t>(tensor.shape[dim]);
+      last +=
+          static_cast<uint64_t>(tensor.shape[dim] - 1) * static_cast<uint64_t>(tensor.strides[dim]);
+    }
+    expect(elements == 0 || (last + 1) * c10::elementSize(tensor.dtype) <= entry.bytes,
+           "a tensor leaves its storage");
+  }
+}
+
+/// A pickle in a file that is right otherwise, or the file itself.
+std::string changed_torch_file(Random& random) {
+  if (below(random, 3) == 0) {
+    auto file = torch_file_of(some_pickle());
+    change(file, random);
+    return file;
+  }
+  auto pickle = some_pickle();
+  change(pickle, random);
+  return torch_file_of(pickle);
+}
+
 /// With the checksum that the text has, so that the reader goes on.
 std::string resealed(std::string text) {
   const auto seal = text.rfind(",\"checksum\":\"");
@@ -210,21 +268,28 @@ FuzzResult fuzz_readers(uint64_t seed, uint64_t count) {
   const auto index = some_index();
   read_file_bytes(file);
   read_index_text(index);
+  read_optimizer_text(kOptimizer);
+  read_torch_bytes(torch_file_of(some_pickle()));
   Random random(seed);
   for (uint64_t i = 0; i < count; ++i) {
-    const bool is_index = below(random, 2) == 0;
-    auto input = is_index ? index : file;
-    change(input, random);
-    if (is_index && below(random, 8) != 0) input = resealed(std::move(input));
-    if (!is_index && below(random, 2) == 0 && input.size() >= kLengthBytes) {
+    const auto kind = below(random, 4);
+    std::string input = kind == 0 ? index : kind == 1 ? file : kind == 2 ? kOptimizer : "";
+    if (kind == 3)
+      input = changed_torch_file(random);
+    else
+      change(input, random);
+    if (kind == 0 && below(random, 8) != 0) input = resealed(std::move(input));
+    if (kind == 1 && below(random, 2) == 0 && input.size() >= kLengthBytes) {
       // A length that fits again, so that the header itself is read.
       auto end = input.rfind('}');
       const uint64_t length = end == std::string::npos || end < 8 ? 0 : end + 1 - kLengthBytes;
       for (size_t k = 0; k < kLengthBytes; ++k)
         input[k] = static_cast<char>((length >> (8 * k)) & 0xFF);
     }
+    constexpr void (*kReaders[])(const std::string&) = {read_index_text, read_file_bytes,
+                                                        read_optimizer_text, read_torch_bytes};
     try {
-      is_index ? read_index_text(input) : read_file_bytes(input);
+      kReaders[kind](input);
       ++result.accepted;
     } catch (const c10::ValueError&) {
       ++result.refused;

@@ -11,7 +11,8 @@ struct FuzzResult {
   std::string failure;    // anything else: what happened, with the number of the input
 };
 
-/// Gives the readers of safetensors headers and of indices `count` mutated inputs.
+/// Gives the readers of safetensors headers, indices, optimizers' groups and files of torch.save
+/// `count` mutated inputs.
 FuzzResult fuzz_readers(uint64_t seed, uint64_t count);
 
 }  // namespace tessera::testing

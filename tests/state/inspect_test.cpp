@@ -1,6 +1,7 @@
 // The program behind `tessera inspect`.
 #include <tessera/tessera.h>
 
+#include "state/torch_bytes.h"
 #include "support/ranks.h"
 #include "support/subprocess.h"
 #include "support/temporary_folder.h"
@@ -140,6 +141,20 @@ TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
     EXPECT_EQ(result.status.code, 1);
     EXPECT_THAT(result.output, AllOf(HasSubstr("tessera inspect: "), HasSubstr(path)));
   }
+}
+
+TEST(Inspect, ListsAFileOfTorchSave) {
+  const TemporaryFolder folder;
+  const auto file = (folder.path() / "a.pt").string();
+  std::ofstream(file, std::ios::binary) << torch_file_of(some_pickle());
+  const auto result = inspect({file, "--verify"});
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, AllOf(HasSubstr("model/w  Float"), HasSubstr("[3, 2]  24 B"),
+                                   HasSubstr("4 tensors, "), HasSubstr("read in full")));
+  auto bytes = torch_file_of(some_pickle());
+  bytes[bytes.find(std::string(24, 'w'))] = 'x';
+  std::ofstream(file, std::ios::binary) << bytes;
+  EXPECT_THAT(inspect({file, "--verify"}).output, HasSubstr("'archive/data/0'"));
 }
 
 }  // namespace

@@ -73,6 +73,16 @@ class Checks(unittest.TestCase):
             self.assertEqual([bad for bad, _ in check_sources.check(self.write(name, text))], [True], name)
         self.assertEqual([bad for bad, _ in check_sources.check(self.write("src/c.cpp", "\n" * 401))], [False])
 
+    def test_refused_calls_are_found_where_they_are_refused(self):
+        for name, text, count in (
+            ("tests/a_test.cpp", "std::random_device{}();", 1),
+            ("src/a.cpp", "double x = std::strtod(text, nullptr);", 1),
+            ("src/b.cpp", "std::stoll(text); restored(x);", 0),
+            ("benchmarks/a.cpp", "->check(CLI::PositiveNumber)", 1),
+            ("tests/b_test.cpp", "std::stod(text)", 0),
+        ):
+            self.assertEqual(len(list(check_sources.check(self.write(name, text)))), count, name)
+
     def test_skip_reasons_move_into_the_message(self):
         path = self.root / self.write(
             "results.xml",

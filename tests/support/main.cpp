@@ -4,12 +4,24 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>  // program_invocation_name
+#include <cstdlib>
 #include <iostream>
 
 namespace {
 
 class RunCounter : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo&) override { tessera::testing::reset_run_count(); }
+};
+
+/// The way to repeat a test that failed with a drawn seed.
+class SeedReporter : public ::testing::EmptyTestEventListener {
+  void OnTestEnd(const ::testing::TestInfo& info) override {
+    const char* seed = std::getenv("TESSERA_TEST_SEED");
+    if (seed == nullptr || !info.result()->Failed()) return;
+    std::cout << "To repeat it: TESSERA_TEST_SEED=" << seed << " " << program_invocation_name
+              << " --gtest_filter=" << info.test_suite_name() << "." << info.name() << std::endl;
+  }
 };
 
 /// A rank normally exits inside its test; getting here means that the test never came to the run it
@@ -25,7 +37,8 @@ int end_of_rank(const tessera::testing::ChildIdentity& identity) {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  ::testing::UnitTest::GetInstance()->listeners().Append(new RunCounter);  // gtest owns it
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();  // which own what they get
+  listeners.Append(new RunCounter);
   at::set_num_threads(1);  // as the ranks, so that bits agree
   const auto& identity = tessera::testing::child_identity();
   if (!identity) {
@@ -33,6 +46,7 @@ int main(int argc, char** argv) {
       std::cout << "Seed of random tests: " << tessera::testing::test_seed()
                 << " (TESSERA_TEST_SEED)\n";
     }
+    listeners.Append(new SeedReporter);
     return RUN_ALL_TESTS();
   }
   if (GTEST_FLAG_GET(filter) == "*") {

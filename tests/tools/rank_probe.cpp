@@ -1,12 +1,11 @@
 // A rank for the launcher's tests: does one thing that a shell script cannot do, or not in time.
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#include <cstdint>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -29,14 +28,15 @@ int meet_at_store() {
   }
   if (std::getenv("TESSERA_STORE_LISTEN_FD") != nullptr) return 2;
   const std::string store = std::getenv("TESSERA_STORE");
-  const std::string start = "tcp://127.0.0.1:";
+  const std::string start = "unix://@";
   if (!store.starts_with(start)) return 3;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(std::stoi(store.substr(start.size()))));
-  const int connection = ::socket(AF_INET, SOCK_STREAM, 0);
-  return ::connect(connection, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 ? 0 : 4;
+  const std::string name = store.substr(start.size());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const int connection = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  return ::connect(connection, reinterpret_cast<sockaddr*>(&address), length) == 0 ? 0 : 4;
 }
 
 /// One line of so many letters, 'a' for rank 0.

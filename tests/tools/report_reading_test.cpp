@@ -5,6 +5,7 @@
 #include "report/run_folder.h"
 #include "report/series.h"
 #include "report/timeline.h"
+#include "support/random.h"
 #include "support/temporary_folder.h"
 #include "tools/report_fixture.h"
 
@@ -35,8 +36,8 @@ std::vector<std::int64_t> steps_of(const Series& series) {
 
 using Steps = std::vector<std::int64_t>;
 
-Series noisy_series(std::size_t size, unsigned seed) {
-  std::mt19937 random(seed);
+Series noisy_series(std::size_t size, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
   std::normal_distribution<double> noise;
   Series series;
   for (std::size_t at = 0; at < size; ++at)
@@ -52,8 +53,8 @@ TEST(ReportCurves, KeepShortSeriesAsTheyAre) {
 }
 
 TEST(ReportCurves, KeepEndsAndEverySpikeOfLongSeries) {
-  const unsigned seed = std::random_device()();
-  SCOPED_TRACE("seed " + std::to_string(seed));
+  const auto seed = testing::test_seed();
+  SCOPED_TRACE("TESSERA_TEST_SEED=" + std::to_string(seed));
   Series series = noisy_series(100'003, seed);
   series[54'321].value = 1e3;
   series[54'322].value = -1e3;

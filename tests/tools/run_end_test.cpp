@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
+
 namespace tessera::test {
 namespace {
 
@@ -180,7 +182,7 @@ TEST(RunSignals, KillsAtOnceOnTheSecondCtrlC) {
   tool.rest_of_err_line("tessera run: SIGINT: passed on");
   tool.signal(SIGINT);
   const auto result = tool.wait();
-  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_EQ(lines_of(result.err).back(),
             "tessera run: ranks 0, 1 had not ended after SIGINT; killed");
 }
@@ -189,7 +191,28 @@ TEST(RunSignals, KillsAfterTheGrace) {
   LaunchedTool tool({probe_ranks({"-n", "2", "--grace", "0.05"}, {"persist"})});
   for (const char* rank : {"[0] ", "[1] "}) tool.rest_of_out_line(rank + std::string("pid "));
   tool.signal(SIGTERM);
-  EXPECT_EQ(tool.wait().exit_code, 128 + SIGTERM);
+  EXPECT_EQ(tool.wait().exit_code, 128 + SIGKILL);
+}
+
+TEST(RunSignals, LeaveTheExitCodeToARankThatSpeaksForTheJob) {
+  for (const char* code : {"7", "8"}) {  // 8 is any failure of a rank that was told to end
+    LaunchedTool tool({shell_ranks({"-n", "2", "--no-restart-on", "7", "--quiet-on", "7"},
+                                   "[ $TESSERA_RANK = 1 ] && trap 'exit " + std::string(code) +
+                                       "' TERM; echo up; sleep 1000 & wait")});
+    for (const char* rank : {"[0] ", "[1] "}) tool.rest_of_out_line(rank + std::string("up"));
+    tool.signal(SIGTERM);
+    const auto result = tool.wait();
+    EXPECT_EQ(result.exit_code, *code == '7' ? 7 : 128 + SIGTERM) << result.err;
+    EXPECT_EQ(lines_of(result.err).size(), 1u) << result.err;
+  }
+}
+
+TEST(RunSignals, OfAnOutputAtItsLimitEndNoJob) {
+  const auto result = run_tool({shell_ranks(
+      {"-n", "1"}, "out=$(mktemp); ulimit -f 1; " TESSERA_TOOL
+                   " run -n 1 -- sh -c 'head -c 100000 /dev/zero; exit 9' > $out 2> /dev/null; "
+                   "code=$?; rm $out; exit $code")});
+  EXPECT_EQ(result.exit_code, 9) << result.err;
 }
 
 TEST(RunSignals, TakesCtrlCFromTheTerminal) {
@@ -215,6 +238,73 @@ TEST(RunSignals, IgnoresAHangupUnderNohup) {
   const auto result = tool.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
   EXPECT_FALSE(contains(result.err, "SIGHUP")) << result.err;
+}
+
+TEST(RunStopped, TellsAndKillsARankThatIsStopped) {
+  const auto result =
+      run_tool({shell_ranks({"-n", "2", "--stopped-timeout", "3"},
+                            "[ $TESSERA_RANK = 0 ] || kill -STOP $$; exec sleep 1000")});
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+  EXPECT_TRUE(contains(result.err, "tessera run: rank 1 (process ")) << result.err;
+  EXPECT_TRUE(contains(result.err,
+                       ") is stopped (SIGSTOP or a debugger); unless it goes on it is killed "
+                       "after 3 s (--stopped-timeout)"))
+      << result.err;
+  EXPECT_TRUE(contains(result.err, ") has been stopped for 3 s; killed")) << result.err;
+  EXPECT_TRUE(contains(result.err, "rank 1 of 2 failed with SIGKILL")) << result.err;
+  EXPECT_TRUE(contains(result.err, "; it was stopped")) << result.err;
+}
+
+TEST(RunStopped, IsStartedAgain) {
+  const auto result = run_tool({shell_ranks(
+      {"-n", "1", "--stopped-timeout", "1", "--max-restarts", "1", "--restart-delay", "0"},
+      "[ $TESSERA_RESTART_COUNT = 1 ] || kill -STOP $$; echo attempt $TESSERA_RESTART_COUNT")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "[0] attempt 1\n");
+}
+
+TEST(RunStopped, LetsARankGoOnThatWasStopped) {
+  LaunchedTool tool(
+      {shell_ranks({"-n", "1", "--stopped-timeout", "0"},
+                   "echo pid $$; kill -STOP $$; echo $TESSERA_STOPPED_TIMEOUT_MS; read line")});
+  const pid_t rank = std::stoi(tool.rest_of_out_line("[0] pid "));
+  EXPECT_EQ(tool.rest_of_err_line("tessera run: rank 0 (process " + std::to_string(rank)),
+            ") is stopped (SIGSTOP or a debugger)");
+  ::kill(rank, SIGCONT);
+  tool.rest_of_out_line("[0] 0");
+  tool.wait();
+}
+
+TEST(RunStopped, EndsAtOnceWhenToldTo) {
+  LaunchedTool tool({shell_ranks({"-n", "2", "--grace", "1000"},
+                                 "trap 'echo saved; exit 0' TERM; echo up $TESSERA_RANK; "
+                                 "[ $TESSERA_RANK = 0 ] || kill -STOP $$; "
+                                 "while :; do sleep 0.1; done")});
+  tool.rest_of_out_line("[0] up");
+  tool.rest_of_err_line("tessera run: rank 1 (process ");
+  tool.signal(SIGTERM);
+  const auto result = tool.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_TRUE(contains(result.out, "[1] saved")) << result.out;
+}
+
+TEST(RunRestarts, TakeTimeThatGrows) {
+  const auto begun = std::chrono::steady_clock::now();
+  const auto result = run_tool(
+      {shell_ranks({"-n", "1", "--max-restarts", "3", "--restart-delay", "0.2"}, "exit 4")});
+  EXPECT_EQ(result.exit_code, 4);
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1400));
+  for (const char* text :
+       {"; restart 1 of 3 in 0.2 s", "; restart 2 of 3 in 0.4 s", "; restart 3 of 3 in 0.8 s"})
+    EXPECT_TRUE(contains(result.err, text)) << result.err;
+}
+
+TEST(RunRestarts, EndAtOnceWhenToldTo) {
+  LaunchedTool tool(
+      {shell_ranks({"-n", "1", "--max-restarts", "3", "--restart-delay", "1000"}, "exit 4")});
+  tool.rest_of_err_line("tessera run: rank 0 of 1 failed");
+  tool.signal(SIGTERM);
+  EXPECT_EQ(tool.wait().exit_code, 128 + SIGTERM);
 }
 
 TEST(RunSignals, DoesNotStartAgainAfterASignal) {

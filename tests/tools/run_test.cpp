@@ -103,7 +103,7 @@ TEST(Run, WorksWithoutStandardDescriptors) {
 
 TEST(Run, StartsAgainAfterAFailureWithANewStore) {
   const auto result =
-      run_tool({shell_ranks({"-n", "2", "--max-restarts", "3"},
+      run_tool({shell_ranks({"-n", "2", "--max-restarts", "3", "--restart-delay", "0"},
                             "[ $TESSERA_RESTART_COUNT = 2 ] && exec " TESSERA_RANK_PROBE
                             " store; [ $TESSERA_RANK = 0 ] && exec sleep 1000; exit 4")});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -117,7 +117,7 @@ TEST(Run, StartsAgainAfterAFailureWithANewStore) {
 
 TEST(Run, ReportsTheLastFailureWhenRestartsAreUsedUp) {
   const auto result = run_tool(
-      {shell_ranks({"-n", "1", "--max-restarts", "2"},
+      {shell_ranks({"-n", "1", "--max-restarts", "2", "--restart-delay", "0"},
                    "echo attempt $TESSERA_RESTART_COUNT; exit $((40 + TESSERA_RESTART_COUNT))")});
   EXPECT_EQ(result.exit_code, 42);
   EXPECT_EQ(result.out, "[0] attempt 0\n[0] attempt 1\n[0] attempt 2\n");
@@ -125,9 +125,10 @@ TEST(Run, ReportsTheLastFailureWhenRestartsAreUsedUp) {
 }
 
 TEST(Run, IsNotStartedAgainAfterAFinalExitCode) {
-  const auto result = run_tool({shell_ranks(
-      {"-n", "1", "--max-restarts", "5", "--no-restart-on", "7", "--no-restart-on", "8"},
-      "echo attempt $TESSERA_RESTART_COUNT; exit $((6 + TESSERA_RESTART_COUNT))")});
+  const auto result = run_tool(
+      {shell_ranks({"-n", "1", "--max-restarts", "5", "--restart-delay", "0", "--no-restart-on",
+                    "7", "--no-restart-on", "8"},
+                   "echo attempt $TESSERA_RESTART_COUNT; exit $((6 + TESSERA_RESTART_COUNT))")});
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_EQ(result.out, "[0] attempt 0\n[0] attempt 1\n");
   EXPECT_EQ(lines_of(result.err).back(), "[0] attempt 1");

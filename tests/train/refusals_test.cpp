@@ -27,6 +27,7 @@ class TrainRefuses : public ::testing::TestWithParam<Refusal> {};
 TEST_P(TrainRefuses, BeforeAnythingStarts) {
   const TrainingGround ground;
   std::ofstream(ground.path() / "bad.toml") << "blcks = 2\n";
+  std::ofstream(ground.path() / "large.toml") << std::string((1 << 20) + 1, '#');
   std::ofstream(ground.path() / "empty.txt");
   std::ofstream(ground.path() / "file");
   auto words = ground.words("", GetParam().words);
@@ -60,7 +61,21 @@ INSTANTIATE_TEST_SUITE_P(
                 "expected --parallel replicate and ranks along dp"},
         Refusal{{"--steps", "0"}, "the nearest is 1"}, Refusal{{"--data", "/nowhere"}, "/nowhere"},
         Refusal{{"--data", "empty.txt"}, "empty.txt"},
-        Refusal{{"--context", "1000000"}, "shorter --context"},
+        Refusal{{"--context", "100000"}, "shorter --context"},
+        Refusal{{"--batch", "1000000000"}, "expected batches that fit into the "},
+        Refusal{{"--batch", "1073741824", "--ranks", "1"}, "lower --batch, or raise --accumulate"},
+        Refusal{{"--width", "1000000"}, "--blocks, --width, --context: expected a model that fits"},
+        Refusal{{"--blocks", "60000", "--width", "8388608"},
+                "expected a model that fits into the "},
+        Refusal{{"--blocks", "100000"}, "the nearest is 65536"},
+        Refusal{{"--sample", "1000000000"}, "the nearest is 1048576"},
+        Refusal{{"--timeout", "0"}, "--timeout: expected a number from 1 to 1e+06, got '0'"},
+        Refusal{{"--minutes", "-1"}, "--minutes: expected a number from 0 to 1e+06"},
+        Refusal{{"--config", "/dev/zero"}, "got '/dev/zero', which is a device"},
+        Refusal{{"--config", "large.toml"}, "got 'large.toml', which has more than 1 MiB"},
+        Refusal{{"--mesh", "dp=9223372036854775807,tp=2"}, "expected at most 1048576 ranks"},
+        Refusal{{"--mesh", "dp=1048576,tp=1048576"}, "which has 1099511627776"},
+        Refusal{{"--mesh", "dp=99999999999999999999"}, "got 'dp=99999999999999999999'"},
         Refusal{{"--tokenizer", "/nowhere.json"}, "/nowhere.json"},
         Refusal{{"--run", "/"}, "got '/', which is the root of the file system"},
         Refusal{{"--run", "/tmp/.."}, "which is the root of the file system"},

@@ -1,4 +1,5 @@
 // Flags and TOML files, without ranks.
+#include "support/random.h"
 #include "support/temporary_folder.h"
 #include "train/settings_file.h"
 
@@ -6,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <random>
 
 namespace tessera::testing {
@@ -61,9 +63,10 @@ std::string hostile_text(std::mt19937_64& random) {
   return text;
 }
 
-TEST_F(TrainSettings, ComeBackFromAFileAsTheyWere) {
-  const auto seed = std::random_device{}();
-  SCOPED_TRACE("seed " + std::to_string(seed));
+/// Settings drawn from a seed, to a file and back.
+void expect_to_come_back(uint64_t seed,
+                         const std::function<std::string(const std::string&)>& write) {
+  SCOPED_TRACE("TESSERA_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
   std::uniform_real_distribution<double> share(0, 0.9);
   for (int i = 0; i < 300; ++i) {
@@ -90,6 +93,27 @@ TEST_F(TrainSettings, ComeBackFromAFileAsTheyWere) {
   }
 }
 
+TEST_F(TrainSettings, ComeBackFromAFileAsTheyWere) {
+  const auto file = [this](const std::string& text) { return write(text); };
+  constexpr uint64_t kFailedOnce = 4238539005;  // a number that was rounded twice
+  for (const uint64_t seed : {test_seed(), kFailedOnce}) expect_to_come_back(seed, file);
+}
+
+TEST_F(TrainSettings, NumbersAreReadExactly) {
+  // To a long double the first is halfway between two doubles.
+  const std::pair<const char*, double> cases[] = {{"0.2622361636986347", 0.2622361636986347},
+                                                  {"0.26223616369863467", 0.26223616369863467}};
+  for (const auto& [text, value] : cases) {
+    EXPECT_EQ(Line(Words{"--lr", text}).settings.lr, value);
+    EXPECT_EQ(Line(Words{"--config", write("lr = " + std::string(text))}).settings.lr, value);
+  }
+  EXPECT_EQ(Line(Words{"--lr", "5e-324", "--min-lr", "0"}).settings.lr, 5e-324);
+  EXPECT_EQ(Line(Words{"--steps", "010"}).settings.steps, 10) << "not as in C";
+  EXPECT_THAT(refusal(Words{"--steps", "99999999999999999999"}),
+              HasSubstr("--steps: expected a number from 1 to 1073741824, got '9999"));
+  EXPECT_THAT(refusal(Words{"--steps", "0x10"}), HasSubstr("expected a number from 1 to"));
+}
+
 TEST_F(TrainSettings, FlagsWinOverTheFileAndTheFileOverDefaults) {
   const auto file = write(
       "data = ['a', 'b'] # two\nsteps = 30\nlr = 1\ncompile = true\nskip-nonfinite = true\n"
@@ -110,6 +134,8 @@ TEST_F(TrainSettings, OfARunLeaveItsFolderOut) {
   EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("run =")));
   EXPECT_THAT(to_toml(line.fields), Not(HasSubstr("resume")));
   EXPECT_THAT(to_toml(line.fields), HasSubstr("max-restarts = 0\n"));
+  EXPECT_THAT(to_toml(line.fields), HasSubstr("timeout = 300.0\n"));
+  EXPECT_THAT(to_toml(line.fields), HasSubstr("minutes = 0.0\n"));
 }
 
 TEST_F(TrainSettings, OfAFileAreRefusedByLineAndKey) {
@@ -165,6 +191,22 @@ TEST_F(TrainSettings, TheScheduleFitsTheSteps) {
               HasSubstr("--warmup: expected at most --steps 20, got 30"));
   EXPECT_THAT(refusal(Words{"--lr", "0.001", "--min-lr", "0.01"}),
               HasSubstr("--min-lr: expected at most --lr 0.001, got 0.01"));
+}
+
+TEST_F(TrainSettings, TakeTheMemoryOfTheHostIntoAccount) {
+  const auto refused = [](const Words& words, int ranks) {
+    try {
+      check_memory(Line(words).settings, ranks, ranks);
+      return std::string();
+    } catch (const CLI::ParseError& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(refused({}, 2), "");
+  EXPECT_THAT(refused({"--batch", "1073741824"}, 2), HasSubstr("on 2 ranks; lower --batch"));
+  EXPECT_EQ(refused({"--batch", "1073741824", "--accumulate", "268435456"}, 2), "");
+  EXPECT_THAT(refused({"--width", "16777216", "--blocks", "65536"}, 1),
+              HasSubstr("expected a model that fits"));
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ int show(const Subject& subject, bool as_json, bool is_verified) {
   }
   if (is_verified && !as_json && subject.index) {
     std::cout << (subject.kind == Subject::Kind::File
-                      ? "\nread in full; plain files have no checksums\n"
+                      ? "\nread in full; of plain files those of torch.save have checksums\n"
                       : "\nverified: every byte has its checksum\n");
   }
   return 0;
@@ -45,7 +45,8 @@ int show(const Subject& subject, bool as_json, bool is_verified) {
 int main(int argc, char** argv) {
   CLI::App app(
       "Lists tensors, dtypes, shapes, sizes, the ranks that hold them and checksums of a "
-      "safetensors file, a checkpoint, or a run or folder of checkpoints and the latest of them",
+      "safetensors or torch.save file, a checkpoint, or a run or folder of checkpoints and the "
+      "latest of them",
       "tessera inspect");
   std::string path;
   bool verifies = false;

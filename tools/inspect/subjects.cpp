@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <fstream>
 
 namespace tessera::inspect {
 namespace {
@@ -60,6 +61,15 @@ Subject list_subject(Subject::Kind kind, const fs::path& path, const fs::path& f
   return subject;
 }
 
+/// torch.save's files are zip files, or were something else that read_torch_index names.
+bool is_torch_file(const fs::path& path) {
+  const auto extension = path.extension();
+  if (extension == ".pt" || extension == ".pth") return true;
+  char first[2] = {};
+  std::ifstream(path, std::ios::binary).read(first, sizeof(first));
+  return first[0] == 'P' && first[1] == 'K';
+}
+
 }  // namespace
 
 Subject find_subject(const fs::path& path) {
@@ -67,7 +77,8 @@ Subject find_subject(const fs::path& path) {
   if (fs::is_regular_file(path, ignored)) {
     return {.kind = Subject::Kind::File,
             .path = path,
-            .index = read_safetensors_index(path.string()),
+            .index = is_torch_file(path) ? read_torch_index(path.string())
+                                         : read_safetensors_index(path.string()),
             .checkpoints = {}};
   }
   const bool has_index = fs::exists(path / kIndex, ignored);
@@ -83,7 +94,9 @@ Subject find_subject(const fs::path& path) {
 
 void verify_subject(const Subject& subject) {
   if (!subject.index) return;
-  if (subject.kind == Subject::Kind::File)
+  if (subject.kind == Subject::Kind::File && is_torch_file(subject.path))
+    verify_torch(subject.path.string());
+  else if (subject.kind == Subject::Kind::File)
     read_safetensors(subject.path.string());
   else
     verify_checkpoint(subject.path.string());

@@ -1,8 +1,7 @@
 #include "report/page_data.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
+#include <charconv>
 #include <unordered_map>
 
 namespace tessera::report {
@@ -13,8 +12,10 @@ using PageJson = nlohmann::ordered_json;
 /// Digits beyond what a curve can show only make the page larger.
 double rounded(double value) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return std::strtod(text, nullptr);
+  const auto* end =
+      std::to_chars(text, text + sizeof text, value, std::chars_format::general, 6).ptr;
+  std::from_chars(text, end, value);
+  return value;
 }
 
 PageJson curve(const Series& series) {

@@ -1,5 +1,6 @@
 #include "bench.h"
 
+#include "numbers.h"
 #include "own_program.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "tessera-bench-";
+constexpr int kUsageError = 2;  // of a benchmark, whose rank 0 has said what is wrong
 // Not installed.
 constexpr const char* kWithPythonPeers[] = {"dtensor", "train"};
 
@@ -46,9 +48,17 @@ std::string why_not(const std::string& question) {
                                 const std::vector<std::string>& arguments) {
   const auto program = own_program().parent_path() / (kPrefix + options.question);
   if (!fs::exists(program)) throw CLI::ValidationError("question", why_not(options.question));
-  std::vector<std::string> words = {own_program().string(),        "run",         "-n",
-                                    std::to_string(options.ranks), "--no-prefix", "--env",
-                                    "OMP_NUM_THREADS=1",           "--",          program.string()};
+  std::vector<std::string> words = {own_program().string(),
+                                    "run",
+                                    "-n",
+                                    std::to_string(options.ranks),
+                                    "--no-prefix",
+                                    "--quiet-on",
+                                    std::to_string(kUsageError),
+                                    "--env",
+                                    "OMP_NUM_THREADS=1",
+                                    "--",
+                                    program.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   become(std::move(words));
 }
@@ -63,9 +73,7 @@ void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
       "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
   bench->set_help_flag();  // --help belongs to the question
   bench->add_option("question", options->question, "What to measure");
-  bench->add_option("--ranks", options->ranks, "Number of ranks, one thread each")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
+  add_number(*bench, "--ranks", options->ranks, 1, 4096, "Number of ranks, one thread each");
   bench->allow_extras();
   bench->callback([options, bench] {
     auto arguments = bench->remaining();

@@ -1,14 +1,15 @@
 #include "run.h"
 
 #include "launcher/job.h"
+#include "numbers.h"
 
 #include <fcntl.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iomanip>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 namespace tessera::tool {
 namespace {
@@ -31,8 +32,9 @@ struct RunOptions {
   std::vector<std::string> settings;  // "NAME=VALUE", as given
   bool no_prefix = false;
   double grace_seconds = 5;
+  double stopped_seconds = 30;
+  double restart_delay = 1;
   int max_restarts = 0;
-  std::vector<int> final_codes;
   std::vector<int> quiet_codes;
 };
 
@@ -51,31 +53,54 @@ std::string describe(const RankFailure& failure, int ranks) {
 void report(const RankFailure& failure, int ranks, launcher::Output& output) {
   std::string rest = "; its last lines:";
   if (failure.last_lines.empty()) rest = "; it wrote nothing";
-  if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
+  if (failure.was_stopped)
+    rest = failure.last_lines.empty() ? "; it was stopped" : "; it was stopped; its last lines:";
+  else if (failure.last_lines.empty() && failure.end.signal == SIGKILL)
     rest = "; it was killed from outside, maybe for want of memory (dmesg tells)";
   output.say(describe(failure, ranks) + rest);
   const std::string prefix = launcher::rank_prefix(failure.rank, output.err().is_coloured());
   for (const auto& line : failure.last_lines) output.err().append(prefix + line + "\n");
 }
 
-bool ended_with(const RankFailure& failure, const std::vector<int>& codes) {
-  return failure.end.signal == 0 && std::ranges::count(codes, failure.end.code) > 0;
-}
+/// How long a job that fails waits before it is started again.
+class RestartDelay {
+ public:
+  explicit RestartDelay(double first) : first_(first), next_(first) {}
+
+  /// After a start that failed when it had run for `seconds`.
+  double take(double seconds) {
+    if (seconds >= kGoodRun) next_ = first_;
+    return std::exchange(next_, std::min(2 * next_, std::max(first_, kLongestDelay)));
+  }
+
+ private:
+  static constexpr double kGoodRun = 60;
+  static constexpr double kLongestDelay = 30;
+  const double first_;
+  double next_;
+};
 
 int run_job(const RunOptions& options, Session& session) {
+  RestartDelay restart_delay(options.restart_delay);
   for (int restart = 0;; ++restart) {
     Job job(options.job, restart, session);
     const JobOutcome outcome = job.run();
+    if (!outcome.failure && outcome.was_killed) return 128 + SIGKILL;
     if (!outcome.failure) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
     const bool ends =
-        restart == options.max_restarts || ended_with(*outcome.failure, options.final_codes);
+        restart == options.max_restarts || outcome.failure->end.is_one_of(options.job.final_codes);
     if (outcome.signal != 0 || ends) {
-      if (!ended_with(*outcome.failure, options.quiet_codes))
+      if (!outcome.failure->end.is_one_of(options.quiet_codes))
         report(*outcome.failure, options.job.ranks, session.output);
       return outcome.failure->end.code;
     }
-    session.output.say(describe(*outcome.failure, options.job.ranks) + "; restart " +
-                       std::to_string(restart + 1) + " of " + std::to_string(options.max_restarts));
+    const double delay = restart_delay.take(outcome.failure->seconds);
+    std::ostringstream words;
+    words << describe(*outcome.failure, options.job.ranks) << "; restart " << restart + 1 << " of "
+          << options.max_restarts;
+    if (delay > 0) words << " in " << delay << " s";
+    session.output.say(words.str());
+    if (const int signal = session.pause(std::chrono::duration<double>(delay))) return 128 + signal;
   }
 }
 
@@ -104,21 +129,6 @@ int run(const RunOptions& options) {
   return exit_code == 0 && signal != 0 ? 128 + signal : exit_code;
 }
 
-/// Accepts what from_chars reads whole as a T between `least` and `most`.
-template <class T>
-CLI::Validator number_between(T least, T most, std::string type) {
-  const auto check = [=](std::string& text) -> std::string {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    const bool is_number = error == std::errc() && end == text.data() + text.size();
-    if (is_number && value >= least && value <= most) return {};
-    std::ostringstream message;
-    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
-    return message.str();
-  };
-  return CLI::Validator(check, std::move(type));
-}
-
 CLI::Validator setting() {
   const auto check = [](std::string& text) -> std::string {
     try {
@@ -138,30 +148,38 @@ void add_run_command(CLI::App& app, CommandLine& line) {
   auto options = std::make_shared<RunOptions>();
   run_app->footer(
       "tessera run -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n"
-      "Ends with the exit code of the rank that failed first, 128 + signal when interrupted.");
-  run_app->add_option("-n,--ranks", options->job.ranks, "Number of ranks")
+      "Ends with the exit code of the rank that failed first, 128 + signal when interrupted, 137\n"
+      "when interrupted and ranks had to be killed.");
+  add_number(*run_app, "-n,--ranks", options->job.ranks, 1, kMostRanks, "Number of ranks")
       ->required()
-      ->check(number_between(1, kMostRanks, "N"));
-  run_app->add_option("--max-restarts", options->max_restarts, "Start again after so many failures")
-      ->capture_default_str()
-      ->check(number_between(0, kMostRestarts, "K"));
-  run_app
-      ->add_option("--no-restart-on", options->final_codes,
-                   "Do not start again after this exit code; may be repeated")
+      ->default_str("")
+      ->type_name("N");
+  add_number(*run_app, "--max-restarts", options->max_restarts, 0, kMostRestarts,
+             "Start again after so many failures")
+      ->type_name("K");
+  add_numbers(*run_app, "--no-restart-on", options->job.final_codes, 1, kLargestCode,
+              "Do not start again after this exit code, and end with it even when told to end; may "
+              "be repeated")
       ->allow_extra_args(false)
-      ->check(number_between(1, kLargestCode, "CODE"));
-  run_app
-      ->add_option("--quiet-on", options->quiet_codes,
-                   "Add nothing to the words of a rank with this exit code; may be repeated")
+      ->type_name("CODE");
+  add_numbers(*run_app, "--quiet-on", options->quiet_codes, 1, kLargestCode,
+              "Add nothing to the words of a rank with this exit code; may be repeated")
       ->allow_extra_args(false)
-      ->check(number_between(1, kLargestCode, "CODE"));
+      ->type_name("CODE");
   run_app->add_option("--env", options->settings, "Set a variable for all ranks; may be repeated")
       ->allow_extra_args(false)
       ->check(setting());
   run_app->add_flag("--no-prefix", options->no_prefix, "Leave out the rank before each line");
-  run_app->add_option("--grace", options->grace_seconds, "From the request to end until SIGKILL")
-      ->capture_default_str()
-      ->check(number_between(0.0, kLongestGrace, "SECONDS"));
+  add_number(*run_app, "--grace", options->grace_seconds, 0, kLongestGrace,
+             "From the request to end until SIGKILL")
+      ->type_name("SECONDS");
+  add_number(*run_app, "--stopped-timeout", options->stopped_seconds, 0, kLongestGrace,
+             "Kill a rank that is stopped for so long; 0: never, for debuggers")
+      ->type_name("SECONDS");
+  add_number(*run_app, "--restart-delay", options->restart_delay, 0, kLongestGrace,
+             "Before the first restart; doubles with each failure in a row, up to 30 s")
+      ->envname("TESSERA_RESTART_DELAY")
+      ->type_name("SECONDS");
   run_app->callback([options, &line] {
     if (line.program.empty()) {
       throw CLI::ValidationError("program", "expected -- PROGRAM [ARGUMENTS...] at the end");
@@ -169,6 +187,7 @@ void add_run_command(CLI::App& app, CommandLine& line) {
     options->job.command = line.program;
     options->job.has_prefix = !options->no_prefix;
     options->job.grace = std::chrono::duration<double>(options->grace_seconds);
+    options->job.stopped_timeout = std::chrono::duration<double>(options->stopped_seconds);
     for (const auto& text : options->settings) {
       options->job.settings.push_back(launcher::parse_setting(text));
     }

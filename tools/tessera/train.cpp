@@ -6,6 +6,7 @@
 #include "train/terminal.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 
@@ -49,6 +50,7 @@ void start(const std::vector<std::string>& arguments) {
   std::vector<std::string> words;
   if (!has_rank()) {
     train::check(settings, settings.ranks);
+    train::check_memory(settings, settings.ranks, settings.ranks);
     train::check_paths(settings);
     words = {
         own_program().string(),
@@ -62,8 +64,10 @@ void start(const std::vector<std::string>& arguments) {
         std::to_string(settings.max_restarts),
         "--env",
         std::string(train::kColumnsVariable) + "=" + std::to_string(train::terminal_columns())};
-    // Rank 0 tells what all ranks have found; another start would find the same.
-    for (const int code : {train::kWrongSettings, train::kAgreedFailure}) {
+    // Rank 0 tells what all ranks have found; another start would find the same. The last ones tell
+    // of a signal to a single rank.
+    for (const int code : {train::kWrongSettings, train::kAgreedFailure, train::kNotSaved,
+                           128 + SIGHUP, 128 + SIGINT, 128 + SIGTERM}) {
       for (const char* option : {"--no-restart-on", "--quiet-on"})
         words.insert(words.end(), {option, std::to_string(code)});
     }

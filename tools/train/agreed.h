@@ -20,6 +20,17 @@ class AgreedError : public std::runtime_error {
   int exit_code_;
 };
 
+/// A failure of this rank, after what was running is put in order: how it ends.
+class RankError : public std::runtime_error {
+ public:
+  RankError(const std::string& message, int exit_code)
+      : std::runtime_error(message), exit_code_(exit_code) {}
+  int exit_code() const { return exit_code_; }
+
+ private:
+  int exit_code_;
+};
+
 /// Without libtorch's backtrace.
 std::string message_of(const std::exception& error);
 

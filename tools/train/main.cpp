@@ -1,6 +1,7 @@
 // One rank of `tessera train`.
 #include <tessera/comm.h>
 
+#include "numbers.h"
 #include "train/agreed.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
@@ -9,6 +10,8 @@
 #include <ATen/Context.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -17,7 +20,9 @@
 namespace {
 
 using tessera::train::AgreedError;
+using tessera::train::Ending;
 using tessera::train::Origin;
+using tessera::train::RankError;
 using tessera::train::Settings;
 using tessera::train::Start;
 
@@ -33,7 +38,8 @@ std::string command_of(int argc, char** argv) {
 bool is_restart() {
   for (const char* name : {"TESSERA_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"}) {
     const char* count = std::getenv(name);
-    if (count != nullptr && std::atoi(count) > 0) return true;
+    if (count != nullptr && tessera::tool::parse_number<int64_t>(count).value_or(0) > 0)
+      return true;
   }
   return false;
 }
@@ -49,15 +55,30 @@ void check_device(const Settings& settings) {
                     " for more ranks on this host; use fewer --ranks");
 }
 
+/// Ends without taking the group down, which would wait for ranks that are gone.
+[[noreturn]] void leave(int code) {
+  std::cout.flush();
+  std::fflush(nullptr);
+  _exit(code);
+}
+
+/// The same with rank `first` before the others, whom its launcher then asks to end: this wakes
+/// them.
+[[noreturn]] void leave_behind(int first, int code) {
+  if (tessera::rank() != first) sleep(kSecondsForOthers);
+  leave(code);
+}
+
 int train_in(const std::string& run, const Settings& settings, const Origin& origin) {
   auto start = settings.resume ? Start::Resume : Start::New;
   if (is_restart())
     start = tessera::latest_checkpoint(run + "/checkpoints") ? Start::Restart : Start::Again;
   tessera::barrier();  // nobody looks for checkpoints once somebody may write them
   tessera::train::Trainer trainer(settings, origin, run, start);
-  const int code = trainer.run();
+  const Ending ending = trainer.run();
   tessera::barrier();
-  return code;
+  if (ending.first >= 0) leave_behind(ending.first, ending.exit_code);
+  return ending.exit_code;
 }
 
 int train(const Settings& settings, const Origin& origin) {
@@ -67,6 +88,7 @@ int train(const Settings& settings, const Origin& origin) {
   try {
     tessera::train::agree([&] {
       tessera::train::check(settings, tessera::world_size());
+      tessera::train::check_memory(settings, tessera::world_size(), /*ranks_here=*/1);
       tessera::train::check_paths(settings);
       check_device(settings);
       return true;
@@ -80,31 +102,23 @@ int train(const Settings& settings, const Origin& origin) {
   }
 }
 
-/// Ends without taking the group down, which would wait for ranks that are gone.
-[[noreturn]] void leave(int code) {
-  std::cout.flush();
-  std::fflush(nullptr);
-  _exit(code);
-}
-
 [[noreturn]] void end_job(const AgreedError& error) {
-  if (tessera::rank() == 0) {
-    std::cerr << "tessera train: " << error.what() << std::endl;
-  } else {
-    sleep(kSecondsForOthers);  // rank 0's words are to be the job's last
-  }
-  leave(error.exit_code());
+  // Rank 0's words are to be the job's last.
+  if (tessera::rank() == 0) std::cerr << "tessera train: " << error.what() << std::endl;
+  leave_behind(/*first=*/0, error.exit_code());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // ulimit -f is to be an error that names the file
   CLI::App app("Trains a GPT on text", "tessera train");
   Settings settings;
   const auto fields = tessera::train::add_settings(app, settings);
   try {
     tessera::train::parse_settings(app, fields, settings, {argv + 1, argv + argc});
-    tessera::init();
+    tessera::init({.timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+                       std::chrono::duration<double>(settings.timeout))});
     const Origin origin{.command = command_of(argc, argv),
                         .config_toml = tessera::train::to_toml(fields),
                         .config = tessera::train::to_map(fields)};
@@ -117,6 +131,9 @@ int main(int argc, char** argv) {
     return tessera::train::kWrongSettings;
   } catch (const AgreedError& error) {
     end_job(error);
+  } catch (const RankError& error) {
+    std::cerr << "tessera train: " << error.what() << std::endl;
+    leave(error.exit_code());
   } catch (const std::exception& error) {
     std::cerr << tessera::train::message_of(error) << std::endl;
     leave(1);

@@ -42,7 +42,9 @@ BlockImpl::BlockImpl(const ModelShape& shape)
 
 at::Tensor BlockImpl::attend(const at::Tensor& x) {
   // Under tensor parallelism this rank has some of the heads.
-  const auto parts = qkv_(x).unflatten(-1, {-1, 3, head_size_}).permute({3, 0, 2, 1, 4});
+  // unbind, since three selects would have their gradients padded to the whole and added up.
+  auto parts = qkv_(x).unflatten(-1, {-1, 3, head_size_}).unbind(3);
+  for (auto& part : parts) part = part.transpose(1, 2);  // [batch, heads, tokens, head_size]
   const auto mixed =
       at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
                                        /*dropout_p=*/0, /*is_causal=*/true);

@@ -9,7 +9,7 @@
 namespace tessera::train {
 
 struct ModelShape {
-  int64_t vocabulary = 256, blocks = 6, width = 256, heads = 4, context = 128;
+  int64_t vocabulary = 256, blocks = 4, width = 128, heads = 4, context = 128;
   double dropout = 0;
 };
 

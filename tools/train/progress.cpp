@@ -67,14 +67,13 @@ void Progress::show(const StepReport& report) {
   auto text = describe(report);
   if (columns_ == 0) {
     const bool is_due = log_every_ > 0 && (report.step % log_every_ == 0 || report.step == 1);
-    if (is_due || report.step == report.steps) std::cout << text + "\n" << std::flush;
+    if (is_due || report.done >= 1) std::cout << text + "\n" << std::flush;
     return;
   }
   if (std::cmp_greater_equal(text.size(), columns_)) text = describe(report, /*is_short=*/true);
   const int room = columns_ - static_cast<int>(text.size()) - 3;
-  const auto done = static_cast<double>(report.step) / static_cast<double>(report.steps);
   text = text.substr(0, static_cast<size_t>(std::max(0, columns_ - 1)));
-  if (room >= 10) text = bar(done, std::min(room, 30)) + "  " + text;
+  if (room >= 10) text = bar(report.done, std::min(room, 30)) + "  " + text;
   std::cout << (line_.empty() ? "" : kRewrite) + text + "\n" << std::flush;
   line_ = text;
 }

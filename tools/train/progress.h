@@ -14,6 +14,7 @@ struct StepReport {
   double communication = 0;  // share of time, mean of the ranks
   int64_t memory = 0;        // bytes, of the rank that has most
   double seconds_left = 0;
+  double done = 0;  // share of the run; 1: it was the last step
 };
 
 /// One line that is rewritten on a terminal; plain lines, now and then, elsewhere.

@@ -95,6 +95,7 @@ Extra Trainee::extra_of(const Position& position) const {
                       {"step", position.step},
                       {"tokens", position.tokens},
                       {"seconds", position.seconds},
+                      {"elapsed", position.elapsed},
                       {"skipped", position.skipped},
                       {"sampler", batches_.position()},
                       {"scaler", step_.scaler().state_dict()}};
@@ -178,6 +179,7 @@ Position Trainee::load(const std::string& checkpoint) {
   return {.step = state.at("step"),
           .tokens = state.at("tokens"),
           .seconds = state.at("seconds"),
+          .elapsed = state.value("elapsed", 0.0),
           .skipped = state.at("skipped")};
 }
 

@@ -15,7 +15,8 @@ namespace tessera::train {
 struct Position {
   int64_t step = 0;    // steps done
   int64_t tokens = 0;  // seen by all ranks
-  double seconds = 0;  // of training
+  double seconds = 0;  // of steps
+  double elapsed = 0;  // of the run by rank 0's clock: validations and saves, too
   int64_t skipped = 0;
 };
 

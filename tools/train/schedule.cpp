@@ -6,13 +6,19 @@
 
 namespace tessera::train {
 
-double learning_rate(const Settings& settings, int64_t step) {
-  if (step < settings.warmup)
-    return settings.lr * static_cast<double>(step + 1) / static_cast<double>(settings.warmup);
-  const auto length = std::max<int64_t>(1, settings.steps - settings.warmup);
-  const auto passed = std::min<int64_t>(step - settings.warmup, length);
-  const double cosine =
-      std::cos(std::numbers::pi * static_cast<double>(passed) / static_cast<double>(length));
+double schedule_position(const Settings& settings, int64_t step, double elapsed_seconds) {
+  const auto done = static_cast<double>(step);
+  if (settings.minutes == 0) return done;
+  return std::max(done,
+                  elapsed_seconds / (60 * settings.minutes) * static_cast<double>(settings.steps));
+}
+
+double learning_rate(const Settings& settings, double position) {
+  const auto warmup = static_cast<double>(settings.warmup);
+  if (position < warmup) return settings.lr * std::min(position + 1, warmup) / warmup;
+  const double length = std::max(1.0, static_cast<double>(settings.steps) - warmup);
+  const double passed = std::min(position - warmup, length);
+  const double cosine = std::cos(std::numbers::pi * passed / length);
   return settings.min_lr + (settings.lr - settings.min_lr) * (1 + cosine) / 2;
 }
 

@@ -8,8 +8,11 @@
 
 namespace tessera::train {
 
-/// Rises in a line for --warmup steps, then falls along a cosine to --min-lr. Steps count from 0.
-double learning_rate(const Settings& settings, int64_t step);
+/// How far a run is, in steps of --steps: those done, or more if more of --minutes has passed.
+double schedule_position(const Settings& settings, int64_t step, double elapsed_seconds);
+
+/// Rises in a line for --warmup steps, then falls along a cosine to --min-lr; at a position from 0.
+double learning_rate(const Settings& settings, double position);
 
 /// AdamW with weight decay for matrices alone: vectors (norms and biases) have none.
 optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings);

@@ -1,12 +1,11 @@
 #include "train/settings.h"
 
+#include "numbers.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
 #include "unknown_words.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <filesystem>
 #include <stdexcept>
 
@@ -35,23 +34,6 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
   return {check, list(words)};
 }
 
-template <class T>
-CLI::Validator between(T least, T most) {
-  const auto check = [=](std::string& text) -> std::string {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    // from_chars takes "nan" and "inf" as numbers, which have no nearest.
-    const bool is_number = error == std::errc() && end == text.data() + text.size() &&
-                           std::isfinite(static_cast<double>(value));
-    if (is_number && value >= least && value <= most) return {};
-    std::ostringstream message;
-    message << "expected a number from " << least << " to " << most << ", got '" << text << "'";
-    if (is_number) message << "; the nearest is " << (value > most ? most : least);
-    return message.str();
-  };
-  return {check, ""};
-}
-
 CLI::Validator mesh_text() {
   const auto check = [](std::string& text) -> std::string {
     try {
@@ -78,7 +60,8 @@ struct Flags {
   }
   template <class T>
   void add_number(const char* name, T& value, T least, T most, const char* help) const {
-    add(name, value, help)->check(between<T>(least, most));
+    auto* option = tool::add_number(app, name, value, least, most, help)->group(group);
+    fields.push_back({option, &value});
   }
   void add_switch(const char* name, bool& value, const char* help) const {
     fields.push_back({app.add_flag(name, value, help)->group(group), &value});
@@ -100,7 +83,7 @@ void add_model(const Flags& flags, Settings& settings) {
   const auto add = [&](const char* name, int64_t& value, const char* help) {
     flags.add_number<int64_t>(name, value, 1, 1 << 24, help);
   };
-  add("--blocks", settings.blocks, "Transformer blocks");
+  flags.add_number<int64_t>("--blocks", settings.blocks, 1, 1 << 16, "Transformer blocks");
   add("--width", settings.width, "Width of a token's vector, a multiple of --heads");
   add("--heads", settings.heads, "Attention heads");
   add("--context", settings.context, "Tokens of a sequence");
@@ -116,6 +99,8 @@ void add_training(const Flags& flags, Settings& settings) {
     flags.add_number(name, value, 0.0, most, help);
   };
   count("--steps", settings.steps, 1, "Steps of the optimizer");
+  number("--minutes", settings.minutes, 1e6,
+         "Time after which a run ends even if --steps are not done; 0: none");
   count("--batch", settings.batch, 1, "Sequences per step, of all ranks together");
   count("--accumulate", settings.accumulate, 1, "Parts of a batch that are computed in turn");
   count("--warmup", settings.warmup, 0,
@@ -151,6 +136,8 @@ void add_parallelism(const Flags& flags, Settings& settings) {
   choice("--comm-hook", settings.comm_hook, {"none", "fp16", "bf16", "powersgd"},
          "How gradients travel (replicate)");
   choice("--device", settings.device, {"cpu", "cuda"}, "Where it is computed");
+  flags.add_number("--timeout", settings.timeout, 1.0, 1e6,
+                   "Seconds that a rank waits for others before it names them and ends");
 }
 
 void add_keeping(const Flags& flags, Settings& settings) {
@@ -168,7 +155,8 @@ void add_keeping(const Flags& flags, Settings& settings) {
   every("--log-every", settings.log_every, "Steps between lines where there is no terminal");
   flags.add_number("--trace", settings.trace, 0, 1000,
                    "Steps, after the fifth where there are so many, that go into trace.json");
-  every("--sample", settings.sample, "Tokens of text written at the end");
+  flags.add_number<int64_t>("--sample", settings.sample, 0, 1 << 20,
+                            "Tokens of text written at the end");
   flags.add("--prompt", settings.prompt, "What that text begins with");
   flags.add_switch(
       "--skip-nonfinite,!--no-skip-nonfinite", settings.skip_nonfinite,
@@ -199,8 +187,7 @@ std::string text_of(const std::vector<std::string>& words) {
 }
 template <class T>
 std::string text_of(T number) {
-  char text[64];
-  return {text, std::to_chars(text, text + sizeof text, number).ptr};
+  return tool::number_text(number);
 }
 
 /// Defaults that have to fit what is given. A warm-up that a run began with stays, even if

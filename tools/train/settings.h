@@ -14,6 +14,7 @@ namespace tessera::train {
 /// Exit codes of ranks after which another start would end alike.
 constexpr int kWrongSettings = 2;
 constexpr int kAgreedFailure = 3;  // found on all ranks: a loss that is not finite, other texts
+constexpr int kNotSaved = 4;       // a checkpoint that was due or asked for by a signal
 
 struct Settings {
   // What is read
@@ -22,11 +23,12 @@ struct Settings {
   std::string tokenizer = "bytes";
   double validation = 0.05;  // of the text, its end
   // The model
-  int64_t blocks = 6, width = 256, heads = 4, context = 128;
+  int64_t blocks = 4, width = 128, heads = 4, context = 128;
   double dropout = 0;
   // Training
-  int64_t steps = 400, batch = 8, accumulate = 1, warmup = 40;
-  double lr = 1e-3, min_lr = 1e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  int64_t steps = 1500, batch = 16, accumulate = 1, warmup = 40;
+  double minutes = 0;  // 0: however long the steps take
+  double lr = 3e-3, min_lr = 1e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
   uint64_t seed = 1;
   // How
   int ranks = 2;
@@ -37,6 +39,7 @@ struct Settings {
   std::string precision = "fp32";
   std::string comm_hook = "none";
   std::string device = "cpu";
+  double timeout = 300;  // seconds that a rank waits for others
   bool skip_nonfinite = false;
   // What is kept and shown
   std::string run;  // empty: a new folder under runs/
@@ -76,6 +79,9 @@ std::map<std::string, std::string> to_map(const Fields& fields);
 
 /// What contradicts itself beyond single values, e.g. ranks and mesh. Throws CLI::ValidationError.
 void check(const Settings& settings, int world_size);
+/// Whether this host has memory for what the model and a batch take at the very least, with
+/// `ranks_here` of the ranks on it. Throws the same.
+void check_memory(const Settings& settings, int world_size, int ranks_here);
 /// Whether what is to be read is there and the run's folder can be one. Throws the same.
 void check_paths(const Settings& settings);
 

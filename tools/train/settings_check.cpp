@@ -7,12 +7,23 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
 #include <stdexcept>
 
 namespace tessera::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Along one dimension: the product of three fits 64 bits.
+constexpr int64_t kMostRanks = 1 << 20;
+// What tensors take at least; all in double, which no product of settings overflows.
+constexpr double kBytesOfValue = 4;
+constexpr double kBytesOfTrainedValue = 16;  // with gradient and the two averages of AdamW
+constexpr double kBytesOfToken = 16;         // with its target
+constexpr double kVocabulary = 256;          // of bytes, the smallest
 
 [[noreturn]] void refuse_settings(const std::string& message) {
   throw CLI::ValidationError(message);
@@ -21,6 +32,21 @@ namespace fs = std::filesystem;
 bool is_there(const std::string& path) {
   std::error_code error;
   return fs::exists(path, error) || error;  // whoever opens it knows why it cannot be looked at
+}
+
+/// What the machine has, or the control group that this process is confined to.
+double memory_of_host() {
+  const auto pages = static_cast<double>(sysconf(_SC_PHYS_PAGES));
+  double memory = pages * static_cast<double>(sysconf(_SC_PAGESIZE));
+  double limit = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) memory = std::min(memory, limit);
+  return memory;
+}
+
+std::string in_gigabytes(double bytes) {
+  std::ostringstream text;
+  text << std::setprecision(3) << bytes / 1e9 << " GB";
+  return text.str();
 }
 
 /// The folder itself, or the nearest above it that is there: where it would be made.
@@ -45,6 +71,9 @@ std::vector<MeshDim> parse_mesh(const std::string& text) {
       if (std::from_chars(part.data() + equals + 1, end, size).ptr != end) size = 0;
     }
     const auto meant = tool::nearest_word(name, known);
+    if (size > kMostRanks)
+      throw std::invalid_argument("expected at most " + std::to_string(kMostRanks) +
+                                  " ranks along a dimension, got '" + part + "'");
     const auto at = std::ranges::find(known, name) - known.begin();
     if (at == std::ssize(known) || size < 1) {
       throw std::invalid_argument(
@@ -99,6 +128,42 @@ void check(const Settings& settings, int world_size) {
                     std::to_string(settings.accumulate) + "), got " +
                     std::to_string(settings.batch) + "; the nearest is " +
                     std::to_string((settings.batch + parts - 1) / parts * parts));
+}
+
+void check_memory(const Settings& settings, int world_size, int ranks_here) {
+  std::map<std::string, double> sizes;
+  for (const auto& [name, size] : parse_mesh(settings.mesh))
+    sizes[name] = static_cast<double>(size);
+  const double tp = sizes.contains("tp") ? sizes["tp"] : 1;
+  const double data_ranks = world_size / tp;
+  const double shards = settings.parallel == "replicate" ? 1
+                        : sizes.contains("dp")           ? sizes["dp"]
+                                                         : data_ranks;
+  const auto blocks = static_cast<double>(settings.blocks);
+  const auto width = static_cast<double>(settings.width);
+  const auto context = static_cast<double>(settings.context);
+  const double values = blocks * 12 * width * width + (2 * kVocabulary + context) * width;
+  // Every rank makes the whole model before it gives parts of it away.
+  const double model = values * std::max(kBytesOfValue, kBytesOfTrainedValue / tp / shards);
+  const double tokens = static_cast<double>(settings.batch) / data_ranks /
+                        static_cast<double>(settings.accumulate) * context;
+  // Of the residual stream and its norms, which no layout splits; and logits with their gradient.
+  const double kept = settings.checkpoint_activations == "none" ? 4 : 1;
+  const bool is_here = settings.device == "cpu";
+  const double of_token =
+      kBytesOfToken + (is_here ? kBytesOfValue * (kept * blocks * width + 2 * kVocabulary) : 0);
+  const double memory = memory_of_host();
+  if (model * ranks_here > memory)
+    refuse_settings("--blocks, --width, --context: expected a model that fits into the " +
+                    in_gigabytes(memory) + " of memory here, got one that takes more than " +
+                    in_gigabytes(model * ranks_here) + " on " + std::to_string(ranks_here) +
+                    (ranks_here == 1 ? " rank" : " ranks"));
+  if (tokens * of_token * ranks_here > memory)
+    refuse_settings("--batch, --context, --blocks, --width: expected batches that fit into the " +
+                    in_gigabytes(memory) + " of memory here, got some that take more than " +
+                    in_gigabytes(tokens * of_token * ranks_here) + " on " +
+                    std::to_string(ranks_here) + (ranks_here == 1 ? " rank" : " ranks") +
+                    "; lower --batch, or raise --accumulate");
 }
 
 void check_paths(const Settings& settings) {

@@ -1,12 +1,12 @@
 #include "train/settings_file.h"
 
+#include "numbers.h"
 #include "unknown_words.h"
 
 #include <toml++/toml.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +21,10 @@ struct Overloaded : F... {
   using F::operator()...;
 };
 
+namespace fs = std::filesystem;
+
+constexpr size_t kLargestFile = 1 << 20;
+
 /// Keys that are flags, but mean one start and not a way to train.
 constexpr const char* kCommandLineAlone[] = {"config", "resume", "help"};
 
@@ -30,14 +34,22 @@ std::string place_of(const std::string& path, const toml::source_region& source)
 
 [[noreturn]] void refuse_file(const std::string& message) { throw CLI::ValidationError(message); }
 
+/// A pipe would be empty for the ranks, who read it again; a device has no end.
 std::string read_whole(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
-    refuse_file("--config: expected a TOML file, got the folder '" + path + "'");
+  const auto expected = "--config: expected a TOML file, got ";
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  if (fs::is_directory(status)) refuse_file(expected + ("the folder '" + path + "'"));
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    refuse_file(expected + ("'" + path + "', which is a device, pipe or socket"));
   std::ifstream stream(path, std::ios::binary);
-  if (!stream)
-    refuse_file("--config: expected a TOML file, got '" + path + "': " + std::strerror(errno));
-  return {std::istreambuf_iterator<char>(stream), {}};
+  if (!stream) refuse_file(expected + ("'" + path + "': " + std::strerror(errno)));
+  std::string text(kLargestFile + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(stream.gcount()));
+  if (text.size() > kLargestFile)
+    refuse_file(expected + ("'" + path + "', which has more than 1 MiB"));
+  return text;
 }
 
 toml::table parse_file(const std::string& path) {
@@ -66,11 +78,6 @@ std::string kind_of(const toml::node& node) {
   }
 }
 
-std::string number_text(double value) {
-  char text[64];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 /// The value as a flag would have it; none: it is of another type.
 std::optional<std::string> text_for(const Field& field, const toml::node& node) {
   const auto integer = [&]() -> std::optional<std::string> {
@@ -79,7 +86,7 @@ std::optional<std::string> text_for(const Field& field, const toml::node& node) 
   };
   return std::visit(Overloaded{[&](const double*) -> std::optional<std::string> {
                                  if (const auto* value = node.as_floating_point())
-                                   return number_text(value->get());
+                                   return tool::number_text(value->get());
                                  return integer();
                                },
                                [&](const bool*) -> std::optional<std::string> {

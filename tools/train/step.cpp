@@ -1,15 +1,24 @@
 #include "train/step.h"
 
+#include <tessera/autocast.h>
 #include <tessera/replicate.h>
 #include <tessera/trace.h>
 
-#include "train/precision.h"
+#include "train/parallelize.h"
 
 #include <torch/utils.h>
 
 #include <optional>
 
 namespace tessera::train {
+namespace {
+
+AutocastOptions autocast_of(const Settings& settings) {
+  return {.dtype = settings.precision == "fp16" ? at::kHalf : at::kBFloat16,
+          .enabled = settings.precision != "fp32"};
+}
+
+}  // namespace
 
 TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings,
                      bool has_data_ranks)
@@ -39,7 +48,7 @@ at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targe
   at::Tensor loss;
   {
     const Span span(SpanKind::Forward, "forward");
-    const PrecisionScope precision(settings_.precision, device_type_of(settings_));
+    const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
     loss = next_token_loss(model_(tokens), targets);
   }
   const Span span(SpanKind::Backward, "backward");
@@ -98,7 +107,7 @@ void TrainStep::discard() {
 
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const torch::NoGradGuard no_grad;
-  const PrecisionScope precision(settings_.precision, device_type_of(settings_));
+  const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
   return next_token_loss(model_(batch.tokens), batch.targets);
 }
 

@@ -1,5 +1,7 @@
 #include "train/terminal.h"
 
+#include "numbers.h"
+
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -10,7 +12,8 @@
 namespace tessera::train {
 
 int terminal_columns() {
-  if (const char* told = std::getenv(kColumnsVariable)) return std::atoi(told);
+  if (const char* told = std::getenv(kColumnsVariable))
+    return tool::parse_number<int>(told).value_or(0);
   // These give each rank a terminal of its own and collect what is written to it, maybe in a file.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID"}) {
     if (std::getenv(name) != nullptr) return 0;

@@ -10,16 +10,12 @@
 #include "train/schedule.h"
 #include "train/signals.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/utils.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
-#include <fstream>
 #include <numeric>
 #include <utility>
 
@@ -34,19 +30,6 @@ constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-/// Of this rank: on a device what its allocator holds, otherwise the process's.
-int64_t memory_in_use(at::Device device) {
-  if (!device.is_cpu()) {
-    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-    const auto stats = at::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-    return stats.reserved_bytes[kAll].current;
-  }
-  std::ifstream file("/proc/self/statm");
-  int64_t size = 0, resident = 0;
-  file >> size >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
 }
 
 at::Device device_of(const Settings& settings) {
@@ -71,7 +54,18 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
   return model;
 }
 
-std::string signal_name(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
+/// A save fails on all ranks alike, unless a rank is lost.
+template <class F>
+void agree_on_save(F save) {
+  try {
+    save();
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw AgreedError("expected a checkpoint, but nothing was saved: " + message_of(error),
+                      kNotSaved);
+  }
+}
 
 }  // namespace
 
@@ -145,52 +139,95 @@ void Trainer::resume(Start start) {
   }
   saved_step_ = position_.step;
   // After a failure the end may lack what comes behind the last step.
-  has_nothing_to_do_ = start == Start::Resume && position_.step >= settings_.steps;
+  has_nothing_to_do_ = start == Start::Resume && is_over();
   if (has_nothing_to_do_) return;
   journal_.event("resumed", position_.step, "goes on after step " + std::to_string(position_.step));
 }
 
-int Trainer::run() {
+bool Trainer::is_over() const {
+  return position_.step >= settings_.steps ||
+         (settings_.minutes > 0 && position_.elapsed >= 60 * settings_.minutes);
+}
+
+double Trainer::schedule_place() const {
+  return schedule_position(settings_, position_.step, position_.elapsed);
+}
+
+std::string Trainer::what_is_saved() const {
+  const auto last = latest_checkpoint(folder_.checkpoints());
+  if (!last) return "nothing is saved in " + folder_.path();
+  return "the last saved checkpoint is " + *last + "; go on with --resume --run " + folder_.path();
+}
+
+Ending Trainer::run() {
   if (has_nothing_to_do_) {
     journal_.say("nothing to do: the run is at step " + std::to_string(position_.step) + " of " +
-                 std::to_string(settings_.steps) + "; raise --steps");
-    return 0;
+                 std::to_string(settings_.steps) +
+                 (position_.step >= settings_.steps
+                      ? "; raise --steps"
+                      : ", and its --minutes have passed; raise --minutes") +
+                 "; " + what_is_saved());
+    return {};
   }
   note_signals();
-  int signal = 0;
+  try {
+    train_steps();
+    return finish();
+  } catch (const AgreedError& error) {
+    throw AgreedError(std::string(error.what()) + "; " + what_is_saved(), error.exit_code());
+  } catch (const std::exception& error) {
+    // A launcher that has asked the job to end takes other failures for its end.
+    const bool is_asked_to_end = stop_.signal != 0 || noted_signal().number != 0;
+    throw RankError(
+        (is_asked_to_end ? "nothing was saved: " : "") + message_of(error) + "; " + what_is_saved(),
+        is_asked_to_end ? kNotSaved : 1);
+  }
+}
+
+void Trainer::train_steps() {
+  clock_start_ = now() - position_.elapsed;
   const auto first = position_.step;
   // Earlier steps are slower: memory is new, programs are made.
   first_traced_ =
       std::clamp<int64_t>(settings_.steps - first - settings_.trace - 1, 0, kMostUntraced);
-  while (position_.step < settings_.steps && signal == 0) {
+  while (!is_over() && stop_.signal == 0) {
     begin_timeline(position_.step - first);
     const auto measured = train_step();
-    signal = measured.signal;
-    const bool is_last = position_.step + 1 == settings_.steps || signal != 0;
-    end_timeline(position_.step - first, is_last);
+    stop_ = measured.stop;
     ++position_.step;
+    const bool is_last = is_over() || stop_.signal != 0;
+    end_timeline(position_.step - 1 - first, is_last);
     log(measured);
     const auto is_due = [&](int64_t every) { return every > 0 && position_.step % every == 0; };
+    if (measured.have_saved) finish_saving();
     // After a step that was left out the model may be one that has come to nothing.
     if ((is_due(settings_.save_every) || is_last) && measured.is_finite) save();
-    if (trainee_.has_saved()) finish_saving();
     if (is_due(settings_.eval_every) && !is_last) validate();
   }
-  return finish(signal);
 }
 
-Trainer::Measured Trainer::train_step() {
+Measured Trainer::train_step() {
   const auto begun = now();
   const auto communicated = communication_seconds();
-  set_learning_rate(optimizer_, learning_rate(settings_, position_.step));
+  const double rate = learning_rate(settings_, schedule_place());
+  set_learning_rate(optimizer_, rate);
   last_batches_.clear();
   const auto loss = step_.backward([&] {
     last_batches_.push_back(batches_.next(sequences_per_part()));
     return last_batches_.back();
   });
   const auto norm = step_.clip();
-  auto measured = exchange(loss.item<double>(), now() - begun,
-                           communication_seconds() - communicated, norm.item<double>());
+  auto measured =
+      exchange({.loss = loss.item<double>(),
+                .seconds = now() - begun,
+                .communication = communication_seconds() - communicated,
+                .gradient_norm = norm.item<double>(),
+                .elapsed = now() - clock_start_,
+                .has_saved = trainee_.has_saved()},
+               device_,
+               // fp16 overflows now and then by design; its scaler leaves such steps out
+               /*may_overflow=*/settings_.precision == "fp16");
+  measured.learning_rate = rate;
   if (measured.is_finite) {
     skipped_in_a_row_ = 0;
     step_.update();
@@ -199,32 +236,9 @@ Trainer::Measured Trainer::train_step() {
   }
   measured.seconds = now() - begun;
   position_.seconds += measured.seconds;
+  position_.elapsed = measured.elapsed;
   position_.tokens += settings_.batch * settings_.context;
   return measured;
-}
-
-/// One small message per step: what all ranks have measured, and whether one was told to stop.
-Trainer::Measured Trainer::exchange(double loss, double seconds, double communication,
-                                    double norm) const {
-  const std::vector<double> own = {loss, communication / seconds, norm,
-                                   static_cast<double>(memory_in_use(device_)),
-                                   static_cast<double>(noted_signal())};
-  auto all =
-      at::zeros({world_size(), static_cast<int64_t>(own.size())}, at::TensorOptions(at::kDouble));
-  all[rank()] = at::tensor(own, at::kDouble);
-  all = all_reduce(all.to(device_)).to(at::kCPU);
-  const auto column = [&](int64_t i) { return all.select(1, i); };
-  // fp16 overflows now and then by design; its scaler leaves such steps out.
-  const bool is_finite =
-      std::isfinite(column(0).sum().item<double>()) &&
-      (settings_.precision == "fp16" || std::isfinite(column(2).sum().item<double>()));
-  return {.loss = column(0).mean().item<double>(),
-          .seconds = seconds,
-          .communication = column(1).mean().item<double>(),
-          .gradient_norm = norm,
-          .memory = static_cast<int64_t>(column(3).max().item<double>()),
-          .signal = static_cast<int>(column(4).max().item<double>()),
-          .is_finite = is_finite};
 }
 
 void Trainer::handle_nonfinite(const Measured& measured) {
@@ -245,10 +259,7 @@ void Trainer::handle_nonfinite(const Measured& measured) {
           ? std::to_string(kMostSkippedInARow) +
                 " steps in a row were left out before it; lower --lr or give --clip"
           : "lower --lr, give --clip, or leave such steps out with --skip-nonfinite";
-  throw AgreedError("expected a finite loss, but " + what + "; " + remedy +
-                    (saved_step_ < 0
-                         ? "; there is no checkpoint"
-                         : "; the last checkpoint is of step " + std::to_string(saved_step_)));
+  throw AgreedError("expected a finite loss, but " + what + "; " + remedy);
 }
 
 void Trainer::log(const Measured& measured) {
@@ -256,20 +267,24 @@ void Trainer::log(const Measured& measured) {
   if (recent_seconds_.size() > kStepsForSpeed) recent_seconds_.erase(recent_seconds_.begin());
   const double mean = std::accumulate(recent_seconds_.begin(), recent_seconds_.end(), 0.0) /
                       static_cast<double>(recent_seconds_.size());
+  double left = mean * static_cast<double>(settings_.steps - position_.step);
+  if (settings_.minutes > 0) left = std::min(left, 60 * settings_.minutes - position_.elapsed);
   journal_.step(
       {.step = position_.step,
        .steps = settings_.steps,
        .loss = measured.loss,
-       .learning_rate = learning_rate(settings_, position_.step - 1),
+       .learning_rate = measured.learning_rate,
        .tokens_per_second = static_cast<double>(settings_.batch * settings_.context) / mean,
        .ranks = world_size(),
        .communication = measured.communication,
        .memory = measured.memory,
-       .seconds_left = mean * static_cast<double>(settings_.steps - position_.step)},
+       .seconds_left = left,
+       .done = is_over() ? 1 : schedule_place() / static_cast<double>(settings_.steps)},
       {{"tokens", position_.tokens},
        {"grad_norm", measured.gradient_norm},
        {"step_seconds", measured.seconds},
        {"seconds", position_.seconds},
+       {"elapsed", position_.elapsed},
        {"epoch", batches_.epoch()}});
 }
 
@@ -290,14 +305,15 @@ void Trainer::validate() {
 
 void Trainer::save() {
   finish_saving();
-  trainee_.save(folder_, position_);
+  agree_on_save([&] { trainee_.save(folder_, position_); });
   saving_step_ = position_.step;
 }
 
 void Trainer::finish_saving() {
   if (saving_step_ < 0) return;
-  trainee_.finish_saving();
-  saved_step_ = std::exchange(saving_step_, -1);
+  const auto step = std::exchange(saving_step_, -1);
+  agree_on_save([&] { trainee_.finish_saving(); });
+  saved_step_ = step;
   journal_.event("saved", saved_step_, "");
 }
 
@@ -317,27 +333,34 @@ void Trainer::end_timeline(int64_t step_here, bool is_last) {
   if (!is_trace && settings_.compile) journal_.file("program.cpp", step_.program());
 }
 
-int Trainer::finish(int signal) {
-  if (signal == 0) validate();
+Ending Trainer::finish_stopped() {
+  const auto step = std::to_string(position_.step);
+  std::string stopped = std::string("stopped by ") + signal_name(stop_.signal);
+  if (stop_.sender != 0)
+    stopped += ", which process " + std::to_string(stop_.sender) + " sent to rank " +
+               std::to_string(stop_.rank) + ",";
   finish_saving();
-  if (signal != 0) {
-    const auto stopped = "stopped by " + signal_name(signal) + " after step " +
-                         std::to_string(position_.step) + "; ";
-    // None: all steps so far were left out.
-    journal_.say(stopped + (saved_step_ < 0
-                                ? "there is no checkpoint"
-                                : "the checkpoint of step " + std::to_string(saved_step_) +
-                                      " is saved; go on with --resume --run " + folder_.path()));
-    return 128 + signal;
-  }
+  if (saved_step_ != position_.step)
+    throw AgreedError(stopped + " after step " + step + ", which was left out; nothing was saved",
+                      kNotSaved);
+  journal_.say(stopped + " after step " + step + "; " + what_is_saved());
+  return {.exit_code = 128 + stop_.signal, .first = stop_.sender == 0 ? -1 : stop_.rank};
+}
+
+Ending Trainer::finish() {
+  if (stop_.signal != 0) return finish_stopped();
+  validate();
+  finish_saving();
   if (settings_.sample > 0) {
     const auto text = generate(model_, batches_.corpus().tokenizer(), settings_.prompt,
                                settings_.sample, settings_.seed, device_);
     journal_.say("\n" + printable(settings_.prompt + text, "\n\t") + "\n");
     journal_.file("sample.txt", settings_.prompt + text);
   }
-  journal_.say("look at it: tessera report " + folder_.path());
-  return 0;
+  const auto last = latest_checkpoint(folder_.checkpoints());
+  journal_.say((last ? "saved in " + *last : "nothing is saved") + "; look at it: tessera report " +
+               folder_.path());
+  return {};
 }
 
 }  // namespace tessera::train

@@ -2,6 +2,7 @@
 
 #include "train/facts.h"
 #include "train/journal.h"
+#include "train/measured.h"
 #include "train/resume.h"
 #include "train/timeline.h"
 
@@ -17,6 +18,12 @@ struct Origin {
   nlohmann::json config;
 };
 
+/// How a job ends, on all ranks alike.
+struct Ending {
+  int exit_code = 0;  // 128 + the signal that ended it
+  int first = -1;     // the rank that is to leave before others: a launcher names who leaves first
+};
+
 /// Trains a GPT as the settings say; every rank has one.
 class Trainer {
  public:
@@ -24,31 +31,28 @@ class Trainer {
   /// used, or if it is to go on and there is no checkpoint that can be.
   Trainer(const Settings& settings, const Origin& origin, const std::string& folder, Start start);
 
-  /// The exit code: 0, or 128 + the signal that ended it.
-  int run();
+  /// Throws an AgreedError or a RankError that ends with what is saved, and where.
+  Ending run();
 
  private:
-  /// What all ranks have measured of one step.
-  struct Measured {
-    double loss = 0, seconds = 0, communication = 0, gradient_norm = 0;
-    int64_t memory = 0;
-    int signal = 0;
-    bool is_finite = true;
-  };
-
   void introduce();
   void resume(Start start);
   void record_start(Start start);
+  void train_steps();
   Measured train_step();
-  Measured exchange(double loss, double seconds, double communication, double norm) const;
   void handle_nonfinite(const Measured& measured);
   void log(const Measured& measured);
   void validate();
   void save();
   void finish_saving();
+  /// What a failed run leaves, as the disk has it.
+  std::string what_is_saved() const;
+  bool is_over() const;
+  double schedule_place() const;
   void begin_timeline(int64_t step_here);
   void end_timeline(int64_t step_here, bool is_last);
-  int finish(int signal);
+  Ending finish();
+  Ending finish_stopped();
   int64_t sequences_per_part() const;
 
   const Settings& settings_;
@@ -66,6 +70,8 @@ class Trainer {
   std::unique_ptr<Timeline> timeline_;
   int64_t first_traced_ = 0;  // of the steps of this start, from 0
   Position position_;
+  double clock_start_ = 0;  // when this run would have begun had it never been stopped
+  Stop stop_;               // what ends the job before its end
   bool has_nothing_to_do_ = false;
   int64_t saved_step_ = -1;  // of the last whole checkpoint
   int64_t saving_step_ = -1;

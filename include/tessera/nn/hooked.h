@@ -24,11 +24,21 @@ using WithMethods = typename MethodsOf<Impl>::template Apply<HookedBase<Impl>>;
 template <class Impl, class... G>
 decltype(auto) run_forward(Hooked<Impl>& self, G&&... given);
 
+/// What a module computes between its hooks. Specialised where torch::nn's own forward takes more
+/// kernels than it needs.
+template <class Impl>
+struct PlainForward {
+  template <class... A>
+  static decltype(auto) run(Impl& self, A&&... arguments) {
+    return self.Impl::forward(std::forward<A>(arguments)...);
+  }
+};
+
 template <class Impl>
 struct ForwardEntry {
   template <class... A>
   static decltype(auto) call(Hooked<Impl>& self, A&&... arguments) {
-    return self.Impl::forward(std::forward<A>(arguments)...);
+    return PlainForward<Impl>::run(self, std::forward<A>(arguments)...);
   }
   template <class... A>
   static decltype(auto) enter(Hooked<Impl>& self, A&&... arguments) {
@@ -41,7 +51,7 @@ template <class Impl, class R, class... A>
 R forward_of(const Hooked<Impl>& const_self, A... arguments) {
   auto& self = const_cast<Hooked<Impl>&>(const_self);
   if (!self.tessera_hook_point().is_hooked()) [[likely]]
-    return self.Impl::forward(std::forward<A>(arguments)...);
+    return PlainForward<Impl>::run(self, std::forward<A>(arguments)...);
   return call_with_hooks<Hooked<Impl>, ForwardEntry<Impl>, R>(
       self, parameter_names<Impl>(), Types<A...>{}, std::forward<A>(arguments)...);
 }

@@ -9,6 +9,15 @@
 /// no hooks.
 namespace tessera::nn {
 
+/// torch::nn's own multiplies by a transposed view and adds the bias in a kernel of its own, unless
+/// the input is 2-D.
+template <>
+struct detail::PlainForward<torch::nn::LinearImpl> {
+  static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
+    return at::linear(input, self.weight, self.bias);
+  }
+};
+
 #define TESSERA_NN_MODULE(Name) \
   using torch::nn::Name##Impl;  \
   TESSERA_MODULE(Name)

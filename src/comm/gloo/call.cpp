@@ -1,8 +1,6 @@
 // Starting gloo's collectives that move bytes, and what all calls share.
 #include "comm/gloo/call.h"
 
-#include "comm/dtype_names.h"
-
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -29,24 +27,63 @@ bool is_plain(const at::Tensor& tensor) {
 
 at::Tensor empty_plain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
 
+std::vector<uint64_t> sizes_of(const Tensors& tensors) {
+  std::vector<uint64_t> sizes;
+  for (const auto& tensor : tensors) sizes.push_back(tensor.defined() ? tensor.nbytes() : 0);
+  return sizes;
+}
+
+/// Longer ones would overflow the clock.
+constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
 }  // namespace
 
 GlooBackend::Call::Call(GlooBackend& backend, const char* name, c10d::OpType type,
-                        std::chrono::milliseconds timeout)
+                        std::chrono::milliseconds timeout, bool in_background)
     : backend_(backend),
       check_("gloo", name, backend.getRank(), backend.getSize(), /*only_cpu=*/true),
       type_(type),
-      timeout_(timeout) {
+      timeout_(timeout),
+      in_background_(in_background) {
   backend.log_->check_usable(name);
 }
 
-void GlooBackend::Call::describe(const at::Tensor& tensor, const std::string& how) {
-  arguments_ = c10::str(describe_elements(tensor.scalar_type(), tensor.nbytes()),
-                        how.empty() ? "" : ", ", how);
+void GlooBackend::Call::describe(Kind kind, const Tensors& contributions, int reduce,
+                                 int64_t root) {
+  descriptor_ = {.kind = kind, .reduce = reduce, .root = static_cast<int32_t>(root)};
+  add_notes(descriptor_);
+  for (const auto& tensor : contributions) {
+    descriptor_.dtype = static_cast<int32_t>(tensor.scalar_type());
+    descriptor_.bytes += tensor.nbytes();
+  }
+  descriptor_.largest_part = descriptor_.bytes;
 }
 
-std::string GlooBackend::Call::title(uint64_t sequence) const {
-  return c10::str(check_.name(), " #", sequence, arguments_.empty() ? "" : " (" + arguments_ + ")");
+void GlooBackend::Call::describe_parts(const Tensors& parts) {
+  set_parts(descriptor_, sizes_of(parts));
+  for (const auto& part : parts)
+    descriptor_.layout = descriptor_.layout * 31 + static_cast<uint64_t>(part.scalar_type());
+}
+
+void GlooBackend::Call::describe_exchange(const std::vector<uint64_t>& sent,
+                                          const std::vector<uint64_t>& received) {
+  set_parts(descriptor_, backend_.getRank(), sent, received);
+  descriptor_.largest_part = std::max(*std::max_element(sent.begin(), sent.end()),
+                                      *std::max_element(received.begin(), received.end()));
+}
+
+bool GlooBackend::Call::is_carried() const {
+  return backend_.queue_ && descriptor_.largest_part <= backend_.queue_->most_carried();
+}
+
+void GlooBackend::Call::move(Tensors sent, Tensors received) {
+  if (is_carried())
+    movements_.push_back({.sent = std::move(sent), .received = std::move(received)});
+}
+
+std::string GlooBackend::Call::title(uint64_t sequence) {
+  descriptor_.sequence = sequence;
+  return comm::describe(descriptor_);
 }
 
 at::Tensor GlooBackend::Call::read(const at::Tensor& tensor) const {
@@ -65,15 +102,25 @@ at::Tensor GlooBackend::Call::update(const at::Tensor& tensor) {
 }
 
 void GlooBackend::Call::add_broadcast(const at::Tensor& tensor, int64_t root) {
-  Tensors memory{bytes_of(update(tensor))};
-  start(
-      [&](auto& gloo) { return gloo.broadcast(memory, {.rootRank = root, .timeout = timeout_}); });
+  const auto memory = bytes_of(update(tensor));
+  Tensors sent(backend_.getSize());
+  Tensors received(backend_.getSize());
+  const bool is_root = backend_.getRank() == root;
+  is_root ? std::fill(sent.begin(), sent.end(), memory) : void(received[root] = memory);
+  move(std::move(sent), std::move(received));
+  start([tensors = Tensors{memory}, root, timeout = timeout_](auto& gloo) mutable {
+    return gloo.broadcast(tensors, {.rootRank = root, .timeout = timeout});
+  });
 }
 
 void GlooBackend::Call::add_allgather_bytes(const at::Tensor& output, const at::Tensor& input) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  start([&](auto& gloo) { return gloo._allgather_base(to, from, {.timeout = timeout_}); });
+  if (is_carried())
+    move(Tensors(backend_.getSize(), from), to.split_with_sizes(equal_parts(from.numel())));
+  start([to, from, timeout = timeout_](auto& gloo) mutable {
+    return gloo._allgather_base(to, from, {.timeout = timeout});
+  });
 }
 
 void GlooBackend::Call::add_all_gather(const at::Tensor& output, const at::Tensor& input) {
@@ -87,7 +134,10 @@ void GlooBackend::Call::add_all_gather(const Tensors& parts, const at::Tensor& i
   TensorLists to(1);
   for (const auto& part : parts) to[0].push_back(bytes_of(write(part)));
   Tensors from{bytes_of(read(input))};
-  start([&](auto& gloo) { return gloo.allgather(to, from, {.timeout = timeout_}); });
+  move(Tensors(backend_.getSize(), from[0]), to[0]);
+  start([to, from, timeout = timeout_](auto& gloo) mutable {
+    return gloo.allgather(to, from, {.timeout = timeout});
+  });
 }
 
 void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
@@ -96,8 +146,13 @@ void GlooBackend::Call::add_alltoall_bytes(const at::Tensor& output,
                                            std::vector<int64_t> input_counts) {
   auto to = bytes_of(output);
   auto from = bytes_of(input);
-  start([&](auto& gloo) {
-    return gloo.alltoall_base(to, from, output_counts, input_counts, {.timeout = timeout_});
+  const auto parts_of = [&](const at::Tensor& whole, const std::vector<int64_t>& counts) {
+    return whole.split_with_sizes(counts.empty() ? equal_parts(whole.numel() / backend_.getSize())
+                                                 : counts);
+  };
+  if (is_carried()) move(parts_of(from, input_counts), parts_of(to, output_counts));
+  start([=, timeout = timeout_](auto& gloo) mutable {
+    return gloo.alltoall_base(to, from, output_counts, input_counts, {.timeout = timeout});
   });
 }
 
@@ -142,7 +197,7 @@ void GlooBackend::Call::add_exchange(const at::Tensor& output,
 }
 
 void GlooBackend::Call::add_barrier(const c10d::BarrierOptions& opts) {
-  start([&](auto& gloo) { return gloo.barrier(opts); });
+  start([opts](auto& gloo) { return gloo.barrier(opts); });
 }
 
 std::function<void()> GlooBackend::Call::take_afterwards() {
@@ -155,9 +210,25 @@ std::function<void()> GlooBackend::Call::take_afterwards() {
 
 WorkPtr GlooBackend::Call::submit() {
   const auto sequence = ++backend_.sequence_;
-  auto work = c10::make_intrusive<CollectiveWork>(
-      type_, backend_.log_->add(title(sequence), sequence), backend_.log_, std::move(outputs));
-  CollectiveWork::follow(work, parts_, take_afterwards());
+  auto work =
+      c10::make_intrusive<CollectiveWork>(type_, backend_.log_->add(title(sequence), sequence),
+                                          backend_.log_, std::move(outputs), backend_.queue_);
+  CollectiveWork::begin(work, take_afterwards());
+  if (backend_.queue_) {
+    const auto timeout =
+        timeout_ <= kNoTimeout ? backend_.engine_->getOptions()->timeout : timeout_;
+    backend_.queue_->submit({.work = work,
+                             .descriptor = descriptor_,
+                             .movements = std::move(movements_),
+                             .starts = std::move(starts_),
+                             .sends = {},
+                             .deadline = Clock::now() + std::min(timeout, kLongestTimeout)},
+                            in_background_ || backend_.coalescing_);
+  } else {
+    std::vector<WorkPtr> parts;
+    for (auto& start : starts_) parts.push_back(backend_.engine_->start(std::move(start)));
+    CollectiveWork::follow(work, parts);
+  }
   if (backend_.coalescing_) backend_.coalescing_->push_back(work);
   return work;
 }

@@ -13,14 +13,21 @@ namespace tessera::comm::gloo {
 /// taken back.
 class GlooBackend::Call {
  public:
-  Call(GlooBackend& backend, const char* name, c10d::OpType type,
-       std::chrono::milliseconds timeout);
+  Call(GlooBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
+       bool in_background = true);
 
   const Arguments& check() const { return check_; }
   /// Throws TypeError if the dtype does not have the operation.
   void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
-  /// For messages: of what and how.
-  void describe(const at::Tensor& tensor, const std::string& how = {});
+  /// What it does, for peers and messages, before anything is added; `contributions` are this
+  /// rank's.
+  void describe(Kind kind, const Tensors& contributions, int reduce = -1, int64_t root = -1);
+  /// A list that is alike on all ranks: of tensors, or of what each rank contributes.
+  void describe_parts(const Tensors& parts);
+  /// all_to_all: bytes by peer.
+  void describe_exchange(const std::vector<uint64_t>& sent, const std::vector<uint64_t>& received);
+  /// The most bytes that one rank sends another, if not all that it contributes.
+  void set_largest_part(size_t bytes) { descriptor_.largest_part = bytes; }
 
   void add_broadcast(const at::Tensor& tensor, int64_t root);
   void add_all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op);
@@ -45,16 +52,22 @@ class GlooBackend::Call {
   at::Tensor write(const at::Tensor& tensor);
   at::Tensor update(const at::Tensor& tensor);
   std::function<void()> take_afterwards();
-  std::string title(uint64_t sequence) const;
+  std::string title(uint64_t sequence);
   Tensors outputs;
 
  private:
+  std::vector<int64_t> equal_parts(int64_t bytes) const {
+    return std::vector<int64_t>(backend_.getSize(), bytes);
+  }
   void add_allgather_bytes(const at::Tensor& output, const at::Tensor& input);
   void add_alltoall_bytes(const at::Tensor& output, std::vector<int64_t> output_counts,
                           const at::Tensor& input, std::vector<int64_t> input_counts);
+  /// Whether headers carry the data: what gloo would reduce is gathered instead.
+  bool is_carried() const;
+  void move(Tensors sent, Tensors received);
   template <class Start>
   void start(Start start) {
-    parts_.push_back(backend_.engine_->start(std::move(start)));
+    starts_.emplace_back(std::move(start));
   }
   void afterwards(std::function<void()> function) { afterwards_.push_back(std::move(function)); }
 
@@ -62,8 +75,10 @@ class GlooBackend::Call {
   const Arguments check_;
   const c10d::OpType type_;
   const std::chrono::milliseconds timeout_;
-  std::string arguments_;
-  std::vector<WorkPtr> parts_;
+  const bool in_background_;
+  Descriptor descriptor_;
+  std::vector<Movement> movements_;
+  std::vector<std::function<WorkPtr(Engine&)>> starts_;
   std::vector<std::function<void()>> afterwards_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from; after everything else
 };

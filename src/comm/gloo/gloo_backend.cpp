@@ -18,17 +18,20 @@ namespace {
 
 constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
 
+constexpr const char* kLoopback = "127.0.0.1";
 constexpr const char* kConnected = "gloo/connected";
 
 constexpr std::chrono::seconds kGrace(5);  // for collectives that are under way at the end
 
-c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(
-    std::chrono::milliseconds timeout) {
-  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const BackendRequest& request) {
+  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
   std::istringstream names(Environment().get(kInterfaces).value_or(""));
   for (std::string name; std::getline(names, name, ',');) {
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
   }
+  // On one host nobody on the network has to reach it.
+  if (options->devices.empty() && request.shares_network)
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(kLoopback));
   // The address the host's name stands for, or the loopback device if it stands for none.
   if (options->devices.empty())
     options->devices.push_back(c10d::ProcessGroupGloo::createDefaultDevice());
@@ -45,11 +48,17 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
                       .caller = c10::str("gloo: group '", request.group_name, "'"),
                       .processes = request.processes};
   // gloo itself would wait for a missing rank without a word of who it is.
-  exchange(group, "gloo/arrived", "here");
+  const std::string own = request.check_calls ? "on" : "off";
+  const auto checks = exchange(group, "gloo/arrived", own);
+  for (size_t peer = 0; peer < checks.size(); ++peer) {
+    TORCH_CHECK_VALUE(checks[peer] == own, group.caller,
+                      ": expected check_calls (or TESSERA_CHECK_CALLS) alike on all ranks, got ",
+                      own, " on rank ", request.rank, " and ", checks[peer], " on rank ", peer);
+  }
   c10::intrusive_ptr<Engine> engine;
   try {
     engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
-                                         make_options(request.timeout));
+                                         make_options(request));
   } catch (const std::exception&) {
     const auto error = c10::str(group.caller, ": rank ", request.rank, " of ", request.size,
                                 " could not connect to its peers within ",
@@ -78,10 +87,15 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
       engine_(std::move(engine)),
       store_(request.store),
       processes_(request.processes),
-      log_(std::make_shared<GroupLog>(request)) {}
+      log_(std::make_shared<GroupLog>(request)),
+      queue_(request.check_calls && request.size > 1
+                 ? std::make_shared<CallQueue>(request, engine_, log_)
+                 : nullptr),
+      lookout_(request, log_, [this] { end_all(); }) {}
 
 GlooBackend::~GlooBackend() {
   shutdown();
+  if (queue_) queue_->close();
   // gloo ends only with its last collective, which may have to time out first: nobody shall wait
   // for that.
   if (!log_->await_idle(std::chrono::milliseconds(0))) {
@@ -90,12 +104,15 @@ GlooBackend::~GlooBackend() {
 }
 
 void GlooBackend::shutdown() {
+  lookout_.close();
   log_->close();
   watchers_->close();
   // What waits for a peer that will never come must not hold up the end of this rank.
   const auto grace = close_by_ ? std::max(*close_by_ - Clock::now(), Clock::duration(0)) : kGrace;
+  const auto deadline = Clock::now() + grace;
   if (log_->has_failed() || !log_->await_idle(std::chrono::ceil<std::chrono::milliseconds>(grace)))
-    abort();
+    return abort();
+  if (queue_) queue_->flush(deadline);
 }
 
 void GlooBackend::begin_close(Clock::time_point deadline) {
@@ -104,7 +121,12 @@ void GlooBackend::begin_close(Clock::time_point deadline) {
 
 void GlooBackend::abort() {
   log_->close();
+  end_all();
+}
+
+void GlooBackend::end_all() {
   engine_->close_connections();
+  if (queue_) queue_->abort();
   log_->cancel_all();
 }
 
@@ -125,7 +147,8 @@ WorkPtr GlooBackend::endCoalescing() {
       c10d::OpType::COALESCED,
       log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
       Tensors());
-  CollectiveWork::follow(work, parts, {});
+  CollectiveWork::begin(work, {});
+  CollectiveWork::follow(work, parts);
   return work;
 }
 
@@ -140,9 +163,9 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
   TORCH_CHECK_VALUE(is_any || (peer >= 0 && peer < size_ && peer != rank_), "gloo: ", name,
                     ": expected a peer from 0 to ", size_ - 1, " other than this rank (", rank_,
                     "), got ", peer);
-  TORCH_CHECK_VALUE(tag >= 0, "gloo: ", name, ": expected a tag of 0 or more, got ", tag);
-  call.describe(tensor, c10::str(is_send ? "to " : "from ",
-                                 is_any ? "any rank" : c10::str("rank ", peer), ", tag ", tag));
+  TORCH_CHECK_VALUE(tag >= 0 && tag < kHeaderTag, "gloo: ", name, ": expected a tag from 0 to ",
+                    kHeaderTag - 1, ", got ", tag);
+  call.describe(is_send ? Kind::Send : Kind::Receive, {tensor}, -1, peer);
   Tensors memory{is_send ? call.read(tensor) : call.write(tensor)};
   WorkPtr inner = engine_->start([&](auto& gloo) {
     return is_send  ? gloo.send(memory, peer, tag)

@@ -1,13 +1,13 @@
 #pragma once
 
 #include "comm/closing.h"
+#include "comm/gloo/call_queue.h"
+#include "comm/gloo/engine.h"
+#include "comm/gloo/lookout.h"
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
 #include "comm/recorded.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
-#include <mutex>
 #include <optional>
 
 namespace tessera::comm::gloo {
@@ -18,27 +18,6 @@ namespace tessera::comm::gloo {
 // copies back to tensors that are not contiguous, averages, roundings to half types, and whole
 // reductions, of what was gathered, with shm's kernels in the order of ranks. Results do not depend
 // on the rank; half types are accumulated in float32 and rounded once.
-
-/// c10d's gloo as it is. Its collectives call each other by name, so they are kept apart from ours,
-/// which bear the same.
-class Engine final : public c10d::ProcessGroupGloo {
- public:
-  using ProcessGroupGloo::ProcessGroupGloo;
-  void close_connections() {
-    for (const auto& context : contexts_) context->closeConnections();
-  }
-
-  /// Calls `start` with this, one rank of the process at a time: c10d notes every collective in a
-  /// table of the process, which libtorch 2.11 does not lock.
-  template <class Start>
-  auto start(Start start) {
-    const std::lock_guard lock(starting_);
-    return start(*this);
-  }
-
- private:
-  inline static std::mutex starting_;
-};
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
 class GlooBackend final : public c10d::Backend, public Recorded, public Closing {
@@ -95,18 +74,21 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing 
  private:
   class Call;
   friend class Call;
+  void end_all();
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
 
   c10::intrusive_ptr<Engine> engine_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const Processes processes_;
   const LogPtr log_;
+  const std::shared_ptr<CallQueue> queue_;  // null: calls are not checked
   const std::shared_ptr<Watchers> watchers_ = std::make_shared<Watchers>();
   uint64_t sequence_ = 0;  // of collectives: equal on all ranks
   uint64_t point_sequence_ = 0;
   uint64_t monitored_barriers_ = 0;
   std::optional<std::vector<WorkPtr>> coalescing_;
   std::optional<Clock::time_point> close_by_;
+  Lookout lookout_;  // last: its thread uses the others
 };
 
 }  // namespace tessera::comm::gloo

@@ -25,15 +25,6 @@ std::string without_ornaments(std::string text) {
   return text.substr(0, text.find(". This is typically"));
 }
 
-const char* explain(const std::string& text) {
-  if (text.find("imed out") != std::string::npos) return "a peer did not take part in time";
-  if (text.find("losed") != std::string::npos || text.find("reset") != std::string::npos) {
-    return "a peer has ended or its connection broke";
-  }
-  if (text == kLeft) return "given up";
-  return "gloo failed";
-}
-
 /// Spans outlive the groups that they are of.
 const char* interned(const std::string& name) {
   static std::mutex mutex;
@@ -57,12 +48,32 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 GroupLog::GroupLog(const BackendRequest& request)
-    : span_name_(interned("gloo (" + request.group_name + ")")) {
-  place_ = c10::str(" in group '", request.group_name, "' on rank ", request.rank);
-  const auto& world = request.world_ranks;
-  if (request.rank < static_cast<int>(world.size()) && world[request.rank] != request.rank) {
-    place_ += c10::str(" (world rank ", world[request.rank], ")");
+    : group_name_(request.group_name),
+      world_ranks_(request.world_ranks),
+      span_name_(interned("gloo (" + request.group_name + ")")) {
+  place_ = c10::str(" in group '", request.group_name, "' on ", label(request.rank));
+}
+
+std::string GroupLog::label(int rank) const {
+  const int in_world = rank < static_cast<int>(world_ranks_.size()) ? world_ranks_[rank] : rank;
+  const auto text = "rank " + std::to_string(rank);
+  return in_world == rank ? text : c10::str(text, " (world rank ", in_world, ")");
+}
+
+std::string GroupLog::explain(const std::exception_ptr& failure, const std::string& who,
+                              Clock::time_point since) {
+  const auto text = without_ornaments(text_of(failure));
+  const auto waited = format_seconds(seconds_since(since));
+  if (text.find("imed out") != std::string::npos) {
+    return c10::str("timed out after ", waited, " of waiting for ", who,
+                    "; raise the group's timeout if the ranks are only slow");
   }
+  if (text.find("losed") != std::string::npos || text.find("reset") != std::string::npos) {
+    return c10::str(who, " has ended or its connection broke; look at that rank's own output ",
+                    "for the cause");
+  }
+  if (text == kLeft) return c10::str("given up after ", waited, ": ", kLeft);
+  return c10::str("gloo failed after ", waited, ": ", text);
 }
 
 std::string GroupLog::describe(const Issue& issue, const std::string& what) const {
@@ -72,8 +83,8 @@ std::string GroupLog::describe(const Issue& issue, const std::string& what) cons
 void GroupLog::check_usable(const std::string& what) const {
   const std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, failure_.empty(), "gloo: ", what, place_,
-                   ": the group can't be used after an earlier error (", failure_,
-                   "); end this rank, or shut down and init again");
+                   ": the group can't be used after an earlier error; end this rank, or shut ",
+                   "down and init again. The error was: ", failure_);
   TORCH_CHECK_WITH(DistBackendError, !closed_, "gloo: ", what, place_,
                    ": the group was shut down; init again or make a new group");
 }
@@ -118,6 +129,19 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
   return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
 }
 
+std::optional<Clock::time_point> GroupLog::waits_since() const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& issue : issues_) {
+    if (issue->state == Issue::State::Running) return issue->since;
+  }
+  return std::nullopt;
+}
+
+void GroupLog::blame(std::string cause) {
+  const std::lock_guard lock(mutex_);
+  if (cause_.empty()) cause_ = std::move(cause);
+}
+
 IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
   auto issue = std::make_shared<Issue>();
   issue->what = std::move(what);
@@ -129,16 +153,27 @@ IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
 }
 
 std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
-  const std::string text = without_ornaments(text_of(cause));
-  const auto message =
-      describe(issue, c10::str(explain(text), ", ", format_seconds(seconds_since(issue.since)),
-                               " after the call: ", text));
+  std::string message;
+  {
+    const std::lock_guard lock(mutex_);
+    message = cause_;
+  }
+  try {
+    if (!message.empty()) throw Cause(message);
+    std::rethrow_exception(cause);
+  } catch (const Cause& known) {
+    message = known.for_all ? c10::str("gloo: in group '", group_name_, "' ", known.what())
+                            : describe(issue, known.what());
+  } catch (...) {
+    message = describe(issue, explain(cause, "a peer", issue.since));
+  }
   issue.state = Issue::State::Failed;
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
     is_first = failure_.empty() && !closed_;
     if (failure_.empty()) failure_ = message;
+    message = failure_;
   }
   if (is_first) std::cerr << "tessera: " + message + "\n" + recent() << std::flush;
   return std::make_exception_ptr(

@@ -11,7 +11,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace tessera::comm::gloo {
 
@@ -19,6 +22,14 @@ using Clock = std::chrono::steady_clock;
 
 /// The cause of the error of what was under way when this rank left the group.
 inline constexpr const char* kLeft = "this rank has shut the group down";
+
+/// Why a collective failed, in plain words. `for_all`: every rank says the same.
+class Cause : public std::runtime_error {
+ public:
+  explicit Cause(const std::string& text, bool for_all = false)
+      : runtime_error(text), for_all(for_all) {}
+  const bool for_all;
+};
 
 /// One call of a collective on this rank.
 struct Issue {
@@ -49,10 +60,15 @@ class GroupLog {
   /// Whether gloo has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
 
+  /// Since when a call has not completed; none: all have.
+  std::optional<Clock::time_point> waits_since() const;
+  /// What is under way, or comes, fails because of `cause`, whatever gloo says of it.
+  void blame(std::string cause);
+
   IssuePtr add(std::string what, uint64_t sequence);
   /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
-  /// rank and time. The first one makes the group unusable and is written to standard error with
-  /// the last collectives.
+  /// rank and cause. The first one makes the group unusable, is written to standard error with the
+  /// last collectives, and is what all others say.
   std::exception_ptr fail(Issue& issue, const std::exception_ptr& cause);
   /// The same for a wait that ended before the collective did, which may still complete.
   [[noreturn]] void throw_impatient(const Issue& issue) const;
@@ -62,14 +78,22 @@ class GroupLog {
 
   /// " in group 'dp' on rank 1 (world rank 3)".
   const std::string& place() const { return place_; }
+  /// "rank 1", with the world's number where it differs.
+  std::string label(int rank) const;
+  /// `failure` of gloo in plain words, if it waited for `who` since `since`.
+  static std::string explain(const std::exception_ptr& failure, const std::string& who,
+                             Clock::time_point since);
 
  private:
   std::string describe(const Issue& issue, const std::string& what) const;
 
+  const std::string group_name_;
+  const std::vector<int> world_ranks_;
   std::string place_;
   const char* span_name_;
   mutable std::mutex mutex_;
   std::string failure_;
+  std::string cause_;
   bool closed_ = false;
   std::map<IssuePtr, std::function<void()>> under_way_;
   std::condition_variable left_;

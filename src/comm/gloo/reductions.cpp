@@ -63,7 +63,7 @@ void GlooBackend::Call::add_all_reduce(const at::Tensor& tensor, const ReduceOp&
   const auto memory = update(tensor);
   const int size = backend_.getSize();
   const auto carrier = find_carrier(dtype, op.op_);
-  if (!carrier) {
+  if (!carrier || is_carried()) {
     const auto gathered = at::empty({size, tensor.numel()}, tensor.options());
     add_allgather_bytes(gathered, memory);
     const auto how = find_combine(check_, tensor, op);
@@ -73,7 +73,7 @@ void GlooBackend::Call::add_all_reduce(const at::Tensor& tensor, const ReduceOp&
       is_half(dtype) ? memory.to(carrier->dtype) : memory_as(memory, carrier->dtype);
   c10d::AllreduceOptions opts{.reduceOp = carrier->op, .timeout = timeout_};
   Tensors tensors{carried};
-  start([&](auto& gloo) { return gloo.allreduce(tensors, opts); });
+  start([tensors, opts](auto& gloo) mutable { return gloo.allreduce(tensors, opts); });
   if (op.op_ == ReduceOp::AVG) afterwards([=] { carried.div_(size); });
   if (is_half(dtype)) afterwards([=] { memory.copy_(carried); });
 }
@@ -101,7 +101,7 @@ void GlooBackend::Call::add_reduce(const at::Tensor& tensor, const ReduceOp& op,
   const bool is_root = backend_.getRank() == root;
   const auto memory = is_root ? update(tensor) : read(tensor);
   const auto carrier = find_carrier(dtype, op.op_);
-  if (!carrier) {
+  if (!carrier || is_carried()) {
     std::vector<int64_t> sent(size, 0);
     sent[root] = static_cast<int64_t>(tensor.nbytes());
     const std::vector<int64_t> received(size, is_root ? sent[root] : 0);
@@ -116,7 +116,7 @@ void GlooBackend::Call::add_reduce(const at::Tensor& tensor, const ReduceOp& op,
     carried = carried.clone();  // gloo scribbles on every rank's tensor
   c10d::ReduceOptions opts{.reduceOp = carrier->op, .rootRank = root, .timeout = timeout_};
   Tensors tensors{carried};
-  start([&](auto& gloo) { return gloo.reduce(tensors, opts); });
+  start([tensors, opts](auto& gloo) mutable { return gloo.reduce(tensors, opts); });
   if (!is_root) return;
   if (op.op_ == ReduceOp::AVG) afterwards([=] { carried.div_(size); });
   if (is_half(dtype)) afterwards([=] { memory.copy_(carried); });

@@ -1,6 +1,6 @@
-#include "comm/gloo/work.h"
-
 #include <tessera/trace.h>
+
+#include "comm/gloo/call_queue.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
@@ -19,6 +19,7 @@ GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors output
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
   const Span span(SpanKind::Communication, log_->span_name());
+  prepare_wait(timeout);
   try {
     return Work::wait(timeout);
   } catch (const c10::DistBackendError&) {
@@ -57,14 +58,23 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
   future_result_->markCompleted(c10::IValue(static_cast<int64_t>(result)));
 }
 
-void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,
-                            const std::vector<WorkPtr>& parts, std::function<void()> afterwards) {
+void CollectiveWork::prepare_wait(std::chrono::milliseconds timeout) {
+  // A wait that may end early leaves the queue to its thread.
+  if (queue_ && timeout <= kNoTimeout) queue_->run_until_started(*this);
+}
+
+void CollectiveWork::begin(const c10::intrusive_ptr<CollectiveWork>& self,
+                           std::function<void()> afterwards) {
   self->afterwards_ = std::move(afterwards);
-  self->open_parts_ = parts.size();
-  if (parts.empty()) return self->complete_once(nullptr);
   self->log_->enter(self->issue_, [self] {
     self->complete_once(std::make_exception_ptr(std::runtime_error(kLeft)));
   });
+}
+
+void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,
+                            const std::vector<WorkPtr>& parts) {
+  if (parts.empty()) return self->end(nullptr);
+  self->open_parts_ = parts.size();
   for (const auto& part : parts) {
     part->getFuture()->addCallback([self](c10::ivalue::Future& future) {
       self->end_part(future.hasError() ? future.exception_ptr() : nullptr);
@@ -72,14 +82,17 @@ void CollectiveWork::follow(const c10::intrusive_ptr<CollectiveWork>& self,
   }
 }
 
+void CollectiveWork::end(const std::exception_ptr& error) {
+  complete_once(error);
+  log_->leave(issue_);
+}
+
 void CollectiveWork::end_part(const std::exception_ptr& error) {
   if (error) {
     const std::lock_guard lock(error_mutex_);
     if (!error_) error_ = error;
   }
-  if (open_parts_.fetch_sub(1) != 1) return;
-  complete_once(error_);
-  log_->leave(issue_);
+  if (open_parts_.fetch_sub(1) == 1) end(error_);
 }
 
 void CollectiveWork::complete_once(const std::exception_ptr& error) {

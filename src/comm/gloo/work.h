@@ -19,6 +19,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using LogPtr = std::shared_ptr<GroupLog>;
 
+class CallQueue;
+
 /// What the works below share: a future, a record in the log, and errors that tell what happened
 /// where.
 class GlooWork : public c10d::Work {
@@ -37,6 +39,9 @@ class GlooWork : public c10d::Work {
   /// throws.
   void complete(const std::exception_ptr& gloo_error, const std::function<void()>& afterwards);
 
+  /// What the waiting thread has to do itself.
+  virtual void prepare_wait(std::chrono::milliseconds /*timeout*/) {}
+
   const IssuePtr issue_;
   const LogPtr log_;
 
@@ -51,15 +56,31 @@ class GlooWork : public c10d::Work {
 /// that ends the last one.
 class CollectiveWork final : public GlooWork {
  public:
-  using GlooWork::GlooWork;
-  /// Called once. `self` keeps the work alive while gloo is busy with it.
+  /// `queue`: where it starts; null if it is not checked.
+  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+                 std::shared_ptr<CallQueue> queue = nullptr)
+      : GlooWork(type, std::move(issue), std::move(log), std::move(outputs)),
+        queue_(std::move(queue)) {}
+
+  /// From here on it counts as under way. `self` keeps the work alive until it has ended.
+  static void begin(const c10::intrusive_ptr<CollectiveWork>& self,
+                    std::function<void()> afterwards);
+  /// Then one of these, once.
   static void follow(const c10::intrusive_ptr<CollectiveWork>& self,
-                     const std::vector<WorkPtr>& parts, std::function<void()> afterwards);
+                     const std::vector<WorkPtr>& parts);
+  void end(const std::exception_ptr& error);
+
+  // --- for the queue, under its lock
+  bool has_started() const { return has_started_; }
+  void mark_started() { has_started_ = true; }
 
  private:
+  void prepare_wait(std::chrono::milliseconds timeout) override;
   void end_part(const std::exception_ptr& error);
   void complete_once(const std::exception_ptr& error);
 
+  const std::shared_ptr<CallQueue> queue_;
+  bool has_started_ = false;
   std::atomic<size_t> open_parts_{0};
   std::atomic<bool> is_ending_{false};
   std::function<void()> afterwards_;

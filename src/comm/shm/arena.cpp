@@ -1,5 +1,6 @@
 #include "comm/shm/arena.h"
 
+#include "base/file_size_signal.h"
 #include "base/text.h"
 
 #include <c10/util/Exception.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -18,10 +20,12 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kLargestCapacity = size_t{256} << 30;
 // Below this a request is not weighed against the machine's free memory: reading /proc would cost
 // more.
 constexpr size_t kWeighedBytes = size_t{64} << 20;
+
+constexpr const char* kMemoryName = "tessera";
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 size_t round_to_pages(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + Arena::kPage - 1) / Arena::kPage * Arena::kPage;
@@ -30,9 +34,9 @@ size_t round_to_pages(size_t bytes) {
 size_t pick_capacity() {
   const auto physical =
       static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  size_t capacity = std::min(physical, kLargestCapacity);
+  size_t capacity = std::min(physical, Arena::kLargestCapacity);
   rlimit limit{};
-  // A file grown past RLIMIT_FSIZE kills the process with SIGXFSZ, a mapping past RLIMIT_AS fails.
+  // A file can't grow past RLIMIT_FSIZE, nor a mapping past RLIMIT_AS.
   for (const auto kind : {RLIMIT_FSIZE, RLIMIT_AS}) {
     if (getrlimit(kind, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
       capacity = std::min<size_t>(capacity, limit.rlim_cur / 8);
@@ -75,6 +79,52 @@ uint8_t* map(int descriptor, size_t capacity) {
 
 }  // namespace
 
+int make_memory_file(size_t bytes, bool reserve) {
+  const int descriptor = memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) return -1;
+  const FileSizeSignalBlock block;
+  const auto size = static_cast<off_t>(bytes);
+  int error = 0;
+  if (reserve) {
+    error = posix_fallocate(descriptor, 0, size);
+  } else if (ftruncate(descriptor, size) != 0) {
+    error = errno;
+  }
+  if (error == 0 && fcntl(descriptor, F_ADD_SEALS, kSeals) != 0) error = errno;
+  if (error == 0) return descriptor;
+  close(descriptor);
+  errno = error;
+  return -1;
+}
+
+int open_memory_file(int pid, int descriptor, size_t bytes) {
+  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+  // Looked at before it is opened: opening a pipe or a terminal has effects of its own.
+  std::error_code unreadable;
+  const auto target = std::filesystem::read_symlink(path, unreadable).string();
+  TORCH_CHECK_WITH(DistBackendError, !unreadable, "shm: expected to open ", path,
+                   " of a peer, got ", unreadable.message(),
+                   "; the ranks need one user and one PID namespace, or the gloo backend");
+  TORCH_CHECK_WITH(DistBackendError, target.starts_with(std::string("/memfd:") + kMemoryName),
+                   "shm: descriptor ", descriptor, " of process ", pid, " is '", target,
+                   "', expected shared memory of a rank");
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  struct stat status{};
+  const bool usable = opened >= 0 && fstat(opened, &status) == 0;
+  const int error = errno;
+  TORCH_CHECK_WITH(DistBackendError, usable, "shm: expected to open ", path, " of a peer, got ",
+                   std::strerror(error),
+                   "; the ranks need one user and one PID namespace, or the gloo backend");
+  const int seals = fcntl(opened, F_GET_SEALS);
+  const bool fits = static_cast<size_t>(status.st_size) == bytes && status.st_uid == geteuid() &&
+                    seals >= 0 && (seals & kSeals) == kSeals;
+  if (!fits) close(opened);
+  TORCH_CHECK_WITH(DistBackendError, fits, "shm: descriptor ", descriptor, " of process ", pid,
+                   ": expected sealed memory of ", bytes, " bytes of user ", geteuid(), ", got ",
+                   status.st_size, " bytes of user ", status.st_uid);
+  return opened;
+}
+
 std::shared_ptr<Arena> Arena::own() {
   // Never destroyed before exit: tensors in it may outlive every group.
   static std::mutex mutex;
@@ -89,17 +139,17 @@ std::shared_ptr<Arena> Arena::own() {
 }
 
 Arena::Arena() : owner_(getpid()), capacity_(pick_capacity()) {
-  descriptor_ = memfd_create("tessera", MFD_CLOEXEC);
+  descriptor_ = make_memory_file(capacity_, /*reserve=*/false);
   TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected memfd_create to work, got ",
                    std::strerror(errno), "; use the gloo backend on this machine");
-  const bool sized = ftruncate(descriptor_, static_cast<off_t>(capacity_)) == 0;
-  base_ = sized ? map(descriptor_, capacity_) : nullptr;
+  base_ = map(descriptor_, capacity_);
   const int error = errno;
   if (base_ == nullptr) {
     close(descriptor_);
     TORCH_CHECK_WITH(DistBackendError, false, "shm: expected to map ", format_bytes(capacity_),
-                     " of address space, got ", std::strerror(error),
-                     "; raise the limit on virtual memory (ulimit -v) or use the gloo backend");
+                     " of address space, got ", std::strerror(error), "; raise the limit on ",
+                     error == EFBIG ? "file sizes (ulimit -f)" : "virtual memory (ulimit -v)",
+                     " or use the gloo backend");
   }
   free_[0] = capacity_;
 }
@@ -202,16 +252,14 @@ std::shared_ptr<PeerArena> PeerArena::open(int pid, int descriptor, size_t capac
   if (pid == getpid()) {
     arena->own_ = Arena::own();
     arena->base_ = arena->own_->base();
+    TORCH_CHECK_WITH(DistBackendError,
+                     capacity == arena->own_->capacity() && descriptor == arena->own_->descriptor(),
+                     "shm: capacity or descriptor are not those of this process's own arena");
     return arena;
   }
-  const auto path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
-  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int opened = open_memory_file(pid, descriptor, capacity);
   struct stat status{};
-  const bool usable = opened >= 0 && fstat(opened, &status) == 0;
-  const int error = errno;
-  TORCH_CHECK_WITH(DistBackendError, usable, "shm: expected to open ", path, " of a peer, got ",
-                   std::strerror(error),
-                   "; the ranks need one user and one PID namespace, or the gloo backend");
+  fstat(opened, &status);
   const std::lock_guard lock(mutex);
   auto& slot = known[{status.st_dev, status.st_ino}];
   if (auto existing = slot.lock()) {

@@ -19,6 +19,7 @@ namespace tessera::comm::shm {
 class Arena {
  public:
   static constexpr size_t kPage = 4096;
+  static constexpr size_t kLargestCapacity = size_t{256} << 30;
 
   /// This process's arena, made at the first call.
   static std::shared_ptr<Arena> own();
@@ -54,6 +55,13 @@ class Arena {
   std::map<size_t, size_t> used_;  // offset -> bytes
   std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
 };
+
+/// A file without a name of `bytes`, which it keeps: nobody can shrink it under another's mapping.
+/// Its memory goes with its last user. `reserve`: what is missing is an error here. -1 with errno.
+int make_memory_file(size_t bytes, bool reserve);
+/// Opens what make_memory_file made in process `pid` of this user under `descriptor`. Both come
+/// from a peer: throws DistBackendError naming what is wrong with them.
+int open_memory_file(int pid, int descriptor, size_t bytes);
 
 /// Another process's arena, mapped here. Mapped once per owner however many groups share it; the
 /// own process's arena is not mapped a second time, so that thread ranks (and the thread sanitizer)

@@ -1,7 +1,6 @@
 #include "comm/shm/block.h"
 
 #include <algorithm>
-#include <iterator>
 
 namespace tessera::comm::shm {
 namespace {
@@ -19,24 +18,6 @@ constexpr size_t kSmallestSlot = size_t{32} << 10;
 size_t up_to_page(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 }  // namespace
-
-const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce",
-                                    "broadcast",
-                                    "reduce",
-                                    "all_gather",
-                                    "reduce_scatter",
-                                    "all_to_all",
-                                    "gather",
-                                    "scatter",
-                                    "barrier",
-                                    "monitored_barrier",
-                                    "send",
-                                    "recv",
-                                    "gate of shared memory"};
-  const auto index = static_cast<size_t>(kind);
-  return index < std::size(kNames) ? kNames[index] : "unknown";
-}
 
 Layout::Layout(int ranks)
     : ranks(ranks),

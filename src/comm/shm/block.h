@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/call_check.h"
 #include "comm/shm/futex.h"
 
 #include <array>
@@ -20,43 +21,7 @@ inline constexpr uint64_t kDescriptorRing =
 inline constexpr size_t kFlightEntries = 32;
 inline constexpr size_t kMailEntries = 16;  // messages under way from one rank to another
 inline constexpr size_t kReasonBytes = 1024;
-inline constexpr uint32_t kLayoutVersion = 2;
-
-enum class Kind : uint32_t {
-  AllReduce,
-  Broadcast,
-  Reduce,
-  AllGather,
-  ReduceScatter,
-  AllToAll,
-  Gather,
-  Scatter,
-  Barrier,
-  MonitoredBarrier,
-  Send,
-  Receive,
-  Gate,
-};
-const char* name_of(Kind kind);
-/// What each rank numbers for itself, apart from the collectives: messages between two ranks, gates
-/// of memory they share.
-inline bool is_mail(Kind kind) {
-  return kind == Kind::Send || kind == Kind::Receive || kind == Kind::Gate;
-}
-
-/// What a rank is about to do. Peers compare it with their own before they read a byte of data.
-struct alignas(64) Descriptor {
-  uint64_t sequence;
-  Kind kind;
-  int32_t dtype;   // c10::ScalarType; -1 if the operation has none
-  int32_t reduce;  // c10d::ReduceOp; -1 likewise
-  int32_t root;    // group rank; -1 likewise
-  uint64_t bytes;  // of this rank's contribution
-  uint64_t
-      largest_part;  // all-to-all: bytes of the largest part sent; decides the number of rounds
-  int64_t shared_offset;  // where the contribution lies in this rank's arena; -1: it goes through
-                          // the slots
-};
+inline constexpr uint32_t kLayoutVersion = 3;
 
 /// A number that one thread may print while another writes it.
 template <class T>
@@ -85,6 +50,9 @@ struct FlightEntry {
 };
 
 enum class Health : uint32_t { Alive, Left, Failed };
+/// Whom the reason of a failure is about: the rank that failed, so that others have to name it; a
+/// peer, so that it holds for whoever hears it; or all, told alike by everybody.
+enum class About : uint32_t { Self, Peer, All };
 
 struct alignas(64) RankBlock {
   uint32_t layout_version;
@@ -105,10 +73,13 @@ struct alignas(64) RankBlock {
       Bell mail_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
   alignas(64) std::atomic<Health> health;
   std::array<char, kReasonBytes> reason;  // why it failed; written before `health`
+  About about;                            // likewise
   std::atomic<uint64_t>
       departed;  // bit per peer that will never look at this block again; written by peers
 
   std::array<Descriptor, kDescriptorRing> descriptors;
+  std::array<Descriptor, kDescriptorRing> gate_calls;  // likewise, by `gates`
+  std::atomic<uint64_t> gates;  // how often it has come to any gate `Written` of the group's memory
   std::array<FlightEntry, kFlightEntries> flight;
   std::atomic<uint64_t> flight_count;
 };

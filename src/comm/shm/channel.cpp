@@ -49,6 +49,7 @@ Channel::Channel(const BackendRequest& request)
       group_name_(request.group_name),
       world_ranks_(request.world_ranks),
       layout_(request.size),
+      checks_calls_(request.check_calls),
       oversubscribed_(std::max(request.size, request.ranks_on_host) > usable_cores()),
       spin_limit_(oversubscribed_ ? kSpinsOversubscribed : kSpins),
       arena_(Arena::own()) {
@@ -149,15 +150,7 @@ void Channel::compare(int peer, uint64_t last) {
   for (auto& compared = members_[peer].compared; compared < last; ++compared) {
     const auto& ours = descriptor_of(rank_, compared + 1);
     const auto& theirs = descriptor_of(peer, compared + 1);
-    // all_gather and all_to_all may have parts of different sizes; they check those part by part.
-    const bool sizes_differ = ours.kind == Kind::AllGather || ours.kind == Kind::AllToAll;
-    if (theirs.kind == ours.kind && theirs.dtype == ours.dtype && theirs.reduce == ours.reduce &&
-        theirs.root == ours.root && (sizes_differ || theirs.bytes == ours.bytes)) {
-      continue;
-    }
-    fail("the ranks disagree: " + label(rank_) + " calls " + describe(ours) + ", " + label(peer) +
-         " calls " + describe(theirs) +
-         "; every rank must issue the same collectives in the same order");
+    if (!agree(ours, theirs)) fail_disagreement(compared + 1);
   }
 }
 
@@ -260,14 +253,14 @@ void Channel::check(const Pending& pending, int watched, c10::function_ref<bool(
   // Looked for before `ready`: a peer may have done its part and then left.
   const auto problem = find_problem(pending, watched);
   if (ready()) return;
-  if (problem) fail(pending, *problem);
+  if (problem) fail(pending, problem->cause, problem->about);
   const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
   if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
 }
 
-std::optional<std::string> Channel::find_problem(const Pending& pending, int watched) const {
-  if (has_failed()) return failure();
-  std::optional<std::string> found;
+std::optional<Problem> Channel::find_problem(const Pending& pending, int watched) const {
+  if (has_failed()) return Problem{failure()};
+  std::optional<Problem> found;
   int gone = 0;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -293,7 +286,7 @@ bool Channel::is_gone(int peer) const {
   return now - seen.load() > std::chrono::nanoseconds(kLeavingGrace).count();
 }
 
-std::optional<std::string> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
+std::optional<Problem> Channel::problem_of(const Pending& pending, int peer, bool owes) const {
   const auto& block = *members_[peer].block;
   const auto health = block.health.load(std::memory_order_acquire);
   // A peer that is through with this collective may leave; only the one waited for still owes
@@ -302,17 +295,28 @@ std::optional<std::string> Channel::problem_of(const Pending& pending, int peer,
       is_mail(pending.descriptor.kind) ||
       block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence;
   if (!owes && is_through) return std::nullopt;
-  if (health == Health::Failed)
-    return label(peer) + " has failed: " + std::string(block.reason.data());
+  if (health == Health::Failed) {
+    const std::string cause = block.reason.data();
+    if (block.about != About::Self) return Problem{cause, block.about};
+    return Problem{label(peer) + " has failed: " + cause, About::Peer};
+  }
   if (health == Health::Left) {
     // A process on its way out should be gone before its peers fail, so that whoever watches sees
     // the cause first.
     if (!owes || !is_gone(peer)) return std::nullopt;
-    return label(peer) + " has left the group without taking part; it shut down or ended early";
+    return Problem{label(peer) +
+                   " has left the group without taking part; it shut down or ended early"};
   }
-  if (!members_[peer].process->has_exited()) return std::nullopt;
-  return label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
-         ") died; look at that rank's own output for the cause";
+  if (!members_[peer].process->has_exited()) {
+    const bool is_teller = rank_ == (peer == 0 ? 1 : 0);  // one is enough
+    if (const auto stop =
+            members_[peer].process->find_stop(label(peer), is_teller ? label(rank_) : ""))
+      return Problem{*stop};
+    return owes && pending.descriptor.kind == Kind::Gate ? contradiction(pending, peer)
+                                                         : std::nullopt;
+  }
+  return Problem{label(peer) + " (process " + std::to_string(members_[peer].process->pid()) +
+                 ") died; look at that rank's own output for the cause"};
 }
 
 std::vector<int> Channel::stragglers() const {

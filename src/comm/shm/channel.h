@@ -52,9 +52,10 @@ class Channel {
   uint8_t* slot(uint64_t round);
   /// All rounds before `end` may be read.
   void post_through(uint64_t end);
-  /// Waits until `peer` has announced the same collective; throws if it announced another one, or
-  /// did so earlier in a collective in which this rank read nothing.
+  /// Waits until `peer` has announced the same collective; throws if it announced another one.
   void meet(int peer);
+  /// Whether a rank meets all peers in every collective, and not only those whose data it reads.
+  bool checks_calls() const { return checks_calls_; }
   uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
   /// Once posted.
@@ -80,8 +81,10 @@ class Channel {
   /// One look: throws as wait() does unless `ready`.
   void check(const Pending& pending, int watched, c10::function_ref<bool()> ready);
   /// Marks the group as failed for everybody and throws DistBackendError.
-  [[noreturn]] void fail(const Pending& pending, const std::string& what);
-  [[noreturn]] void fail(const std::string& what) { fail(entered_, what); }
+  [[noreturn]] void fail(const Pending& pending, const std::string& cause,
+                         About about = About::Self);
+  /// Because the calls of this number, as far as announced, do not go together.
+  [[noreturn]] void fail_disagreement(uint64_t sequence);
   /// Tells the peers that this rank takes part in nothing any more.
   void leave();
   /// False in a process forked from the rank: it must not act in the rank's name.
@@ -92,15 +95,13 @@ class Channel {
   void check_kept(int peer) { check_kept(entered_, peer); }
   /// Neither failed nor left, as of everything read from its memory before the call.
   bool is_alive(int peer) const;
-  /// Throws if the group has failed.
   void check_usable(const char* operation) const;
   bool has_failed() const { return failed_.load(std::memory_order_acquire); }
-  std::string failure() const;
+  const std::string& failure() const { return failure_; }
   int world_rank(int rank) const;
   /// "rank 2", with the world's number where it differs.
   std::string label(int rank) const;
 
-  // --- the record of recent collectives
   struct Record {
     FlightEntry* entry = nullptr;
     uint64_t count = 0;  // the entry is this one's until a later one takes it over
@@ -117,8 +118,9 @@ class Channel {
   int tell_core();
   void step_aside();
   bool is_gone(int peer) const;
-  std::optional<std::string> find_problem(const Pending& pending, int watched) const;
-  std::optional<std::string> problem_of(const Pending& pending, int peer, bool owes) const;
+  std::optional<Problem> find_problem(const Pending& pending, int watched) const;
+  std::optional<Problem> problem_of(const Pending& pending, int peer, bool owes) const;
+  std::optional<Problem> contradiction(const Pending& pending, int peer) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
   /// The peers that have done the least.
   std::vector<int> stragglers() const;
@@ -129,6 +131,7 @@ class Channel {
   const std::string group_name_;
   const std::vector<int> world_ranks_;
   const Layout layout_;
+  const bool checks_calls_;
   bool oversubscribed_;
   int spin_limit_;
   std::shared_ptr<Arena> arena_;
@@ -139,12 +142,10 @@ class Channel {
   uint64_t round_ = 0;     // next free one
   Pending entered_;
   std::atomic<bool> failed_{false};
+  std::string failure_;  // what was thrown first; not changed once `failed_` is set
   Clock::time_point last_step_aside_{};
   mutable std::array<std::atomic<int64_t>, kMaxRanks> left_seen_{};  // when first, by peer
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
 };
-
-/// "all_reduce #7 (float32, 4 KiB, sum)".
-std::string describe(const Descriptor& descriptor);
 
 }  // namespace tessera::comm::shm

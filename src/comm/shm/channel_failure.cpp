@@ -1,7 +1,5 @@
 // How a channel fails, what it says, and its record of recent collectives.
 #include "base/text.h"
-#include "comm/dtype_names.h"
-#include "comm/reduce_op.h"
 #include "comm/shm/channel.h"
 
 #include <c10/util/Exception.h>
@@ -20,34 +18,7 @@ int64_t now_ns() {
       .count();
 }
 
-std::string describe(Kind kind, uint64_t sequence, int32_t dtype, uint64_t bytes, int32_t reduce,
-                     int32_t peer) {
-  std::string text = name_of(kind);
-  if (sequence != 0) text += " #" + std::to_string(sequence);
-  std::string arguments;
-  const auto add = [&](const std::string& argument) {
-    arguments += (arguments.empty() ? "" : ", ") + argument;
-  };
-  if (dtype >= 0) {
-    add(describe_elements(static_cast<c10::ScalarType>(dtype), bytes));
-  } else if (bytes > 0) {
-    add(format_bytes(bytes));
-  }
-  if (reduce >= 0) add(name_of_reduce(static_cast<c10d::ReduceOp::RedOpType>(reduce)));
-  if (peer >= 0) {
-    add((kind == Kind::Send      ? "to "
-         : kind == Kind::Receive ? "from "
-                                 : "root ") +
-        std::to_string(peer));
-  }
-  return arguments.empty() ? text : text + " (" + arguments + ")";
-}
-
 }  // namespace
-
-std::string describe(const Descriptor& d) {
-  return describe(d.kind, d.sequence, d.dtype, d.bytes, d.reduce, d.root);
-}
 
 int Channel::world_rank(int rank) const {
   return rank < static_cast<int>(world_ranks_.size()) ? world_ranks_[rank] : rank;
@@ -59,31 +30,62 @@ std::string Channel::label(int rank) const {
   return in_world == rank ? text : text + " (world rank " + std::to_string(in_world) + ")";
 }
 
-std::string Channel::failure() const { return members_[rank_].block->reason.data(); }
+// Note [same order]
+// Ranks come to gates and collectives of a group in one order. So while this rank waits at a gate
+// for a peer to come to it, that peer can't have begun a collective that this rank has not issued,
+// nor have come to a gate that is beyond: one of the two has skipped something, and both would wait
+// for each other until the time is up. A peer that is only behind has begun less.
+std::optional<Problem> Channel::contradiction(const Pending& pending, int peer) const {
+  const auto& block = *members_[peer].block;
+  const auto started = block.started.load(std::memory_order_acquire);
+  const auto gates = block.gates.load(std::memory_order_acquire);
+  if (!checks_calls() || (started <= pending.issued && gates < pending.gates_beyond))
+    return std::nullopt;
+  const auto& theirs = started > pending.issued ? descriptor_of(peer, pending.issued + 1)
+                                                : block.gate_calls[gates % kDescriptorRing];
+  return Problem{describe_disagreement({{label(rank_), describe(pending.descriptor)},
+                                        {label(peer), describe(theirs)}}) +
+                     "; a rank that skips a backward, or goes on after an exception, needs the "
+                     "others to do the same",
+                 About::All};
+}
 
-void Channel::fail(const Pending& pending, const std::string& what) {
+void Channel::fail(const Pending& pending, const std::string& cause, About about) {
   auto& block = *self().block;
   auto alive = Health::Alive;
   static std::mutex mutex;  // the first error of a group wins; rare enough for one lock
   const std::lock_guard lock(mutex);
   if (!has_failed()) {
-    const auto message = "shm: " + describe(pending.descriptor) + " in group '" + group_name_ +
-                         "' on " + label(rank_) + ": " + what;
-    const auto length = std::min(message.size(), kReasonBytes - 1);
-    std::memcpy(block.reason.data(), message.data(), length);
+    failure_ = about == About::All ? "shm: in group '" + group_name_ + "' " + cause
+                                   : "shm: " + describe(pending.descriptor) + " in group '" +
+                                         group_name_ + "' on " + label(rank_) + ": " + cause;
+    const auto length = std::min(cause.size(), kReasonBytes - 1);
+    std::memcpy(block.reason.data(), cause.data(), length);
     block.reason[length] = '\0';
+    block.about = about;
     block.health.compare_exchange_strong(alive, Health::Failed);
     failed_.store(true, std::memory_order_release);
     block.bell.ring();
     for (const auto& member : members_) member.block->mail_bell.ring();
-    std::cerr << "tessera: " + message + "\n" + recent() << std::flush;
+    std::cerr << "tessera: " + failure_ + "\n" + recent() << std::flush;
   }
-  TORCH_CHECK_WITH(DistBackendError, false, failure());
+  TORCH_CHECK_WITH(DistBackendError, false, failure_);
+}
+
+void Channel::fail_disagreement(uint64_t sequence) {
+  std::vector<RankCall> calls;
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto started = members_[peer].block->started.load(std::memory_order_acquire);
+    const bool is_kept = started >= sequence && started < sequence + kDescriptorRing;
+    if (is_kept) calls.push_back({label(peer), describe(descriptor_of(peer, sequence))});
+  }
+  fail(entered_, describe_disagreement(calls), About::All);
 }
 
 void Channel::check_kept(const Pending& pending, int peer) {
   if (is_alive(peer)) return;
-  if (const auto problem = problem_of(pending, peer, /*owes=*/true)) fail(pending, *problem);
+  if (const auto problem = problem_of(pending, peer, /*owes=*/true))
+    fail(pending, problem->cause, problem->about);
 }
 
 bool Channel::is_alive(int peer) const {
@@ -94,8 +96,8 @@ bool Channel::is_alive(int peer) const {
 
 void Channel::check_usable(const char* operation) const {
   TORCH_CHECK_WITH(DistBackendError, !has_failed(), "shm: ", operation, " in group '", group_name_,
-                   "' on ", label(rank_), ": the group can't be used after an earlier error (",
-                   failure(), "); end this rank, or shut down and init again");
+                   "' on ", label(rank_), ": the group can't be used after an earlier error; ",
+                   "end this rank, or shut down and init again. The error was: ", failure());
 }
 
 Channel::Record Channel::record(const Descriptor& descriptor, FlightEntry::State state) {
@@ -139,7 +141,12 @@ std::string Channel::recent() const {
     const auto state = entry.state.load(std::memory_order_acquire);
     if (state == FlightEntry::Empty) continue;
     out << "  "
-        << describe(entry.kind, entry.sequence, entry.dtype, entry.bytes, entry.reduce, entry.peer)
+        << describe({.sequence = entry.sequence,
+                     .kind = entry.kind,
+                     .dtype = entry.dtype,
+                     .reduce = entry.reduce,
+                     .root = entry.peer,
+                     .bytes = entry.bytes})
         << ": " << kStates[state] << ", issued "
         << format_seconds(static_cast<double>(now - entry.queued_ns) * 1e-9) << " ago";
     if (state == FlightEntry::Done) {

@@ -23,14 +23,12 @@ ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType typ
 
 Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int reduce,
                                        int64_t root) const {
-  return {.sequence = 0,
-          .kind = kind,
-          .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
-          .reduce = reduce,
-          .root = static_cast<int32_t>(root),
-          .bytes = 0,
-          .largest_part = 0,
-          .shared_offset = -1};
+  Descriptor descriptor{.kind = kind,
+                        .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
+                        .reduce = reduce,
+                        .root = static_cast<int32_t>(root)};
+  add_notes(descriptor);
+  return descriptor;
 }
 
 at::Tensor ShmBackend::Issue::keep(const at::Tensor& tensor) {

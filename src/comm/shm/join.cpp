@@ -1,13 +1,15 @@
 #include "comm/shm/join.h"
 
-#include "base/text.h"
+#include "base/environment.h"
 #include "comm/host.h"
 #include "comm/store_keys.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <limits>
 #include <sstream>
 
 namespace tessera::comm::shm {
@@ -31,35 +33,90 @@ struct Address {
         << layout_version << ' ' << block_bytes;
     return out.str();
   }
-  static Address parse(const std::string& text) {
-    Address address;
-    std::istringstream in(text);
-    in >> address.host >> address.pid >> address.descriptor >> address.capacity >> address.offset >>
-        address.layout_version >> address.block_bytes;
-    TORCH_CHECK_WITH(DistBackendError, !in.fail(),
-                     "shm: expected the address of a peer in the store, got '", text, "'");
-    return address;
-  }
 };
 
-Member map_member(const BackendRequest& request, int rank, const Address& theirs,
+constexpr size_t kLongestAddress = 512;
+constexpr int64_t kMostDescriptors = 1 << 30;
+
+/// The address of `rank` as the store has it: the words of anybody who could write there, so
+/// nothing is used before it is checked, and what is wrong is told by rank and field.
+class AddressReader {
+ public:
+  AddressReader(const BackendRequest& request, int rank, const std::string& text)
+      : request_(request), rank_(rank) {
+    check(text.size() <= kLongestAddress, "length", text.size(), "at most 512 characters");
+    std::istringstream words(text);
+    for (std::string word; std::getline(words, word, ' ');) words_.push_back(word);
+    check(words_.size() == 7, "number of words", words_.size(), "7");
+  }
+
+  Address read(const Layout& layout) const {
+    Address address{.host = words_[0]};
+    check_host(address.host);
+    address.layout_version =
+        static_cast<uint32_t>(number(5, "layout version", std::numeric_limits<uint32_t>::max()));
+    address.block_bytes = number(6, "size of block", std::numeric_limits<int64_t>::max());
+    TORCH_CHECK_WITH(
+        DistBackendError,
+        address.layout_version == kLayoutVersion && address.block_bytes == layout.total_bytes,
+        place(), " runs another version of Tessera; start all ranks from one build");
+    address.pid = static_cast<int>(number(1, "pid", std::numeric_limits<int>::max()));
+    check(address.pid > 0 && !is_of_another_user(address.pid), "pid", address.pid,
+          "a process of this user");
+    address.descriptor = static_cast<int>(number(2, "descriptor", kMostDescriptors));
+    address.capacity = number(3, "capacity", Arena::kLargestCapacity);
+    check(address.capacity % Arena::kPage == 0 && address.capacity >= layout.total_bytes,
+          "capacity", address.capacity, "whole pages, enough for a block");
+    address.offset = number(4, "offset", address.capacity - layout.total_bytes);
+    check(address.offset % Arena::kPage == 0, "offset", address.offset, "the start of a page");
+    return address;
+  }
+
+  template <class Value>
+  void check(bool is_right, const char* field, const Value& value, const char* expected) const {
+    TORCH_CHECK_WITH(DistBackendError, is_right, place(), ": ", field,
+                     " of its memory in the store: expected ", expected, ", got ", value);
+  }
+
+ private:
+  void check_host(const std::string& host) const {
+    TORCH_CHECK_WITH(DistBackendError, host == host_identity(), place(),
+                     " is on another host, in another PID namespace or another user's than rank ",
+                     request_.rank, "; use the gloo backend, or \"auto\"");
+  }
+  std::string place() const {
+    return c10::str("shm: group '", request_.group_name, "': rank ", rank_);
+  }
+  size_t number(size_t word, const char* field, uint64_t most) const {
+    const auto value = parse_int(words_[word]);
+    check(value && *value >= 0 && static_cast<uint64_t>(*value) <= most, field, words_[word],
+          "a number in its range");
+    return static_cast<size_t>(*value);
+  }
+
+  const BackendRequest& request_;
+  const int rank_;
+  std::vector<std::string> words_;
+};
+
+Member map_member(const BackendRequest& request, int rank, const std::string& text,
                   const Layout& layout) {
-  TORCH_CHECK_WITH(DistBackendError, theirs.host == host_identity(), "shm: group '",
-                   request.group_name, "': rank ", rank,
-                   " is on another host, in another PID namespace or another user's than rank ",
-                   request.rank, "; use the gloo backend, or \"auto\"");
-  TORCH_CHECK_WITH(
-      DistBackendError,
-      theirs.layout_version == kLayoutVersion && theirs.block_bytes == layout.total_bytes,
-      "shm: group '", request.group_name, "': rank ", rank,
-      " runs another version of Tessera; start all ranks from one build");
+  const AddressReader reader(request, rank, text);
+  const Address theirs = reader.read(layout);
   Member member;
-  member.arena = PeerArena::open(theirs.pid, theirs.descriptor, theirs.capacity);
+  try {
+    member.arena = PeerArena::open(theirs.pid, theirs.descriptor, theirs.capacity);
+  } catch (const c10::DistBackendError& error) {
+    C10_THROW_ERROR(DistBackendError, c10::str("shm: group '", request.group_name, "': rank ", rank,
+                                               ": ", error.what_without_backtrace()));
+  }
   member.process = PeerProcess::watch(theirs.pid);
   member.arena_base = member.arena->base();
   member.arena_capacity = theirs.capacity;
   auto* bytes = member.arena_base + theirs.offset;
   member.block = reinterpret_cast<RankBlock*>(bytes);
+  reader.check(member.block->layout_version == kLayoutVersion && member.block->pid == theirs.pid,
+               "offset", theirs.offset, "a block of that process");
   member.outboxes = reinterpret_cast<Outbox*>(bytes + layout.outboxes_at);
   member.slots = bytes + layout.slots_at;
   return member;
@@ -96,7 +153,7 @@ std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t blo
   std::string verdict = kMapped;
   try {
     for (int rank = 0; rank < request.size; ++rank) {
-      members.push_back(map_member(request, rank, Address::parse(answers[rank]), layout));
+      members.push_back(map_member(request, rank, answers[rank], layout));
     }
   } catch (const c10::Error& error) {
     verdict = error.what_without_backtrace();

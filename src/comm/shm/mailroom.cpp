@@ -22,11 +22,8 @@ MailWork::MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom
   pending_.descriptor = {.sequence = ++mailroom_->issued_,
                          .kind = message_.is_send ? Kind::Send : Kind::Receive,
                          .dtype = message_.dtype,
-                         .reduce = -1,
                          .root = message_.peer,
-                         .bytes = message_.data.size,
-                         .largest_part = 0,
-                         .shared_offset = -1};
+                         .bytes = message_.data.size};
   pending_.since = now;
   pending_.deadline = now + std::min(message_.timeout, kLongestTimeout);
   record_ = mailroom_->channel_.record(pending_.descriptor, FlightEntry::Running);
@@ -253,9 +250,10 @@ void Mailroom::check_fits(const MailWork& work, uint64_t number, size_t bytes, i
   theirs.root = channel_.rank();
   theirs.bytes = bytes;
   theirs.dtype = dtype;
-  channel_.fail(work.pending(), "the ranks disagree: " + channel_.label(work.source) + " calls " +
-                                    describe(theirs) + ", " + channel_.label(channel_.rank()) +
-                                    " calls " + describe(ours));
+  channel_.fail(work.pending(),
+                describe_disagreement({{channel_.label(work.source), describe(theirs)},
+                                       {channel_.label(channel_.rank()), describe(ours)}}),
+                About::All);
 }
 
 bool Mailroom::try_receive(MailWork& work) {

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 namespace tessera::comm::shm {
 
@@ -34,6 +35,15 @@ struct Pending {
   Descriptor descriptor{};
   Clock::time_point since{};
   Clock::time_point deadline{};
+  // At a gate, Note [same order]:
+  uint64_t issued = 0;        // this rank's collectives before it
+  uint64_t gates_beyond = 0;  // a peer that has come to so many gates is past this one
+};
+
+/// Why a wait can't end well.
+struct Problem {
+  std::string cause;
+  About about = About::Peer;
 };
 
 }  // namespace tessera::comm::shm

@@ -3,7 +3,6 @@
 #include "comm/shm/rounds.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace tessera::comm::shm {
 namespace {
@@ -57,6 +56,12 @@ class Broadcast final : public RoundsCollective {
   size_t chunk_bytes_;
 };
 
+std::vector<uint64_t> sizes_of(const std::vector<Bytes>& parts) {
+  std::vector<uint64_t> sizes;
+  for (const auto& part : parts) sizes.push_back(part.size);
+  return sizes;
+}
+
 /// Every rank (all_gather) or the root alone (gather) receives what every rank sends.
 class Gather final : public RoundsCollective {
  public:
@@ -72,6 +77,7 @@ class Gather final : public RoundsCollective {
     const bool receives = !outputs_.empty();
     fills_ = descriptor_.kind == Kind::AllGather || !receives;
     if (fills_) offer(input.data, input.size, chunk_bytes_);
+    if (descriptor_.kind == Kind::AllGather) set_parts(descriptor_, sizes_of(outputs_));
     if (receives) sources_ = all_but(rank_, channel.size());
     largest_ = input.size;
     for (const auto& output : outputs_) {
@@ -82,15 +88,6 @@ class Gather final : public RoundsCollective {
 
  protected:
   uint64_t count_rounds(const Channel&) const override { return divide_up(largest_, chunk_bytes_); }
-  void check_sources(Channel& channel) override {
-    for (const int source : sources_) {
-      const auto& theirs = channel.descriptor_of(source, descriptor_.sequence);
-      if (theirs.bytes == outputs_[source].size) continue;
-      channel.fail("the ranks disagree: " + channel.label(source) + " sends " + describe(theirs) +
-                   ", " + channel.label(rank_) + " has room for " +
-                   std::to_string(outputs_[source].size) + " bytes of it");
-    }
-  }
   void move_own_part() override {
     // Otherwise fill() does it, while the chunk is in the cache.
     if (!outputs_.empty() && (!fills_ || is_offered()))
@@ -141,19 +138,26 @@ class Exchange final : public RoundsCollective {
       if (!fills_) sources_ = {descriptor_.root};
     } else {
       for (const auto& input : inputs_) descriptor_.bytes += input.size;
+      set_parts(descriptor_, rank_, sizes_of(inputs_), sizes_of(outputs_));
       sources_ = all_but(rank_, channel.size());
     }
   }
 
  protected:
   uint64_t count_rounds(const Channel& channel) const override {
-    if (descriptor_.kind == Kind::Scatter)
-      return divide_up(outputs_[0].size + kHeader, chunk_bytes_);
+    if (descriptor_.kind == Kind::Scatter) return divide_up(outputs_[0].size, chunk_bytes_);
     uint64_t largest = descriptor_.largest_part;
     for (const int source : sources_) {
       largest = std::max(largest, channel.descriptor_of(source, descriptor_.sequence).largest_part);
     }
-    return divide_up(largest + kHeader, chunk_bytes_);
+    return divide_up(largest, chunk_bytes_);
+  }
+  void check_sources(Channel& channel) override {
+    if (descriptor_.kind == Kind::Scatter) return;
+    uint64_t layouts = 0;
+    for (int rank = 0; rank < channel.size(); ++rank)
+      layouts += channel.descriptor_of(rank, descriptor_.sequence).layout;
+    if (layouts != 0) channel.fail_disagreement(descriptor_.sequence);
   }
   void move_own_part() override {
     if (inputs_.empty()) return;
@@ -163,42 +167,22 @@ class Exchange final : public RoundsCollective {
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (size_t peer = 0; peer < inputs_.size(); ++peer) {
       if (static_cast<int>(peer) == rank_) continue;
-      const auto& input = inputs_[peer];
-      auto* part = slot + peer * chunk_bytes_;
-      if (chunk == 0)
-        std::memcpy(part, &input.size,
-                    sizeof(input.size));  // the receiver checks it before it reads
-      copy(part + header(chunk), input.data + at(chunk), length(input.size, chunk));
+      copy(slot + peer * chunk_bytes_, inputs_[peer].data + chunk * chunk_bytes_,
+           chunk_length(inputs_[peer].size, chunk, chunk_bytes_));
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     for (const int source : sources_) {
       const auto& output = output_from(source);
       const auto* part = channel.peer_slot(source, round) + rank_ * chunk_bytes_;
-      if (chunk == 0) check_size(channel, source, part, output.size);
-      deliver(output.data + at(chunk), part + header(chunk), length(output.size, chunk),
-              output.size);
+      deliver(output.data + chunk * chunk_bytes_, part,
+              chunk_length(output.size, chunk, chunk_bytes_), output.size);
     }
   }
 
  private:
-  static constexpr size_t kHeader = 64;
   const Bytes& output_from(int source) const {
     return descriptor_.kind == Kind::Scatter ? outputs_[0] : outputs_[source];
-  }
-  size_t header(uint64_t chunk) const { return chunk == 0 ? kHeader : 0; }
-  size_t at(uint64_t chunk) const { return chunk == 0 ? 0 : chunk * chunk_bytes_ - kHeader; }
-  size_t length(size_t total, uint64_t chunk) const {
-    const size_t begin = at(chunk);
-    return begin >= total ? 0 : std::min(chunk_bytes_ - header(chunk), total - begin);
-  }
-  void check_size(Channel& channel, int source, const uint8_t* part, size_t expected) {
-    size_t sent = 0;
-    std::memcpy(&sent, part, sizeof(sent));
-    if (sent == expected) return;
-    channel.fail("the ranks disagree: " + channel.label(source) + " sends " + std::to_string(sent) +
-                 " bytes to " + channel.label(rank_) + ", which expects " +
-                 std::to_string(expected) + "; output splits must mirror the peers' input splits");
   }
 
   int rank_;

@@ -89,6 +89,9 @@ void RoundsCollective::drain_next(Channel& channel) {
 
 void RoundsCollective::complete(Channel& channel) {
   for (const int source : sources_) channel.meet(source);
+  // Who reads nothing waits as well: two roots would never hear of each other.
+  for (int step = 1; step < channel.size() && channel.checks_calls(); ++step)
+    channel.meet((channel.rank() + step) % channel.size());
   check_sources(channel);
   if (!starts_at_once(channel)) take(channel);
   // A rank that reads nothing must not hold up the slots of those that do.

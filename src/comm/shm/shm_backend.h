@@ -73,6 +73,8 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
   std::string recent() const override { return executor_->channel().recent(); }
 
   Channel& channel() { return executor_->channel(); }
+  /// Collectives that this rank has issued.
+  uint64_t issued() const { return issued_.load(); }
 
  private:
   class Issue;

@@ -42,14 +42,14 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
 std::string ShmWork::describe() const {
   const auto& first = parts_.collectives.front()->descriptor();
   // Field by field: the sequence number may be set this moment by the thread that runs it.
-  return shm::describe({.sequence = sequence_.load(),
-                        .kind = first.kind,
-                        .dtype = first.dtype,
-                        .reduce = first.reduce,
-                        .root = first.root,
-                        .bytes = first.bytes,
-                        .largest_part = 0,
-                        .shared_offset = -1});
+  return comm::describe({.sequence = sequence_.load(),
+                         .kind = first.kind,
+                         .dtype = first.dtype,
+                         .reduce = first.reduce,
+                         .root = first.root,
+                         .bytes = first.bytes,
+                         .function = first.function,
+                         .note = first.note});
 }
 
 void ShmWork::abort() {

@@ -10,11 +10,11 @@ namespace {
 using CrcTables = std::array<std::array<uint32_t, 256>, 8>;
 
 /// tables[k][b]: the effect of byte b when k bytes follow it.
-constexpr CrcTables make_crc_tables() {
+constexpr CrcTables make_crc_tables(uint32_t polynomial) {
   CrcTables tables{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
     uint32_t crc = byte;
-    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82F63B78U : 0);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? polynomial : 0);
     tables[0][byte] = crc;
   }
   for (size_t k = 1; k < tables.size(); ++k) {
@@ -26,12 +26,25 @@ constexpr CrcTables make_crc_tables() {
   return tables;
 }
 
-constexpr CrcTables kCrcTables = make_crc_tables();
+constexpr CrcTables kCastagnoli = make_crc_tables(0x82F63B78U);
+constexpr CrcTables kZip = make_crc_tables(0xEDB88320U);
 
 uint64_t load_word(const uint8_t* bytes) {
   uint64_t word = 0;
   std::memcpy(&word, bytes, sizeof(word));
   return word;
+}
+
+uint32_t crc_by_table(const CrcTables& tables, const void* bytes, size_t count, uint32_t before) {
+  const auto* next = static_cast<const uint8_t*>(bytes);
+  uint32_t crc = ~before;
+  for (; count >= 8; next += 8, count -= 8) {
+    const uint64_t word = load_word(next) ^ crc;
+    crc = 0;
+    for (size_t k = 0; k < 8; ++k) crc ^= tables[7 - k][(word >> (8 * k)) & 0xFF];
+  }
+  for (; count > 0; ++next, --count) crc = (crc >> 8) ^ tables[0][(crc ^ *next) & 0xFF];
+  return ~crc;
 }
 
 #if defined(__x86_64__)
@@ -83,15 +96,11 @@ void crc_of_four_blocks(const uint8_t* bytes, uint32_t* crcs) {
 }  // namespace
 
 uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before) {
-  const auto* next = static_cast<const uint8_t*>(bytes);
-  uint32_t crc = ~before;
-  for (; count >= 8; next += 8, count -= 8) {
-    const uint64_t word = load_word(next) ^ crc;
-    crc = 0;
-    for (size_t k = 0; k < 8; ++k) crc ^= kCrcTables[7 - k][(word >> (8 * k)) & 0xFF];
-  }
-  for (; count > 0; ++next, --count) crc = (crc >> 8) ^ kCrcTables[0][(crc ^ *next) & 0xFF];
-  return ~crc;
+  return crc_by_table(kCastagnoli, bytes, count, before);
+}
+
+uint32_t crc32_of_zip(const void* bytes, size_t count, uint32_t before) {
+  return crc_by_table(kZip, bytes, count, before);
 }
 
 uint32_t crc32c(const void* bytes, size_t count, uint32_t before) {

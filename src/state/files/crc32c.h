@@ -12,6 +12,9 @@ uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0);
 /// The same without the instruction.
 uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before = 0);
 
+/// CRC-32 as zip files have it: of another polynomial.
+uint32_t crc32_of_zip(const void* bytes, size_t count, uint32_t before = 0);
+
 /// Tensors in checkpoints are verified in blocks of this size, so that a part can be read alone.
 inline constexpr size_t kChecksumBlock = 1 << 20;
 

@@ -1,5 +1,6 @@
 #include "state/files/disk.h"
 
+#include "base/file_size_signal.h"
 #include "state/files/crc32c.h"
 
 #include <c10/util/Exception.h>
@@ -25,7 +26,10 @@ std::atomic<uint64_t>& read_counter() {
   return counter;
 }
 
-std::string system_message() { return std::strerror(errno); }
+std::string system_message() {
+  return std::string(std::strerror(errno)) +
+         (errno == EFBIG ? " (ulimit -f, or more than the file system takes)" : "");
+}
 
 }  // namespace
 
@@ -86,6 +90,7 @@ void OutputFile::fail(const char* what) const {
 }
 
 void OutputFile::write_through(const uint8_t* bytes, size_t count) {
+  const FileSizeSignalBlock block;
   while (count > 0) {
     const auto written = pwrite(descriptor_, bytes, count, static_cast<off_t>(position_));
     if (written < 0 && errno == EINTR) continue;

@@ -8,10 +8,18 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 #include <thread>
 
 namespace tessera::launcher {
+namespace {
+
+// How often it is asked whether a rank is stopped. A debugger may stop one for a moment.
+constexpr std::chrono::seconds kLook{1};
+constexpr std::chrono::seconds kToldAfter{1};
+
+}  // namespace
 
 Job::Job(const JobOptions& options, int restart_count, Session& session)
     : options_(options), restart_count_(restart_count), session_(session) {}
@@ -41,11 +49,14 @@ void Job::start_ranks() {
   Output& output = session_.output;
   started_at_ = Clock::now();
   for (int rank = 0; rank < options_.ranks; ++rank) {
-    const RankIdentity identity{.rank = rank,
-                                .world_size = options_.ranks,
-                                .restart_count = restart_count_,
-                                .store = store.address,
-                                .listen_fd = store.listener.get()};
+    const RankIdentity identity{
+        .rank = rank,
+        .world_size = options_.ranks,
+        .restart_count = restart_count_,
+        .store = store.address,
+        .stopped_timeout =
+            std::chrono::duration_cast<std::chrono::milliseconds>(options_.stopped_timeout),
+        .listen_fd = store.listener.get()};
     const auto environment = rank_environment(::environ, options_.settings, identity,
                                               std::thread::hardware_concurrency());
     // A terminal can serve one process group at a time, and that is the launcher's.
@@ -88,6 +99,7 @@ void Job::wait_and_handle() {
   while (const auto signal = session_.signals.next()) handle_signal(*signal);
   handle_exits();
   handle_deadline();
+  look_at_stops();
   // One pipe's worth from each stream per turn: a rank that floods cannot starve the others.
   for (std::size_t i = 0; i < streams.size(); ++i) {
     if (fds[first_stream + i].revents != 0) streams[i]->read_some();
@@ -100,8 +112,8 @@ void Job::wait_and_handle() {
 }
 
 int Job::milliseconds_to_deadline() const {
-  if (!deadline_) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  const auto next = deadline_ ? std::min(*deadline_, next_look_) : next_look_;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1 << 30));
 }
 
@@ -112,6 +124,7 @@ void Job::handle_signal(int signal) {
   if (signal == SIGTSTP) {  // ctrl-Z: the launcher stops with its ranks, and continues with them
     ::raise(SIGSTOP);
     forward(SIGCONT);
+    for (auto& rank : ranks_) rank.stopped_since.reset();
   }
 }
 
@@ -135,10 +148,13 @@ void Job::handle_exits() {
     rank.has_ended = true;
     --running_ranks_;
     const RankEnd end = end_of(rank.process.pid);
-    if (!end.has_failed() || phase_ != Phase::Running) continue;
+    if (!end.has_failed() || outcome_.failure) continue;
+    const bool is_told = phase_ != Phase::Running;
+    if (is_told && !end.is_one_of(options_.final_codes)) continue;
     const std::chrono::duration<double> elapsed = Clock::now() - started_at_;
-    outcome_.failure = RankFailure{number, end, elapsed.count(), {}};
-    stop(SIGTERM);
+    outcome_.failure = RankFailure{number, end, elapsed.count(), {}, rank.is_stopped_too_long};
+    // Ranks that were told already may be waiting for this one to leave first.
+    is_told ? forward(SIGTERM) : stop(SIGTERM);
   }
   // The children of the last ranks have become orphans, and no signal tells of that.
   if (running_ranks_ == 0 && !ended.empty()) look_after_orphans();
@@ -148,6 +164,7 @@ void Job::handle_deadline() {
   if (!deadline_ || Clock::now() < *deadline_) return;
   deadline_.reset();
   phase_ = Phase::Killed;
+  outcome_.was_killed = true;
   session_.output.say(laggards());
   forward(SIGKILL);
 }
@@ -160,11 +177,57 @@ void Job::look_after_orphans() {
   });
 }
 
+void Job::look_at_stops() {
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kLook;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].has_ended) look_at_stop(static_cast<int>(i), ranks_[i]);
+  }
+}
+
+void Job::look_at_stop(int number, Rank& rank) {
+  const auto name =
+      "rank " + std::to_string(number) + " (process " + std::to_string(rank.process.pid) + ")";
+  if (stop_of(rank.process.pid) == Stop::None) {
+    if (rank.is_stop_told) session_.output.say(name + " goes on");
+    rank.stopped_since.reset();
+    rank.is_stop_told = false;
+    return;
+  }
+  const auto now = Clock::now();
+  if (!rank.stopped_since) rank.stopped_since = now;
+  const std::chrono::duration<double> time = now - *rank.stopped_since;
+  const auto limit = options_.stopped_timeout;
+  const auto seconds = [](double count) {
+    std::ostringstream text;
+    text << count << " s";
+    return text.str();
+  };
+  if (limit.count() > 0 && time >= limit) {
+    session_.output.say(name + " has been stopped for " + seconds(std::floor(time.count())) +
+                        "; killed");
+    ::kill(-rank.process.pid, SIGKILL);
+    rank.is_stopped_too_long = true;
+    rank.is_stop_told = false;
+  } else if (!rank.is_stop_told && time >= kToldAfter) {
+    rank.is_stop_told = true;
+    session_.output.say(name + " is stopped (SIGSTOP or a debugger)" +
+                        (limit.count() > 0 ? "; unless it goes on it is killed after " +
+                                                 seconds(limit.count()) + " (--stopped-timeout)"
+                                           : std::string()));
+  }
+}
+
 void Job::stop(int signal) {
   phase_ = Phase::Stopping;
   stop_signal_ = signal;
   deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.grace);
   forward(signal);
+  // A stopped process gets the signal when it goes on; one in a debugger's hands would not.
+  for (const auto& rank : ranks_) {
+    const Stop stop = rank.has_ended ? Stop::None : stop_of(rank.process.pid);
+    if (stop != Stop::None) ::kill(-rank.process.pid, stop == Stop::BySignal ? SIGCONT : SIGKILL);
+  }
 }
 
 void Job::forward(int signal) {

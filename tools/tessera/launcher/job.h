@@ -19,7 +19,9 @@ struct JobOptions {
   std::vector<std::string> command;  // the program and its words
   std::vector<Setting> settings;
   bool has_prefix = true;
-  std::chrono::duration<double> grace{5};  // from the request to end until SIGKILL
+  std::chrono::duration<double> grace{5};             // from the request to end until SIGKILL
+  std::chrono::duration<double> stopped_timeout{30};  // of a rank by SIGSTOP; 0: none
+  std::vector<int> final_codes;  // by which a rank speaks for the job, told to end or not
 };
 
 struct RankFailure {
@@ -28,12 +30,14 @@ struct RankFailure {
   double seconds = 0;                  // from the start of the job
   std::deque<std::string> last_lines;  // of its stderr; if it wrote nothing there of its stdout,
                                        // unless SIGKILL ended it
+  bool was_stopped = false;            // by SIGSTOP or a debugger, for longer than it may
 };
 
 /// How the job ended: neither means that every rank exited with 0.
 struct JobOutcome {
   std::optional<RankFailure> failure;  // the rank that failed first, unless it was told to end
   int signal = 0;                      // that ended the job from outside
+  bool was_killed = false;             // ranks that had been told to end and did not
 };
 
 /// One start of all ranks: a single-threaded loop over signals, exits and output.
@@ -62,6 +66,9 @@ class Job {
     RankStream out;
     RankStream err;
     bool has_ended = false;
+    std::optional<Clock::time_point> stopped_since = std::nullopt;
+    bool is_stop_told = false;
+    bool is_stopped_too_long = false;
   };
 
   void start_ranks();
@@ -72,6 +79,8 @@ class Job {
   void handle_exits();
   void handle_deadline();
   void look_after_orphans();
+  void look_at_stops();
+  void look_at_stop(int number, Rank& rank);
   void stop(int signal);
   void forward(int signal);
   bool is_done() const;
@@ -88,6 +97,7 @@ class Job {
   Phase phase_ = Phase::Running;
   Clock::time_point started_at_;
   std::optional<Clock::time_point> deadline_;
+  Clock::time_point next_look_{};
   int stop_signal_ = 0;
   JobOutcome outcome_;
 };

@@ -7,9 +7,14 @@
 namespace tessera::launcher {
 namespace {
 
-constexpr std::string_view kIdentityNames[] = {
-    "TESSERA_RANK",  "TESSERA_WORLD_SIZE",    "TESSERA_LOCAL_RANK",     "TESSERA_LOCAL_WORLD_SIZE",
-    "TESSERA_STORE", "TESSERA_RESTART_COUNT", "TESSERA_STORE_LISTEN_FD"};
+constexpr std::string_view kIdentityNames[] = {"TESSERA_RANK",
+                                               "TESSERA_WORLD_SIZE",
+                                               "TESSERA_LOCAL_RANK",
+                                               "TESSERA_LOCAL_WORLD_SIZE",
+                                               "TESSERA_STORE",
+                                               "TESSERA_RESTART_COUNT",
+                                               "TESSERA_STORE_LISTEN_FD",
+                                               "TESSERA_STOPPED_TIMEOUT_MS"};
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
@@ -34,6 +39,7 @@ void set_identity(Variables& variables, const RankIdentity& identity) {
   variables["TESSERA_LOCAL_WORLD_SIZE"] = std::to_string(identity.world_size);
   variables["TESSERA_STORE"] = identity.store;
   variables["TESSERA_RESTART_COUNT"] = std::to_string(identity.restart_count);
+  variables["TESSERA_STOPPED_TIMEOUT_MS"] = std::to_string(identity.stopped_timeout.count());
   if (identity.listen_fd >= 0) {
     variables["TESSERA_STORE_LISTEN_FD"] = std::to_string(identity.listen_fd);
   }

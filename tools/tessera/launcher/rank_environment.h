@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,7 +22,8 @@ struct RankIdentity {
   int rank = 0;
   int world_size = 1;
   int restart_count = 0;
-  std::string store;   // "tcp://127.0.0.1:PORT"
+  std::string store;                            // "unix://@NAME"
+  std::chrono::milliseconds stopped_timeout{};  // 0: none
   int listen_fd = -1;  // rank 0: the socket that listens there; the others: none
 };
 

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 
 namespace tessera::launcher {
 namespace {
@@ -116,6 +117,17 @@ RankProcess start_rank(const RankStart& start) {
   process.out = std::move(out.reading);
   process.err = std::move(err.reading);
   return process;
+}
+
+Stop stop_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line, '\0');
+  // "pid (name) state …"; the name may hold anything.
+  const auto name_end = line.rfind(") ");
+  if (name_end == std::string::npos || name_end + 2 >= line.size()) return Stop::None;
+  const char state = line[name_end + 2];
+  return state == 'T' ? Stop::BySignal : state == 't' ? Stop::ByDebugger : Stop::None;
 }
 
 RankEnd end_of(pid_t pid) {

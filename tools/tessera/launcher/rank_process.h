@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -45,11 +46,18 @@ struct RankProcess {
 /// if no process can be made.
 RankProcess start_rank(const RankStart& start);
 
+/// Whether the process is stopped: by a signal ('T') or by a debugger ('t').
+enum class Stop { None, BySignal, ByDebugger };
+Stop stop_of(pid_t pid);
+
 /// How a rank that has ended did so.
 struct RankEnd {
   int code = 0;    // exit code, or 128 + signal
   int signal = 0;  // 0: it exited
   bool has_failed() const { return code != 0; }
+  bool is_one_of(const std::vector<int>& codes) const {
+    return signal == 0 && std::ranges::count(codes, code) > 0;
+  }
 };
 
 /// How the process ended, which it must have done; it remains to be reaped.

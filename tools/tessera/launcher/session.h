@@ -5,6 +5,8 @@
 #include "launcher/signal_inbox.h"
 #include "launcher/watcher.h"
 
+#include <chrono>
+
 namespace tessera::launcher {
 
 /// What outlives one start of the job, and is made in this order before the first.
@@ -19,6 +21,9 @@ struct Session {
   /// Waits until all that was said has been written. A signal that ends the job ends the wait and
   /// is returned; otherwise 0.
   int flush();
+  /// Does nothing but write for so long. A signal that ends the job ends it and is returned;
+  /// otherwise 0.
+  int pause(std::chrono::duration<double> time);
 };
 
 }  // namespace tessera::launcher

@@ -33,8 +33,9 @@ SignalInbox::SignalInbox() {
   ::sigprocmask(SIG_BLOCK, &mask, &old_mask_);
 
   struct sigaction ignore{};
-  ignore.sa_handler = SIG_IGN;  // a reader that left is an error of write()
+  ignore.sa_handler = SIG_IGN;  // a reader that left or a file at its limit is an error of write()
   ::sigaction(SIGPIPE, &ignore, &old_pipe_);
+  ::sigaction(SIGXFSZ, &ignore, &old_file_size_);
   struct sigaction notice{};
   notice.sa_handler = SIG_DFL;  // an inherited SIG_IGN would lose the exit codes
   notice.sa_flags = SA_NOCLDSTOP;
@@ -56,6 +57,7 @@ std::optional<int> SignalInbox::next() {
 
 void SignalInbox::restore() const noexcept {
   ::sigaction(SIGPIPE, &old_pipe_, nullptr);
+  ::sigaction(SIGXFSZ, &old_file_size_, nullptr);
   ::sigaction(SIGCHLD, &old_child_, nullptr);
   ::sigprocmask(SIG_SETMASK, &old_mask_, nullptr);
 }

@@ -30,6 +30,7 @@ class SignalInbox {
   Descriptor fd_;
   sigset_t old_mask_;
   struct sigaction old_pipe_;
+  struct sigaction old_file_size_;
   struct sigaction old_child_;
 };
 

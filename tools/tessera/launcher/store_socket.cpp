@@ -1,24 +1,27 @@
 #include "launcher/store_socket.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstddef>
 
 namespace tessera::launcher {
 
 StoreSocket listen_for_store() {
-  constexpr const char* kAction = "cannot listen on 127.0.0.1 for the ranks' store";
+  constexpr const char* kAction = "cannot listen on a local socket for the ranks' store";
   StoreSocket store;
-  store.listener.reset(checked(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), kAction));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  store.listener.reset(checked(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), kAction));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof(address);
-  checked(::bind(store.listener.get(), generic, length), kAction);
+  // An address without a name asks the kernel for one.
+  checked(::bind(store.listener.get(), generic, sizeof(sa_family_t)), kAction);
   checked(::listen(store.listener.get(), SOMAXCONN), kAction);
+  socklen_t length = sizeof(address);
   checked(::getsockname(store.listener.get(), generic, &length), kAction);
-  store.address = "tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  // The name follows a zero byte.
+  constexpr std::size_t kBefore = offsetof(sockaddr_un, sun_path) + 1;
+  store.address = "unix://@" + std::string(address.sun_path + 1, length - kBefore);
   return store;
 }
 

@@ -6,12 +6,12 @@
 
 namespace tessera::launcher {
 
-/// A TCP socket that already listens on a free port of this host. Rank 0 inherits it, so that
-/// nobody can take the port between its choice and its use, and peers that connect early wait in
-/// the queue.
+/// A socket of this host alone that already listens, under a name of the kernel's choice that no
+/// file stands for. Rank 0 inherits it, so that nobody can take the name between its choice and its
+/// use, and peers that connect early wait in the queue.
 struct StoreSocket {
   Descriptor listener;
-  std::string address;  // "tcp://127.0.0.1:PORT"
+  std::string address;  // "unix://@NAME"
 };
 
 StoreSocket listen_for_store();

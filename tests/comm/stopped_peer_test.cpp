@@ -1,0 +1,83 @@
+// A peer that is stopped: told early, named in the error, and not waited for as long as others.
+#include "comm/errors_of_calls.h"
+#include "comm/peer_process.h"
+#include "support/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using testing::Beacon;
+using ::testing::HasSubstr;
+using testing::RankProcesses;
+
+class PeerThatIsStopped : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PeerThatIsStopped, IsNamedBeforeTheTimeout) {
+  const auto body = [] {
+    auto options = testing::rank_init_options();
+    options.stopped_timeout = 3s;
+    init(options);
+    barrier();
+    if (rank() == 1) {
+      Beacon("ready").signal();
+      EXPECT_TRUE(Beacon("released").wait(60s));
+      return;
+    }
+    EXPECT_TRUE(Beacon("stopped").wait());
+    const auto begun = std::chrono::steady_clock::now();
+    const auto is_named = AllOf(HasSubstr("rank 1 (process "), HasSubstr(" has been stopped for "),
+                                HasSubstr("kill -CONT "));
+    EXPECT_THAT(error_of([] { all_reduce(at::ones({4})); }), is_named);
+    EXPECT_THAT(error_of([] { new_group({0, 1}, {.timeout = 60s}); }), is_named);
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+  };
+  RankProcesses ranks(2, body,
+                      {.backend = GetParam(), .timeout = 60s, .may_die = {1}, .init = false});
+  EXPECT_TRUE(ranks.beacon("ready").wait());
+  ranks.stop(1);
+  ranks.beacon("stopped").signal();
+  ranks.wait(0, 60s);
+  ranks.beacon("released").signal();
+  ranks.kill(1);
+  EXPECT_THAT(ranks.output(0), HasSubstr(") is stopped (SIGSTOP or a debugger); rank 0 waits"));
+  ranks.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, PeerThatIsStopped, ::testing::Values("shm", "gloo"),
+                         [](const auto& instance) { return instance.param; });
+
+TEST(PeerProcess, SeesThatAProcessIsStoppedAndGoesOn) {
+  const pid_t child = fork();
+  if (child == 0) {
+    while (true) pause();
+  }
+  const auto peer = PeerProcess::watch(child);
+  EXPECT_FALSE(peer->stopped_for());
+  kill(child, SIGSTOP);
+  while (!peer->stopped_for()) std::this_thread::sleep_for(20ms);
+  set_stopped_timeout(0ms);
+  EXPECT_FALSE(peer->find_stop("rank 1", ""));
+  set_stopped_timeout(1ms);
+  std::this_thread::sleep_for(5ms);
+  EXPECT_THAT(peer->find_stop("rank 1", "").value_or(""),
+              HasSubstr("rank 1 (process " + std::to_string(child) + ") has been stopped for "));
+  set_stopped_timeout(30s);
+  kill(child, SIGCONT);
+  while (peer->stopped_for()) std::this_thread::sleep_for(20ms);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace tessera::comm

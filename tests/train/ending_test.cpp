@@ -1,0 +1,221 @@
+// How a job ends: which signal, limit or time has ended it, what it has saved and where.
+#include "train/train_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <numbers>
+#include <thread>
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ExitStatus end_of(Subprocess& job) {
+  const auto status = job.wait(90s);
+  EXPECT_TRUE(status) << "the job still runs: " << job.output();
+  return status.value_or(ExitStatus{});
+}
+
+std::string last_saved(const TrainingGround& ground, const std::string& run) {
+  return "the last saved checkpoint is " + ground.run(run) + "/checkpoints/" +
+         ground.checkpoints(run).back() + "; go on with --resume --run " + ground.run(run);
+}
+
+std::vector<nlohmann::json> steps_of(const TrainingGround& ground, const std::string& run) {
+  std::vector<nlohmann::json> steps;
+  std::istringstream lines(ground.read(run, "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    auto parsed = nlohmann::json::parse(line);
+    if (parsed.contains("loss")) steps.push_back(std::move(parsed));
+  }
+  return steps;
+}
+
+TEST(TrainEnds, WithWhatIsSaved) {
+  const TrainingGround ground;
+  const auto result = ground.train("run");
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, EndsWith("saved in " + ground.run("run") +
+                                      "/checkpoints/step-00000012; look at it: tessera report " +
+                                      ground.run("run") + "\n"));
+}
+
+TEST(TrainEnds, WhenTheTerminalIsClosed) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "100000", "--save-every", "0"});
+  ground.await_step("run", 5);
+  job.signal(SIGHUP);
+  EXPECT_EQ(end_of(job).code, 128 + SIGHUP) << job.output();
+  EXPECT_THAT(job.output(), AllOf(HasSubstr("stopped by SIGHUP after step "),
+                                  HasSubstr(last_saved(ground, "run"))));
+}
+
+TEST(TrainEnds, UnderNohupNotWithTheTerminal) {
+  const TrainingGround ground;
+  Words words = {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh"};
+  for (const auto& word : ground.words("run", {"--steps", "40"})) words.push_back(word);
+  Subprocess job({.arguments = words, .output = ground.path() / "log", .folder = ground.path()});
+  ground.await_step("run", 5);
+  job.signal(SIGHUP);
+  for (const pid_t rank : ranks_of(job.pid())) kill(rank, SIGHUP);
+  EXPECT_EQ(end_of(job).code, 0) << job.output();
+}
+
+/// A signal to one rank ends the job as one to all, is not a failure, and is told with its sender.
+TEST(TrainEnds, BySignalToOneRankWhichIsNamed) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "100000", "--ranks", "4", "--max-restarts", "2"});
+  ground.await_step("run", 5);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 4) << job.output();
+  kill(ranks[3], SIGTERM);
+  EXPECT_EQ(end_of(job).code, 128 + SIGTERM) << job.output();
+  EXPECT_THAT(job.output(),
+              AllOf(HasSubstr("stopped by SIGTERM, which process " + std::to_string(getpid()) +
+                              " sent to rank 3, after step "),
+                    HasSubstr(last_saved(ground, "run")), Not(HasSubstr("failed")),
+                    Not(HasSubstr("restart 1"))));
+}
+
+TEST(TrainEnds, BySignalToOneRankUnderAnotherLauncherWhichNamesIt) {
+  const TrainingGround ground;
+  Words words = {TESSERA_TOOL, "run", "-n", "4", "--"};
+  for (const auto& word : ground.words("run", {"--steps", "100000"})) words.push_back(word);
+  Subprocess job({.arguments = words,
+                  .environment = {{"OMP_NUM_THREADS", "1"}},
+                  .output = ground.path() / "log",
+                  .folder = ground.path()});
+  ground.await_step("run", 5);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 4) << job.output();
+  kill(ranks[3], SIGTERM);
+  EXPECT_EQ(end_of(job).code, 128 + SIGTERM) << job.output();
+  EXPECT_THAT(job.output(), HasSubstr("rank 3 of 4 failed with exit code 143"));
+}
+
+/// The disk of the checkpoints has room for one. A signal asks for a second: the job must not end
+/// as if it were there.
+TEST(TrainEnds, BySignalWithAFullDiskUnsaved) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("whole", {"--steps", "4"}).status.ok());
+  int64_t bytes = 0;
+  for (const auto& file : fs::recursive_directory_iterator(ground.run("whole") + "/checkpoints"))
+    bytes += file.is_regular_file() ? static_cast<int64_t>(file.file_size()) : 0;
+  const auto run = ground.run("run");
+  fs::create_directory(run);
+  const auto disk = run + "/checkpoints";
+  fs::create_directory(disk);
+  const std::string script = "mount -t tmpfs -o size=" + std::to_string(bytes * 3 / 2) +
+                             " tessera " + disk +
+                             " || exit 77; \"$@\" --steps 4 || exit 78; "
+                             "\"$@\" --steps 100000 --save-every 0 --resume & "
+                             "until grep -q '\"step\":9,' " +
+                             run +
+                             "/metrics.jsonl; do sleep 0.05; done; "
+                             "kill -TERM $!; wait $!; code=$?; ls " +
+                             disk + "; exit $code";
+  auto plain = ground.words("run");
+  plain.erase(std::ranges::find(plain, "--steps"), std::ranges::find(plain, "--steps") + 2);
+  plain.erase(std::ranges::find(plain, "--save-every"),
+              std::ranges::find(plain, "--save-every") + 2);
+  Words words = {"unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh"};
+  words.insert(words.end(), plain.begin(), plain.end());
+  const auto result = ground.call(words);
+  if (result.status.code == 77 || result.output.find("unshare: ") != std::string::npos)
+    GTEST_SKIP() << "no file systems can be mounted here: " << result.output;
+  EXPECT_EQ(result.status.code, 4) << result.output;
+  EXPECT_THAT(
+      result.output,
+      AllOf(HasSubstr("nothing was saved: "), HasSubstr("No space left on device"),
+            HasSubstr("the last saved checkpoint is " + disk + "/step-00000004; go on with"),
+            Not(HasSubstr("stopped by SIGTERM after"))));
+  EXPECT_THAT(result.output, EndsWith("step-00000004\n"));
+}
+
+TEST(TrainEnds, AtTheLimitOnFileSizesWithTheFileAndTheLimit) {
+  const TrainingGround ground;
+  Words words = {"prlimit", "--fsize=80000000"};  // shared memory needs 64 MiB
+  for (const auto& word : ground.words("run", {"--ranks", "1", "--width", "640", "--batch", "1",
+                                               "--steps", "1", "--warmup", "0"}))
+    words.push_back(word);
+  const auto result = ground.call(words);
+  if (result.status.code == 127) GTEST_SKIP() << "no prlimit(1)";
+  EXPECT_EQ(result.status.code, 4) << result.output;
+  EXPECT_THAT(result.output,
+              AllOf(HasSubstr("rank-00000-of-00001.safetensors: could not write to it: File too "
+                              "large (ulimit -f"),
+                    HasSubstr("nothing is saved in " + ground.run("run"))));
+  words[1] = "--fsize=4000000";
+  const auto less = ground.call(words);
+  EXPECT_NE(less.status.code, 128 + SIGXFSZ) << less.output;
+  EXPECT_THAT(less.output, HasSubstr("ulimit -f"));
+}
+
+TEST(TrainEnds, WhenARankDoesNotAnswerWithinItsTimeout) {
+  const TrainingGround ground;
+  auto job = ground.start("run", {"--steps", "100000", "--timeout", "2"});
+  ground.await_step("run", 5);
+  const auto ranks = ranks_of(job.pid());
+  ASSERT_EQ(ranks.size(), 2) << job.output();
+  kill(ranks[1], SIGSTOP);
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
+  while (job.output().find("the last saved checkpoint is") == std::string::npos &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(20ms);
+  kill(ranks[1], SIGKILL);
+  EXPECT_NE(end_of(job).code, 0);
+  EXPECT_THAT(job.output(), AllOf(HasSubstr("rank 1"), HasSubstr("2 s"),
+                                  HasSubstr("the last saved checkpoint is")));
+}
+
+TEST(TrainByTime, EndsInTimeWithItsScheduleDone) {
+  const TrainingGround ground;
+  const Words words = {"--steps", "1000000", "--warmup", "20", "--minutes", "0.1"};
+  auto job = ground.start("run", words);
+  ground.await_step("run", 5);
+  job.signal(SIGTERM);
+  ASSERT_EQ(end_of(job).code, 128 + SIGTERM) << job.output();
+  const auto before = steps_of(ground, "run").size();
+  const auto resumed = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")});
+  ASSERT_TRUE(resumed.status.ok()) << resumed.output;
+  const auto steps = steps_of(ground, "run");
+  ASSERT_GT(steps.size(), before);
+  EXPECT_GT(steps[before]["elapsed"], steps[before - 1]["elapsed"]);
+  EXPECT_GE(steps.back()["elapsed"], 6.0);
+  EXPECT_LT(steps[steps.size() - 2]["elapsed"], 6.0);
+  // The rate of a step is that of the time when the one before it had ended.
+  for (size_t i = 1; i < steps.size(); ++i) {
+    if (i == before) continue;  // elapsed is that of the checkpoint, which is the line before, too
+    const double place =
+        std::max<double>(static_cast<double>(i), steps[i - 1]["elapsed"].get<double>() / 6 * 1e6);
+    const double expected =
+        place < 20 ? 1e-2 * (place + 1) / 20
+                   : 1e-4 + (1e-2 - 1e-4) *
+                                (1 + std::cos(std::numbers::pi * (place - 20) / (1e6 - 20))) / 2;
+    EXPECT_NEAR(steps[i]["lr"].get<double>(), expected, 1e-12) << i;
+  }
+  const auto again = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")});
+  EXPECT_TRUE(again.status.ok());
+  EXPECT_THAT(again.output, HasSubstr("its --minutes have passed; raise --minutes"));
+}
+
+TEST(TrainByTime, IsByStepsWhereThoseEndFirst) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("timed", {"--minutes", "1000"}).status.ok());
+  ASSERT_TRUE(ground.train("plain").status.ok());
+  EXPECT_EQ(ground.losses("timed"), ground.losses("plain"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -83,7 +83,7 @@ class GroupMeeting {
       store_.set(verdict, text);  // for those whom neither list keeps waiting
       TORCH_CHECK_VALUE(false, text);
     }
-    const auto ended = who_ended(missing);
+    const auto ended = who_cant_come(missing);
     TORCH_CHECK_WITH(DistBackendError,
                      missing.empty() || (ended.empty() && Clock::now() < deadline_),
                      "new_group: group '", name_of(call_), "': expected ", call_.ranks.size(),
@@ -92,11 +92,14 @@ class GroupMeeting {
                      ended.empty() ? "; every listed rank has to call it" : ended);
   }
 
-  std::string who_ended(const std::vector<int>& missing) {
+  std::string who_cant_come(const std::vector<int>& missing) {
     const auto& processes = context_.world.processes;
     for (const int rank : missing) {
-      if (processes.empty() || !processes[rank] || !processes[rank]->has_exited()) continue;
-      if (store_.check({c10::str(topic_, "/", rank)})) continue;  // it came before it ended
+      if (processes.empty() || !processes[rank]) continue;
+      const auto stopped = processes[rank]->find_stop(c10::str("rank ", rank), "");
+      if (!stopped && !processes[rank]->has_exited()) continue;
+      if (store_.check({c10::str(topic_, "/", rank)})) continue;  // it came before that
+      if (stopped) return "; " + *stopped;
       return c10::str("; rank ", rank, " (process ", processes[rank]->pid(),
                       ") has ended; look at its own output for the cause");
     }

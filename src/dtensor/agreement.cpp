@@ -83,6 +83,20 @@ std::vector<std::string> exchange(const std::string& sizes, std::string& wrong,
   return said;
 }
 
+/// What all ranks of the mesh have to pass alike, as text; goes into `wrong` if it differs.
+void compare(const char* caller, const std::string& mine, const Spec& spec, std::string& wrong) {
+  for (const auto& group : spec.groups) {
+    const auto said = exchange(mine, wrong, group);
+    const auto in_world = ranks(group);
+    for (size_t rank = 0; rank < said.size() && wrong.empty(); ++rank) {
+      if (said[rank] == said[0]) continue;
+      wrong = c10::str(caller, ": the ranks disagree: rank ", in_world[0], " passes ", said[0],
+                       ", rank ", in_world[rank], " passes ", said[rank],
+                       "; they must be alike on all ranks of the mesh");
+    }
+  }
+}
+
 }  // namespace
 
 Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong) {
@@ -93,7 +107,7 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
   }
   auto sizes = local.sizes().vec();
   const comm::Bookkeeping bookkeeping("DTensor::from_local");
-  const comm::CallNote note(c10::str(spec.placements));
+  compare("DTensor::from_local", c10::str("placements ", spec.placements), spec, wrong);
   // What is wrong is passed on along the other mesh dimensions before anybody throws.
   for (size_t dim = spec.placements.size(); dim-- > 0;) {
     const auto parts = exchange(encode(sizes, local.scalar_type()), wrong, spec.groups[dim]);
@@ -124,17 +138,7 @@ void check_same(const char* caller, const at::Tensor& tensor, const Spec& spec, 
       spec.placements, " from rank ", source, " on a mesh of ", c10::IntArrayRef(spec.mesh_shape));
   const comm::Bookkeeping bookkeeping(caller);
   std::string wrong;
-  for (const auto& group : spec.groups) {
-    const auto said = exchange(mine, wrong, group);
-    const auto in_world = ranks(group);
-    for (size_t rank = 0; rank < said.size() && wrong.empty(); ++rank) {
-      if (said[rank] == said[0]) continue;
-      wrong = c10::str(caller, ": the ranks disagree: rank ", in_world[0], " passes ", said[0],
-                       ", rank ", in_world[rank], " passes ", said[rank],
-                       "; shape, dtype, placements and source must be alike on all ranks of the ",
-                       "mesh");
-    }
-  }
+  compare(caller, mine, spec, wrong);
   TORCH_CHECK_VALUE(wrong.empty(), wrong);
 }
 

@@ -91,6 +91,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void take_unused();
   void take_rest();
   void on_gradient(size_t index);
+  void check_trained(size_t index) const;
   void check_gradient(size_t index) const;
   void take(size_t index, bool is_missing);
   void launch_complete();
@@ -101,8 +102,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool was_seen(size_t index) const;
   void check_hooks() const;
   static const void* slot_of(const at::Tensor& parameter);
-  /// The rank whose word counts.
-  int call_roll(Step step, size_t bucket = 0);
+  int call_roll(Step step, size_t bucket = 0);  // the rank whose word counts
   void settle_static_graph();
   bool may_miss_gradients() const { return settings_.find_unused || settings_.static_graph; }
   std::vector<bool> agree_on_used();

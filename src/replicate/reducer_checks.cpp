@@ -61,11 +61,7 @@ void Reducer::check_finished() {
   if (phase_ != Phase::Sync || !is_taking_) return;
   phase_ = Phase::Idle;  // told once; the next forward starts anew
   for (size_t i = 0; i < expected_.size(); ++i)
-    TORCH_CHECK(expected_[i] == 0 || parameters_.tensors[i].requires_grad(),
-                "replicate: parameter '", parameters_.names[i], "' of ", settings_.module_name,
-                " was frozen (requires_grad is false) between a forward and its backward, so it "
-                "got no gradient and nothing was averaged; freeze and thaw parameters before the "
-                "forward, alike on all ranks");
+    if (expected_[i] > 0) check_trained(i);
   TORCH_CHECK(false, "replicate: expected every parameter of ", settings_.module_name,
               " to get a gradient in the last backward before the next forward, but these got "
               "none: ",
@@ -74,7 +70,16 @@ void Reducer::check_finished() {
               "ignored_modules), or backward ended early");
 }
 
+void Reducer::check_trained(size_t index) const {
+  TORCH_CHECK(parameters_.tensors[index].requires_grad(), "replicate: parameter '",
+              parameters_.names[index], "' of ", settings_.module_name,
+              " was frozen (requires_grad is false) between a forward and its backward, so it got "
+              "no gradient and nothing was averaged; freeze and thaw parameters before the "
+              "forward, alike on all ranks");
+}
+
 void Reducer::check_gradient(size_t index) const {
+  check_trained(index);
   const auto& parameter = parameters_.tensors[index];
   const auto& name = parameters_.names[index];
   TORCH_CHECK(phase_ != Phase::Idle, "replicate: parameter '", name, "' of ", settings_.module_name,

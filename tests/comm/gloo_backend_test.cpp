@@ -326,5 +326,20 @@ TEST(GlooBackend, WorksAlone) {
   });
 }
 
+TEST(GlooBackend, TakesListsThatRanksCutIntoCallsDifferently) {
+  run_gloo(2, [](GroupBackend& group, int rank) {
+    Tensors inputs{at::full({2}, rank + 1.0), at::full({3}, rank + 10.0)};
+    Tensors outputs{at::zeros({4}), at::zeros({6})};
+    if (rank == 0) {
+      group.allgather_into_tensor_coalesced(outputs, inputs, {})->wait();
+    } else {
+      for (size_t i = 0; i < inputs.size(); ++i)
+        group._allgather_base(outputs[i], inputs[i], {})->wait();
+    }
+    EXPECT_TRUE(outputs[0].equal(at::tensor({1., 1., 2., 2.}, at::kFloat)));
+    EXPECT_TRUE(outputs[1].equal(at::tensor({10., 10., 10., 11., 11., 11.}, at::kFloat)));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::comm

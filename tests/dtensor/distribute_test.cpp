@@ -91,6 +91,11 @@ TEST(DistributeOnThreads, PlacementsAndSourcesThatDifferAreAnErrorOnAllRanks) {
                                 "from rank 0")));
     EXPECT_THAT(message_of([&] { distribute_tensor(tensor, mesh, {}, rank() == 0 ? 1 : 0); }),
                 HasSubstr("from rank 1"));
+    EXPECT_THAT(message_of([&] {
+                  DTensor::from_local(tensor, mesh, {mine, Replicate()}, {.run_check = true});
+                }),
+                AllOf(HasSubstr("DTensor::from_local: the ranks disagree: rank "),
+                      HasSubstr("rank 3 passes placements [Shard(1), Replicate()]")));
     expect_values_of_source(mesh, numbered({4, 3}), {Shard(0), Shard(1)}, 0);
   });
 }
@@ -98,7 +103,7 @@ TEST(DistributeOnThreads, PlacementsAndSourcesThatDifferAreAnErrorOnAllRanks) {
 TEST(DistributeOnThreads, WaysThatDifferAreAnErrorOnAllRanks) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const auto partial = DTensor::from_local(numbered({4, 4}), mesh, {Partial()});
-    EXPECT_THAT(message_of([&] { partial.redistribute({Shard(rank())}); }),
+    EXPECT_THAT(message_of<c10::DistBackendError>([&] { partial.redistribute({Shard(rank())}); }),
                 AllOf(HasSubstr("the ranks disagree: rank 0 calls reduce_scatter #"),
                       HasSubstr("Partial to Shard(0)"), HasSubstr("Partial to Shard(1)")));
   });

@@ -290,10 +290,10 @@ TEST_P(FullyShardUserErrors, WholeMatricesOfInit) {
   run([] {
     Block net;
     fully_shard(net);
-    EXPECT_THAT(
-        message_of<c10::Error>([&] { torch::nn::init::orthogonal_(net->up->weight); }),
-        AllOf(HasSubstr("the target is parameter 'up.weight' of BlockImpl, which is sharded"),
-              HasSubstr("inside a SummonFullParams scope")));
+    EXPECT_THAT(message_of<c10::Error>([&] { torch::nn::init::orthogonal_(net->up->weight); }),
+                AllOf(HasSubstr("the target is parameter 'up.weight' of "
+                                "tessera::testing::BlockImpl, which is sharded"),
+                      HasSubstr("inside a SummonFullParams scope")));
     {
       const SummonFullParams whole(net);
       torch::manual_seed(3);

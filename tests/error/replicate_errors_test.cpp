@@ -72,8 +72,10 @@ TEST(ReplicateErrors, FrozenBetweenForwardAndBackward) {
     replicate(net);
     const auto loss = net(torch::ones({1, 2})).sum();
     net->fc3->bias.set_requires_grad(false);
-    loss.backward();
-    EXPECT_THAT(message_of<c10::Error>([&] { net(torch::ones({1, 2})); }),
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  loss.backward();
+                  net(torch::ones({1, 2}));
+                }),
                 AllOf(HasSubstr("parameter 'fc3.bias' of "),
                       HasSubstr("was frozen (requires_grad is false) between a forward and its "
                                 "backward"),

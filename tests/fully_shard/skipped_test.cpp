@@ -44,7 +44,7 @@ TEST_P(FullyShardSkippedErrors, ABackward) {
           const auto loss = net(torch::ones({2, 5})).sum();
           if (rank() != 1) loss.backward();
         },
-        "forward of StackImpl", "gradients of ");
+        "forward of tessera::testing::StackImpl", "gradients of ");
   });
 }
 
@@ -60,7 +60,8 @@ TEST_P(FullyShardSkippedErrors, TheRestOfAForward) {
           }
           net(torch::ones({2, 5}));
         },
-        "forward of StackImpl", "forward of 'blocks.2' (BlockImpl)");
+        "forward of tessera::testing::StackImpl",
+        "forward of 'blocks.2' (tessera::testing::BlockImpl)");
   });
 }
 
@@ -74,7 +75,8 @@ TEST_P(FullyShardSkippedErrors, ABackwardThatOnlyAddsUp) {
           const torch::NoGradGuard no_grad;
           net->last->weight.mul_(0.5);
         },
-        "forward of StackImpl", "before a write to parameters of StackImpl");
+        "forward of tessera::testing::StackImpl",
+        "before a write to parameters of tessera::testing::StackImpl");
   });
 }
 
@@ -85,7 +87,7 @@ TEST_P(FullyShardSkippedErrors, AStateDictOfOneRank) {
           if (rank() == 0) whole(net->block(0)->up->weight);
           net(torch::ones({2, 5})).sum().backward();
         },
-        "forward of StackImpl", "all_gather");
+        "forward of tessera::testing::StackImpl", "all_gather");
   });
 }
 

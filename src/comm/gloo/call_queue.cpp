@@ -45,9 +45,23 @@ CallQueue::CallQueue(const BackendRequest& request, c10::intrusive_ptr<Engine> e
   }
 }
 
-void CallQueue::post_receive(int peer) {
-  Tensors inbox{inboxes_[peer]};
-  receives_[peer] = engine_->start([&](auto& gloo) { return gloo.recv(inbox, peer, kHeaderTag); });
+void CallQueue::post_receive(int peer) noexcept {
+  receives_[peer] = nullptr;
+  try {
+    Tensors inbox{inboxes_[peer]};
+    receives_[peer] =
+        engine_->start([&](auto& gloo) { return gloo.recv(inbox, peer, kHeaderTag); });
+  } catch (const std::exception&) {
+  }
+}
+
+WorkPtr CallQueue::send(at::Tensor message, int peer) noexcept {
+  try {
+    Tensors messages{std::move(message)};
+    return engine_->start([&](auto& gloo) { return gloo.send(messages, peer, kHeaderTag); });
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 void CallQueue::send_headers(QueuedCall& call) {
@@ -57,8 +71,8 @@ void CallQueue::send_headers(QueuedCall& call) {
     size_t total = sizeof(Descriptor);
     for (const auto& movement : call.movements)
       total += carries ? bytes_of(movement.sent[peer]) : 0;
-    Tensors message{at::empty({static_cast<int64_t>(total)}, at::kByte)};
-    auto* next = message[0].data_ptr<uint8_t>();
+    auto message = at::empty({static_cast<int64_t>(total)}, at::kByte);
+    auto* next = message.data_ptr<uint8_t>();
     std::memcpy(next, &call.descriptor, sizeof(Descriptor));
     next += sizeof(Descriptor);
     for (const auto& movement : call.movements) {
@@ -66,8 +80,7 @@ void CallQueue::send_headers(QueuedCall& call) {
       if (bytes > 0) std::memcpy(next, movement.sent[peer].const_data_ptr(), bytes);
       next += bytes;
     }
-    call.sends.push_back(
-        engine_->start([&](auto& gloo) { return gloo.send(message, peer, kHeaderTag); }));
+    if (auto sent = send(std::move(message), peer)) call.sends.push_back(std::move(sent));
   }
 }
 
@@ -104,6 +117,7 @@ void CallQueue::abort() {
 void CallQueue::await_peer(int peer, const QueuedCall& call) {
   const auto since = Clock::now();
   try {
+    TORCH_CHECK(receives_[peer], "Connection closed by peer");
     await(receives_[peer], call.deadline);
   } catch (...) {
     throw Cause(GroupLog::explain(std::current_exception(), log_->label(peer), since));

@@ -69,8 +69,10 @@ class CallQueue {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
-  void post_receive(int peer);
+  /// A peer that has left is told of when it is waited for, not before: these do not throw.
+  void post_receive(int peer) noexcept;
   void send_headers(QueuedCall& call);
+  WorkPtr send(at::Tensor message, int peer) noexcept;
   void run_front(Lock& lock);
   /// Waits for the peers' headers and compares them; throws a Cause. Whether they carried the data.
   bool meet(QueuedCall& call);

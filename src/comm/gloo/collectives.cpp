@@ -125,8 +125,7 @@ WorkPtr GlooBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr GlooBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
-  const Unseen unseen;
-  Call call(*this, "all_gather_coalesced", OpType::ALLGATHER_COALESCED, opts.timeout, opts.asyncOp);
+  const Call call(*this, "all_gather_coalesced", OpType::ALLGATHER_COALESCED, opts.timeout);
   TensorLists by_input(inputs.size());  // c10d's order is by rank, then by input
   for (const auto& list : outputs) {
     call.check().check_pairs(list, inputs);
@@ -136,33 +135,29 @@ WorkPtr GlooBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
     call.check().check_parts("output", by_input[i], inputs[i], /*uneven=*/true);
     call.check().check_own_part(inputs[i].numel(), by_input[i][rank_].numel());
   }
-  call.describe(Kind::AllGather, inputs);
+  std::vector<WorkPtr> parts;
   Tensors all;
-  size_t largest = 0;
-  for (const auto& parts : by_input) {
-    all.insert(all.end(), parts.begin(), parts.end());
-    largest += most_bytes(parts);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TensorLists to{by_input[i]};
+    Tensors from{inputs[i]};
+    parts.push_back(allgather(to, from, opts));
+    all.insert(all.end(), by_input[i].begin(), by_input[i].end());
   }
-  call.describe_parts(all);
-  call.set_largest_part(largest);
-  for (size_t i = 0; i < inputs.size(); ++i) call.add_all_gather(by_input[i], inputs[i]);
-  return call.submit();
+  return join(OpType::ALLGATHER_COALESCED, parts, std::move(all));
 }
 
 WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
-  const Unseen unseen;
-  Call call(*this, "all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout,
-            opts.asyncOp);
+  const Call call(*this, "all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout);
   call.check().check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     call.check().check_whole(outputs[i], inputs[i]);
     call.check().check_written(outputs[i]);
   }
-  call.describe(Kind::AllGather, inputs);
-  call.describe_parts(inputs);
-  for (size_t i = 0; i < inputs.size(); ++i) call.add_all_gather(outputs[i], inputs[i]);
-  return call.submit();
+  std::vector<WorkPtr> parts;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    parts.push_back(_allgather_base(outputs[i], inputs[i], opts));
+  return join(OpType::COALESCED, parts, outputs);
 }
 
 WorkPtr GlooBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -227,20 +222,17 @@ WorkPtr GlooBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
-  const Unseen unseen;
-  Call call(*this, "reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
-            opts.asyncOp);
+  const Call call(*this, "reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout);
   call.check().check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     call.check().check_whole(inputs[i], outputs[i]);
     call.check().check_written(outputs[i]);
     call.check_reduction(outputs[i], opts.reduceOp);
   }
-  call.describe(Kind::ReduceScatter, inputs, opts.reduceOp.op_);
-  call.describe_parts(inputs);
+  std::vector<WorkPtr> parts;
   for (size_t i = 0; i < inputs.size(); ++i)
-    call.add_reduce_scatter(outputs[i], inputs[i], opts.reduceOp);
-  return call.submit();
+    parts.push_back(_reduce_scatter_base(outputs[i], inputs[i], opts));
+  return join(OpType::COALESCED, parts, outputs);
 }
 
 WorkPtr GlooBackend::alltoall_base(at::Tensor& output, at::Tensor& input,

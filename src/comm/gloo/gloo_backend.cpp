@@ -143,10 +143,13 @@ WorkPtr GlooBackend::endCoalescing() {
   TORCH_CHECK(coalescing_, "gloo: endCoalescing: call startCoalescing first");
   const auto parts = std::move(*coalescing_);
   coalescing_.reset();
+  return join(c10d::OpType::COALESCED, parts, {});
+}
+
+WorkPtr GlooBackend::join(c10d::OpType type, const std::vector<WorkPtr>& parts, Tensors outputs) {
   auto work = c10::make_intrusive<CollectiveWork>(
-      c10d::OpType::COALESCED,
-      log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
-      Tensors());
+      type, log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
+      std::move(outputs));
   CollectiveWork::begin(work, {});
   CollectiveWork::follow(work, parts);
   return work;

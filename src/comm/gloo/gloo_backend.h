@@ -75,6 +75,8 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing 
   class Call;
   friend class Call;
   void end_all();
+  /// One work for several, each a call of its own: ranks may cut a list into calls differently.
+  WorkPtr join(c10d::OpType type, const std::vector<WorkPtr>& parts, Tensors outputs);
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
 
   c10::intrusive_ptr<Engine> engine_;

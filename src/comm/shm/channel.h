@@ -58,8 +58,7 @@ class Channel {
   bool checks_calls() const { return checks_calls_; }
   uint64_t next_sequence() const { return sequence_ + 1; }
   const Descriptor& descriptor_of(int peer, uint64_t sequence) const;
-  /// Once posted.
-  const uint8_t* peer_slot(int peer, uint64_t round);
+  const uint8_t* peer_slot(int peer, uint64_t round);  // once posted
   void await_posted(int peer, uint64_t end);
   /// This rank reads no slot of rounds before `end` any more.
   void consume_through(uint64_t end);

@@ -129,9 +129,13 @@ class MappedMemory final : public GroupMemory {
 int make_file(size_t bytes) {
   // Reserved now: what is missing is an error here and no SIGBUS later.
   const int descriptor = make_memory_file(bytes, /*reserve=*/true);
-  TORCH_CHECK_WITH(OutOfMemoryError, descriptor >= 0, "expected ", format_bytes(bytes),
-                   " of shared memory, got ", std::strerror(errno),
-                   errno == EFBIG ? "; raise the limit on file sizes (ulimit -f)" : "");
+  const int error = descriptor < 0 ? errno : 0;
+  const bool lacks_descriptors = error == EMFILE || error == ENFILE;
+  TORCH_CHECK_WITH(DistBackendError, !lacks_descriptors, "expected memfd_create to work, got ",
+                   std::strerror(error));
+  TORCH_CHECK_WITH(OutOfMemoryError, error == 0, "expected ", format_bytes(bytes),
+                   " of shared memory, got ", std::strerror(error),
+                   error == EFBIG ? "; raise the limit on file sizes (ulimit -f)" : "");
   return descriptor;
 }
 

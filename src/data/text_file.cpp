@@ -151,7 +151,7 @@ void TextFile::throw_changed(const char* caller) const {
 
 void TextFile::read(int64_t first, int64_t count, char* out, const char* caller) const {
   if (count == 0) return;
-  constexpr int kMostAttempts = 10;
+  constexpr int kMostAttempts = 100;  // each of them fails by another touch
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     const Copied copied = copy(first, count, out, caller);
     if (!copied.is_whole) break;
@@ -179,7 +179,10 @@ TextFile::Copied TextFile::copy(int64_t first, int64_t count, char* out, const c
 bool TextFile::is_doubtful(const FileStatus& found, const char* caller) const {
   const std::lock_guard lock(expected_->mutex);
   if (found == expected_->status) return false;
-  if (found.size != size() || !expected_->hash) throw_changed(caller);
+  // Asked again: another thread may have seen a later one, and have hashed the file for it.
+  const auto [is_whole, latest] = copy(0, 0, nullptr, caller);
+  if (!is_whole || found.size != size() || !expected_->hash) throw_changed(caller);
+  if (!latest || *latest == expected_->status) return true;
   constexpr int64_t kPiece = 1 << 20;
   std::vector<char> piece(static_cast<size_t>(std::min(kPiece, size())));
   ContentHash hash;
@@ -189,7 +192,7 @@ bool TextFile::is_doubtful(const FileStatus& found, const char* caller) const {
     hash.add({piece.data(), static_cast<size_t>(count)});
   }
   if (hash.value() != *expected_->hash) throw_changed(caller);
-  expected_->status = found;
+  expected_->status = *latest;
   return true;
 }
 

@@ -45,13 +45,13 @@ OptimizerLoader::OptimizerLoader(const char* function, const torch::nn::Module& 
 
 void OptimizerLoader::match_groups(Covers covers) {
   TORCH_CHECK_VALUE(dict_.kind.empty() || dict_.kind == kind_->name(), where_,
-                    ": expected the state of ", kind_->name(), ", got that of ", dict_.kind,
-                    kNothing, "load it into an optimizer of that class");
+                    ": expected the state of ", kind_->name(), ", got that of ",
+                    printable(dict_.kind), kNothing, "load it into an optimizer of that class");
   for (const auto& group : dict_.param_groups) {
     for (const auto& name : group.params)
-      TORCH_CHECK_VALUE(given_.emplace(name, &group).second, where_, ": expected '", name,
-                        "' once among the parameters of all groups, got it twice", kNothing,
-                        "correct the dict");
+      TORCH_CHECK_VALUE(given_.emplace(name, &group).second, where_, ": expected '",
+                        printable(name), "' once among the parameters of all groups, got it twice",
+                        kNothing, "correct the dict");
   }
   std::set<std::string> known;
   Names missing;

@@ -182,8 +182,7 @@ void check_paths(const Settings& settings) {
   const auto reason = settings.run.empty() ? "" : why_no_run_folder(settings.run);
   if (!reason.empty())
     refuse_settings("--run: expected a new folder or that of a run, got '" + settings.run +
-                    "', which " + reason + "; name one in it, e.g. " +
-                    (fs::path(settings.run) / "run").string());
+                    "', which " + reason + "; name one in it");
   if (access(folder.c_str(), W_OK | X_OK) != 0)
     refuse_settings("--run: expected a folder to write to, got '" + settings.run + "', but " +
                     folder.string() + " is not writable; use another --run");

@@ -28,13 +28,10 @@ struct FileName {
 
 /// A name from a file that may be hostile, for a message: not long, and nothing that moves a
 /// cursor.
-inline std::string quoted(std::string name) {
+inline std::string quoted(const std::string& name) {
   constexpr size_t kMost = 200;
-  if (name.size() > kMost) name = name.substr(0, kMost) + "…";
-  for (char& letter : name) {
-    if (static_cast<unsigned char>(letter) < ' ' || letter == '\x7F') letter = '?';
-  }
-  return "'" + name + "'";
+  const bool is_long = name.size() > kMost;
+  return "'" + printable(is_long ? name.substr(0, kMost) : name) + (is_long ? "…'" : "'");
 }
 
 }  // namespace tessera::state

@@ -26,14 +26,10 @@ struct FileName {
   }
 };
 
-/// A name from a file that may be hostile, for a message: not long, and nothing that moves a
-/// cursor.
+/// A name from a file that may be hostile, for a message: not long.
 inline std::string quoted(std::string name) {
   constexpr size_t kMost = 200;
   if (name.size() > kMost) name = name.substr(0, kMost) + "…";
-  for (char& letter : name) {
-    if (static_cast<unsigned char>(letter) < ' ' || letter == '\x7F') letter = '?';
-  }
   return "'" + name + "'";
 }
 

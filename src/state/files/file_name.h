@@ -26,12 +26,11 @@ struct FileName {
   }
 };
 
-/// A name from a file that may be hostile, for a message: not long, and nothing that moves a
-/// cursor.
-inline std::string quoted(const std::string& name) {
+/// A name from a file that may be hostile, for a message: not long.
+inline std::string quoted(std::string name) {
   constexpr size_t kMost = 200;
-  const bool is_long = name.size() > kMost;
-  return "'" + printable(is_long ? name.substr(0, kMost) : name) + (is_long ? "…'" : "'");
+  if (name.size() > kMost) name = name.substr(0, kMost) + "…";
+  return "'" + name + "'";
 }
 
 }  // namespace tessera::state

@@ -162,13 +162,14 @@ std::map<std::string, ZipEntry> read_zip_directory(const ByteSource& file) {
     const auto name = std::string(rest.substr(kHeaderBytes, name_bytes));
     const auto what = quoted(name);
     file.name.require(!leads_elsewhere(name), "expected names within the file, got ", what);
-    file.name.require((number_at(rest, 8, 2) & 1) == 0 && number_at(rest, 10, 2) == 0, "expected ",
-                      what, " neither encrypted nor compressed, as torch.save writes it");
     ZipEntry entry{0, number_at(rest, 24, 4), static_cast<uint32_t>(number_at(rest, 16, 4))};
     auto packed = number_at(rest, 20, 4);
     auto local = number_at(rest, 42, 4);
     read_large_numbers(file.name, what, rest.substr(kHeaderBytes + name_bytes, extra_bytes), entry,
                        packed, local);
+    // A TorchScript archive has entries that are compressed; torch.save's has none.
+    entry.is_plain = (number_at(rest, 8, 2) & 1) == 0 && number_at(rest, 10, 2) == 0;
+    if (!entry.is_plain) entry.bytes = packed;
     entry.position = find_data(file, name, local, place.position);
     file.name.require(packed == entry.bytes && entry.bytes <= place.position - entry.position,
                       "expected the bytes of ", what, " before the directory, got ", entry.bytes,
@@ -193,6 +194,8 @@ std::string read_zip_entry(const ByteSource& file, const std::string& name, cons
 
 void check_zip_entry(const FileName& file, const std::string& name, const ZipEntry& entry,
                      const void* bytes) {
+  file.require(entry.is_plain, "expected ", quoted(name),
+               " neither encrypted nor compressed, as torch.save writes it");
   file.require(crc32_of_zip(bytes, entry.bytes) == entry.checksum, "expected the bytes of ",
                quoted(name),
                " to have the checksum of the directory, got another; the file is "

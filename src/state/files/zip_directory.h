@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-/// Zip files as torch.save writes them: nothing compressed, nothing encrypted.
+/// Zip files as torch.save writes them.
 namespace tessera::state {
 
 /// Bytes that are read here and there; reading beyond the end throws a ValueError.
@@ -23,6 +23,7 @@ struct ZipEntry {
   uint64_t position = 0;  // of its first byte, from the beginning of the file
   uint64_t bytes = 0;
   uint32_t checksum = 0;  // crc32_of_zip
+  bool is_plain = true;   // neither compressed nor encrypted; others can't be read
 };
 
 /// Entries by name. Throws a ValueError unless all lie in the file, apart from each other, under

@@ -15,7 +15,6 @@
 namespace tessera::comm {
 namespace {
 
-constexpr size_t kMostBytes = size_t{1} << 30;
 constexpr size_t kChunk = size_t{64} << 10;
 constexpr std::chrono::milliseconds kPause{100};
 constexpr std::chrono::milliseconds kLongestWait = std::chrono::hours(24 * 365);
@@ -56,8 +55,10 @@ bool is_complete(const StoreMessage& request) {
 
 }  // namespace
 
-StoreServer::StoreServer(LocalSocket listener)
-    : listener_(std::move(listener)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+StoreServer::StoreServer(LocalSocket listener, size_t most_bytes)
+    : listener_(std::move(listener)),
+      most_bytes_(most_bytes),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   // Programs that this one starts have no business with it.
   fcntl(listener_.get(), F_SETFD, FD_CLOEXEC);
   fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
@@ -214,7 +215,7 @@ StoreMessage StoreServer::change(StoreMessage& request) {
   auto& words = request.words;
   size_t more = 0;
   for (const auto& word : words) more += word.size();
-  if (more > kMostBytes - std::min(bytes_, kMostBytes) && request.code != StoreCode::Delete &&
+  if (more > most_bytes_ - std::min(bytes_, most_bytes_) && request.code != StoreCode::Delete &&
       request.code != StoreCode::Pop)
     return refuse("the store is full");
   switch (request.code) {

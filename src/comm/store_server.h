@@ -19,8 +19,8 @@ namespace tessera::comm {
 /// loses its connection, nobody else notices.
 class StoreServer {
  public:
-  /// Takes over a socket that listens.
-  explicit StoreServer(LocalSocket listener);
+  /// Takes over a socket that listens. Keys and values together take at most `most_bytes`.
+  explicit StoreServer(LocalSocket listener, size_t most_bytes = size_t{1} << 30);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -63,6 +63,7 @@ class StoreServer {
   bool has(const std::string& key) const { return values_.contains(key) || queues_.contains(key); }
 
   LocalSocket listener_;
+  const size_t most_bytes_;
   LocalSocket stop_;  // an eventfd
   Clock::time_point accept_again_{};
   std::list<Connection> connections_;

@@ -217,13 +217,15 @@ TEST(UnixStore, OutlivesClientsThatSendAnything) {
 }
 
 TEST(UnixStore, BoundsWhatItTakes) {
-  const auto store = serve(fresh_name());
+  const auto name = fresh_name();
+  const auto store = c10::make_intrusive<UnixStore>(
+      name, 20s, std::make_shared<StoreServer>(listen_locally(name), size_t{1} << 20));
   const std::vector<uint8_t> large(kLargestStoreMessage);
   EXPECT_THAT(message_of<c10::ValueError>([&] { store->set("a", large); }),
               HasSubstr("expected a message of at most 64 MiB"));
-  const std::vector<uint8_t> half(kLargestStoreMessage / 2);
+  const std::vector<uint8_t> some(size_t{100} << 10);
   EXPECT_THAT(message_of<c10::DistStoreError>([&] {
-                for (int i = 0; i < 40; ++i) store->append("b" + std::to_string(i), half);
+                for (int i = 0; i < 40; ++i) store->append("b" + std::to_string(i), some);
               }),
               HasSubstr("refused: the store is full"));
   store->deleteKey("b0");

@@ -46,14 +46,15 @@ class GroupMeeting {
         store_(*context.world.store),
         topic_("new_group " + name_of(call)),
         timeout_(timeout),
-        deadline_(Clock::now() + timeout) {
-    for (const int rank : call.ranks) arrivals_.push_back(c10::str(topic_, "/", rank));
+        deadline_(Clock::now() + timeout),
+        missing_(call.ranks) {
+    for (const int rank : call.ranks) arrivals_.push_back(arrival_of(rank));
   }
 
   void run() {
     const int own = context_.world.rank;
     store_.set(place_of(own), encode(call_));
-    store_.set(c10::str(topic_, "/", own), "here");
+    store_.set(arrival_of(own), "here");
     while (!store_.check(arrivals_)) {
       look();
       const auto begun = Clock::now();
@@ -66,16 +67,15 @@ class GroupMeeting {
   }
 
  private:
+  std::string arrival_of(int rank) const { return c10::str(topic_, "/", rank); }
   static std::string place_of(int rank) { return c10::str("new_group of rank ", rank); }
 
   /// Throws if a rank that is missing can't come any more.
   void look() {
     const auto verdict = topic_ + "/verdict";
     TORCH_CHECK_VALUE(!store_.check({verdict}), store_.get_to_str(verdict));
-    std::vector<int> missing;
-    for (size_t i = 0; i < call_.ranks.size(); ++i) {
-      if (!store_.check({arrivals_[i]})) missing.push_back(call_.ranks[i]);
-    }
+    std::erase_if(missing_, [&](int rank) { return store_.check({arrival_of(rank)}); });
+    const auto& missing = missing_;
     for (const int rank : missing) {
       const auto elsewhere = call_that_waits_for_us(rank);
       if (!elsewhere) continue;
@@ -98,7 +98,7 @@ class GroupMeeting {
       if (processes.empty() || !processes[rank]) continue;
       const auto stopped = processes[rank]->find_stop(c10::str("rank ", rank), "");
       if (!stopped && !processes[rank]->has_exited()) continue;
-      if (store_.check({c10::str(topic_, "/", rank)})) continue;  // it came before that
+      if (store_.check({arrival_of(rank)})) continue;  // it came before that
       if (stopped) return "; " + *stopped;
       return c10::str("; rank ", rank, " (process ", processes[rank]->pid(),
                       ") has ended; look at its own output for the cause");
@@ -136,6 +136,7 @@ class GroupMeeting {
   const milliseconds timeout_;
   const Clock::time_point deadline_;
   std::vector<std::string> arrivals_;  // keys, as call_.ranks
+  std::vector<int> missing_;           // at the last look
 };
 
 }  // namespace

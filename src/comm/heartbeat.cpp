@@ -1,6 +1,7 @@
 #include "comm/heartbeat.h"
 
 #include "base/text.h"
+#include "comm/peer_process.h"
 #include "comm/rendezvous.h"
 
 #include <c10/util/StringUtil.h>
@@ -49,6 +50,7 @@ struct Heartbeat::State {
   std::vector<int> leaders;  // by rank: the lowest one on its host
   int own_leader = 0;
   bool is_leader = false;
+  std::shared_ptr<PeerProcess> leader;  // null: this rank, or one that can't be seen
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
@@ -87,7 +89,8 @@ void Heartbeat::State::run() {
   while (!is_over) {
     const bool is_wanted = Clock::now() < wanted_until;
     lock.unlock();
-    if (is_leader) ask([&] { store->add(key_of(own_leader), 1); });
+    if (is_leader || (leader && leader->stopped_for()))
+      ask([&] { store->add(key_of(own_leader), 1); });
     if (is_wanted) read_all();
     lock.lock();
     changed.wait_for(lock, std::min(kBeat, limit / 4), [&] { return is_over; });
@@ -135,6 +138,8 @@ Heartbeat::Heartbeat(const World& world, std::chrono::milliseconds limit)
   };
   state_->own_leader = state_->leaders[world.rank];
   state_->is_leader = state_->own_leader == world.rank;
+  if (!state_->is_leader && !world.processes.empty())
+    state_->leader = world.processes[state_->own_leader];
   for (const auto& [place, ranks] : ranks_at) {
     if (ranks.front() != state_->own_leader)
       state_->hosts[ranks.front()] = {.label = label(ranks.front())};

@@ -11,7 +11,8 @@ namespace {
 
 std::string own_namespace(const char* kind) {
   std::error_code error;
-  return std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, error).string();
+  const auto name = std::filesystem::read_symlink(std::string("/proc/self/ns/") + kind, error);
+  return error ? "unknown" : name.string();
 }
 
 }  // namespace

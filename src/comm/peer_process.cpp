@@ -4,7 +4,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <cerrno>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -50,8 +50,15 @@ bool is_stopped(int pid) {
 void set_stopped_timeout(std::chrono::milliseconds timeout) { stopped_timeout = timeout; }
 
 bool is_of_another_user(int pid) {
-  struct stat status{};
-  return stat(("/proc/" + std::to_string(pid)).c_str(), &status) == 0 && status.st_uid != geteuid();
+  if (pid == getpid()) return false;
+  // The owner of /proc/<pid> is root where a process must not be dumped; its status tells the user.
+  std::ifstream file("/proc/" + std::to_string(pid) + "/status");
+  for (std::string word; file >> word;) {
+    uid_t real = 0, effective = 0;
+    if (word == "Uid:" && file >> real >> effective) return effective != geteuid();
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return false;
 }
 
 std::shared_ptr<PeerProcess> PeerProcess::watch(int pid) {
@@ -80,6 +87,8 @@ std::optional<std::chrono::milliseconds> PeerProcess::stopped_for() const {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   if (now - last_look_ >= kLook) {
+    // Nobody has looked meanwhile: two short stops are not one long one.
+    if (now - last_look_ > 3 * kLook) stopped_since_.reset();
     last_look_ = now;
     if (!is_stopped(pid_) || has_exited()) {
       stopped_since_.reset();

@@ -2,6 +2,7 @@
 
 #include "base/environment.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <new>
 
 namespace tessera::comm {
@@ -59,6 +61,8 @@ StoreServer::StoreServer(LocalSocket listener, size_t most_bytes)
     : listener_(std::move(listener)),
       most_bytes_(most_bytes),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  TORCH_CHECK_WITH(DistStoreError, stop_.is_open(), "init: expected a descriptor for the store, got ",
+                   std::strerror(errno), "; raise the limit on open files (ulimit -n)");
   // Programs that this one starts have no business with it.
   fcntl(listener_.get(), F_SETFD, FD_CLOEXEC);
   fcntl(listener_.get(), F_SETFL, O_NONBLOCK);
@@ -114,7 +118,8 @@ int StoreServer::milliseconds_to_deadline() const {
 }
 
 void StoreServer::accept_all() {
-  while (true) {
+  constexpr int kAtOnce = 64;  // others are served in between, whoever knocks
+  for (int i = 0; i < kAtOnce; ++i) {
     LocalSocket socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.is_open()) {
       // Out of descriptors: those who wait in the queue have to wait for one.

@@ -14,19 +14,23 @@
 namespace tessera::dtensor {
 namespace {
 
-/// What a rank says: dtype and sizes, or what is wrong.
+/// What a rank says: dtype, sizes and placements, or what is wrong.
 constexpr char kWrong = -1;
 
-std::string encode(c10::IntArrayRef sizes, c10::ScalarType dtype) {
-  std::string bytes(1, static_cast<char>(dtype));
+std::string encode(c10::IntArrayRef sizes, c10::ScalarType dtype, const Placements& placements) {
+  std::string bytes = {static_cast<char>(dtype), static_cast<char>(sizes.size())};
   bytes.append(reinterpret_cast<const char*>(sizes.data()), sizes.size() * sizeof(int64_t));
-  return bytes;
+  return bytes + c10::str(placements);
 }
 
 Sizes decode(const std::string& bytes) {
-  Sizes sizes((bytes.size() - 1) / sizeof(int64_t));
-  std::memcpy(sizes.data(), bytes.data() + 1, sizes.size() * sizeof(int64_t));
+  Sizes sizes(static_cast<size_t>(bytes[1]));
+  std::memcpy(sizes.data(), bytes.data() + 2, sizes.size() * sizeof(int64_t));
   return sizes;
+}
+
+std::string placements_in(const std::string& bytes) {
+  return bytes.substr(2 + static_cast<size_t>(bytes[1]) * sizeof(int64_t));
 }
 
 std::string dtype_in(const std::string& bytes) {
@@ -39,11 +43,16 @@ void check_alike(const std::vector<std::string>& parts) {
                       "DTensor::from_local: expected one dtype on all ranks, got ",
                       dtype_in(parts[0]), " on the mesh dimension's rank 0 and ",
                       dtype_in(parts[rank]), " on its rank ", rank);
-    TORCH_CHECK_VALUE(parts[rank].size() == parts[0].size(),
+    TORCH_CHECK_VALUE(parts[rank][1] == parts[0][1],
                       "DTensor::from_local: expected parts of one number of dimensions on all ",
                       "ranks, got sizes ", c10::IntArrayRef(decode(parts[0])),
                       " on the mesh dimension's rank 0 and ", c10::IntArrayRef(decode(parts[rank])),
                       " on its rank ", rank);
+    TORCH_CHECK_VALUE(placements_in(parts[rank]) == placements_in(parts[0]),
+                      "DTensor::from_local: the ranks disagree: the mesh dimension's rank 0 passes ",
+                      "placements ", placements_in(parts[0]), ", its rank ", rank,
+                      " passes placements ", placements_in(parts[rank]),
+                      "; they must be alike on all ranks of the mesh");
   }
 }
 
@@ -107,10 +116,9 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
   }
   auto sizes = local.sizes().vec();
   const comm::Bookkeeping bookkeeping("DTensor::from_local");
-  compare("DTensor::from_local", c10::str("placements ", spec.placements), spec, wrong);
   // What is wrong is passed on along the other mesh dimensions before anybody throws.
   for (size_t dim = spec.placements.size(); dim-- > 0;) {
-    const auto parts = exchange(encode(sizes, local.scalar_type()), wrong, spec.groups[dim]);
+    const auto parts = exchange(encode(sizes, local.scalar_type(), spec.placements), wrong, spec.groups[dim]);
     if (!wrong.empty()) continue;
     try {
       sizes = join_sizes(parts, spec.placements[dim]);

@@ -50,15 +50,26 @@ std::string outcome_of(const std::string& function, const std::function<std::str
   TORCH_CHECK(false, message);
 }
 
-/// One name per folder, however it is reached.
-std::string name_of_folder(const std::string& folder) {
-  if (folder.empty()) return {};
-  std::error_code error;
-  const auto path = std::filesystem::absolute(folder, error).lexically_normal();
-  auto real = std::filesystem::weakly_canonical(path, error);
-  if (error) real = path;
-  return real.has_filename() ? real.string() : real.parent_path().string();
-}
+/// A folder as this host knows it: its path, and where the links in that lead. On a shared file
+/// system either may differ between hosts.
+struct FolderName {
+  std::string path;
+  std::string real;
+
+  static FolderName of(const std::string& folder) {
+    if (folder.empty()) return {};
+    std::error_code error;
+    const auto path = std::filesystem::absolute(folder, error).lexically_normal();
+    const auto real = std::filesystem::weakly_canonical(path, error);
+    return {plain(path), plain(error ? path : real)};
+  }
+  bool is_same(const FolderName& other) const { return path == other.path || real == other.real; }
+
+ private:
+  static std::string plain(const std::filesystem::path& path) {
+    return path.has_filename() ? path.string() : path.parent_path().string();
+  }
+};
 
 std::string take_word(std::string& text) {
   const auto end = text.find(kEnd);
@@ -70,24 +81,25 @@ std::string take_word(std::string& text) {
 /// Takes what names the call from all outcomes.
 void check_same_call(const std::string& function, std::vector<std::string>& all) {
   std::string first_function;
-  std::string first_folder;
+  FolderName first_folder;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const auto its_function = take_word(all[rank]);
-    const auto folder = take_word(all[rank]);
+    const auto path = take_word(all[rank]);
+    const FolderName folder{path, take_word(all[rank])};
     if (rank == 0) {
       first_function = its_function;
       first_folder = folder;
     }
-    const auto call_of = [](const std::string& called, const std::string& with) {
-      return with.empty() ? called : called + "(\"" + with + "\")";
+    const auto call_of = [](const std::string& called, const FolderName& with) {
+      return with.path.empty() ? called : called + "(\"" + with.path + "\")";
     };
     TORCH_CHECK_VALUE(its_function == first_function, function,
                       ": expected all ranks to call the same function, but rank 0 calls ",
                       call_of(first_function, first_folder), " and rank ", rank, " calls ",
                       call_of(its_function, folder), "; nothing was loaded or saved");
-    TORCH_CHECK_VALUE(folder == first_folder, function,
-                      ": expected the same folder on all ranks, got ", first_folder,
-                      " on rank 0 and ", folder, " on rank ", rank,
+    TORCH_CHECK_VALUE(folder.is_same(first_folder), function,
+                      ": expected the same folder on all ranks, got ", first_folder.path,
+                      " on rank 0 and ", folder.path, " on rank ", rank,
                       "; make the path from what all ranks share, such as the step");
   }
 }
@@ -102,7 +114,9 @@ Together::Together(Group group)
 std::vector<std::string> Together::run(const std::string& function,
                                        const std::function<std::string()>& work,
                                        const std::string& folder) const {
-  const auto own = function + kEnd + name_of_folder(folder) + kEnd + outcome_of(function, work);
+  const auto name = FolderName::of(folder);
+  const auto own =
+      function + kEnd + name.path + kEnd + name.real + kEnd + outcome_of(function, work);
   auto all = size() > 1 ? gather_bytes(own, group_) : std::vector<std::string>{own};
   check_same_call(function, all);
   for (size_t rank = 0; rank < all.size(); ++rank) {

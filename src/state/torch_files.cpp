@@ -23,6 +23,11 @@ class TorchListing {
   void list(const PickleValue& value, const std::string& name, int depth) {
     constexpr int kMaxDepth = 20;
     constexpr size_t kMaxValues = 1'000'000;
+    // A value may be met again and again under ever longer names.
+    constexpr size_t kMaxText = 256 << 20;
+    text_ += name.size();
+    file_.file().name.require(text_ < kMaxText, "expected names of at most ", kMaxText,
+                              " bytes in all, got more");
     file_.file().name.require(depth < kMaxDepth && ++values_ < kMaxValues, "expected at most ",
                               kMaxValues, " values, nested ", kMaxDepth, " deep, got more");
     if (file_.is_tensor(value)) {
@@ -34,6 +39,7 @@ class TorchListing {
     if (!is_dict && value.kind != Kind::List && value.kind != Kind::Tuple) return;
     for (size_t i = 0; i < value.items.size(); i += is_dict ? 2 : 1) {
       const auto& item = file_.pickle()[value.items[is_dict ? i + 1 : i]];
+      if (is_dict) file_.check_key(file_.pickle()[value.items[i]]);
       const auto key = is_dict ? key_text(file_.pickle()[value.items[i]]) : std::to_string(i);
       list(item, name.empty() ? key : name + "/" + key, depth + 1);
     }
@@ -48,6 +54,7 @@ class TorchListing {
   const state::TorchFile& file_;
   std::vector<CheckpointIndex::Tensor>& tensors_;
   size_t values_ = 0;
+  size_t text_ = 0;
 };
 
 }  // namespace
@@ -57,8 +64,6 @@ StateDict read_torch(const std::string& file, ReadTorchOptions options) {
   state::TorchTensors source("read_torch", file, state::TorchTensors::Keeps::All);
   StateDict tensors;
   for (const auto& [name, tensor] : source.file().tensors(options.key)) {
-    source.file().file().name.require(!tensors.contains(name), "expected ", state::quoted(name),
-                                      " once in the dict, got it twice");
     tensors.insert(name, source.value(tensor));
   }
   return tensors;

@@ -92,6 +92,7 @@ class PythonOptimizer {
         const auto& value = value_at(fields.items[f + 1]);
         require(name.kind == Kind::String, "expected names of the state of '", parameter, "', got ",
                 kind_name(name));
+        source_.file().check_key(name);
         if (value.kind == Kind::None) continue;  // SGD without momentum
         dict.state[parameter][name.text] =
             tensor(value, c10::str(state::quoted(name.text), " of '", parameter, "'"));

@@ -35,9 +35,10 @@ void Lookout::close() {
     closed_ = true;
   }
   closing_.notify_all();
-  if (!thread_.joinable()) return;
   // Giving up completes futures, and a callback of one may end the group.
-  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  if (thread_.joinable()) thread_.join();
+  heartbeat_.reset();  // a group that is kept longer than the world must not keep it going
 }
 
 void Lookout::run() {

@@ -29,7 +29,7 @@ class Lookout {
   const int rank_;
   const Processes processes_;
   const std::vector<int> world_ranks_;
-  const std::shared_ptr<Heartbeat> heartbeat_;
+  std::shared_ptr<Heartbeat> heartbeat_;  // until it is closed
   const std::shared_ptr<GroupLog> log_;
   const std::function<void()> give_up_;
   std::mutex mutex_;

@@ -140,8 +140,10 @@ std::shared_ptr<Arena> Arena::own() {
 
 Arena::Arena() : owner_(getpid()), capacity_(pick_capacity()) {
   descriptor_ = make_memory_file(capacity_, /*reserve=*/false);
-  TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected memfd_create to work, got ",
-                   std::strerror(errno), "; use the gloo backend on this machine");
+  TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected a memory file of ",
+                   format_bytes(capacity_), " of address space, got ", std::strerror(errno), "; ",
+                   errno == EFBIG ? "raise the limit on file sizes (ulimit -f) or " : "",
+                   "use the gloo backend on this machine");
   base_ = map(descriptor_, capacity_);
   const int error = errno;
   if (base_ == nullptr) {

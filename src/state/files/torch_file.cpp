@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <set>
+#include <string_view>
 
 namespace tessera::state {
 namespace {
@@ -169,8 +171,9 @@ const PickleValue& TorchFile::at(const std::string& path) const {
       const auto& name = pickle_[value->items[i]];
       if (name.kind == Kind::String && name.text == key) found = &pickle_[value->items[i + 1]];
     }
-    file_.name.require(found != nullptr, "expected a dict with ", quoted(key), " at key '", path,
-                       "', got ", value->kind == Kind::Dict ? keys_of(*value) : kind_name(*value));
+    if (found == nullptr)
+      file_.name.refuse("expected a dict with ", quoted(key), " at key '", path, "', got ",
+                        value->kind == Kind::Dict ? keys_of(*value) : kind_name(*value));
     value = found;
     begin = end + 1;
   }
@@ -183,15 +186,27 @@ std::vector<std::pair<std::string, TorchTensor>> TorchFile::tensors(const std::s
   file_.name.require(dict.kind == Kind::Dict, "expected a dict of tensors", where, ", got ",
                      is_tensor(dict) ? "a tensor" : kind_name(dict));
   std::vector<std::pair<std::string, TorchTensor>> tensors;
+  std::set<std::string_view> names;
   for (size_t i = 0; i < dict.items.size(); i += 2) {
     const auto& key = pickle_[dict.items[i]];
     const auto& value = pickle_[dict.items[i + 1]];
-    file_.name.require(key.kind == Kind::String && is_tensor(value),
-                       "expected tensors by name alone", where, ", got ", keys_of(dict),
-                       "; give the key of the dict that has them, {.key = \"model\"}");
+    if (key.kind != Kind::String || !is_tensor(value))
+      file_.name.refuse("expected tensors by name alone", where, ", got ", keys_of(dict),
+                        "; give the key of the dict that has them, {.key = \"model\"}");
+    // One string of the file may be the key of every entry: each is copied once, and not long.
+    check_key(key);
+    if (!names.insert(key.text).second)
+      file_.name.refuse("expected ", quoted(key.text), " once in the dict, got it twice");
     tensors.emplace_back(key.text, tensor(value, "tensor " + quoted(key.text)));
   }
   return tensors;
+}
+
+void TorchFile::check_key(const PickleValue& key) const {
+  constexpr size_t kMaxKey = 4096;
+  if (key.text.size() > kMaxKey)
+    file_.name.refuse("expected names of at most ", kMaxKey, " bytes, got one of ",
+                      key.text.size());
 }
 
 bool TorchFile::is_tensor(const PickleValue& value) const {

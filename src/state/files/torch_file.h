@@ -44,6 +44,8 @@ class TorchFile {
   /// if it has anything else.
   std::vector<std::pair<std::string, TorchTensor>> tensors(const std::string& path) const;
   bool is_tensor(const PickleValue& value) const;
+  /// Throws if it is too long to be the name of something.
+  void check_key(const PickleValue& key) const;
   /// `what` names the value in messages.
   TorchTensor tensor(const PickleValue& value, const std::string& what) const;
 

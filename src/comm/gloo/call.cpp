@@ -225,9 +225,13 @@ WorkPtr GlooBackend::Call::submit() {
                              .deadline = Clock::now() + std::min(timeout, kLongestTimeout)},
                             in_background_ || backend_.coalescing_);
   } else {
-    std::vector<WorkPtr> parts;
-    for (auto& start : starts_) parts.push_back(backend_.engine_->start(std::move(start)));
-    CollectiveWork::follow(work, parts);
+    try {
+      std::vector<WorkPtr> parts;
+      for (auto& start : starts_) parts.push_back(backend_.engine_->start(std::move(start)));
+      CollectiveWork::follow(work, parts);
+    } catch (...) {
+      work->end(std::current_exception());  // for whoever waits, as if gloo had found out later
+    }
   }
   if (backend_.coalescing_) backend_.coalescing_->push_back(work);
   return work;

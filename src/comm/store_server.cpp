@@ -61,8 +61,9 @@ StoreServer::StoreServer(LocalSocket listener, size_t most_bytes)
     : listener_(std::move(listener)),
       most_bytes_(most_bytes),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  TORCH_CHECK_WITH(DistStoreError, stop_.is_open(), "init: expected a descriptor for the store, got ",
-                   std::strerror(errno), "; raise the limit on open files (ulimit -n)");
+  TORCH_CHECK_WITH(DistStoreError, stop_.is_open(),
+                   "init: expected a descriptor for the store, got ", std::strerror(errno),
+                   "; raise the limit on open files (ulimit -n)");
   // Programs that this one starts have no business with it.
   fcntl(listener_.get(), F_SETFD, FD_CLOEXEC);
   fcntl(listener_.get(), F_SETFL, O_NONBLOCK);

@@ -48,11 +48,11 @@ void check_alike(const std::vector<std::string>& parts) {
                       "ranks, got sizes ", c10::IntArrayRef(decode(parts[0])),
                       " on the mesh dimension's rank 0 and ", c10::IntArrayRef(decode(parts[rank])),
                       " on its rank ", rank);
-    TORCH_CHECK_VALUE(placements_in(parts[rank]) == placements_in(parts[0]),
-                      "DTensor::from_local: the ranks disagree: the mesh dimension's rank 0 passes ",
-                      "placements ", placements_in(parts[0]), ", its rank ", rank,
-                      " passes placements ", placements_in(parts[rank]),
-                      "; they must be alike on all ranks of the mesh");
+    TORCH_CHECK_VALUE(
+        placements_in(parts[rank]) == placements_in(parts[0]),
+        "DTensor::from_local: the ranks disagree: the mesh dimension's rank 0 passes ",
+        "placements ", placements_in(parts[0]), ", its rank ", rank, " passes placements ",
+        placements_in(parts[rank]), "; they must be alike on all ranks of the mesh");
   }
 }
 
@@ -118,7 +118,8 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
   const comm::Bookkeeping bookkeeping("DTensor::from_local");
   // What is wrong is passed on along the other mesh dimensions before anybody throws.
   for (size_t dim = spec.placements.size(); dim-- > 0;) {
-    const auto parts = exchange(encode(sizes, local.scalar_type(), spec.placements), wrong, spec.groups[dim]);
+    const auto parts =
+        exchange(encode(sizes, local.scalar_type(), spec.placements), wrong, spec.groups[dim]);
     if (!wrong.empty()) continue;
     try {
       sizes = join_sizes(parts, spec.placements[dim]);

@@ -127,6 +127,16 @@ TEST_F(TorchFileErrors, BombsAndCycles) {
   EXPECT_THAT(message_of<c10::ValueError>([&] { read_torch_index(path_); }), HasSubstr("deep"));
 }
 
+TEST_F(TorchFileErrors, NamesThatTakeMoreMemoryThanTheFile) {
+  const std::string name(5000, 'w');
+  EXPECT_THAT(refused_with("X\001\000\000\000wq\004"s, "X\x88\x13\0\0"s + name + "q\004"),
+              HasSubstr("names of at most 4096 bytes, got one of 5000"));
+  EXPECT_THAT(message_of<c10::ValueError>([&] { read_torch_index(path_); }),
+              HasSubstr("names of at most 4096 bytes"));
+  EXPECT_THAT(refused_with("X\001\000\000\000vq\020"s, "h\004q\020"s),
+              HasSubstr("'w' once in the dict, got it twice"));
+}
+
 TEST_F(TorchFileErrors, OfTensors) {
   EXPECT_THAT(refused_with("K\003K\002\206q\013", "K\003K\003\206q\013"),
               HasSubstr("expected tensor 'w' within its storage by sizes, strides and offset"));

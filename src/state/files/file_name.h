@@ -6,7 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <string>
-#include <utility>
+#include <string_view>
 
 namespace tessera::state {
 
@@ -27,10 +27,10 @@ struct FileName {
 };
 
 /// A name from a file that may be hostile, for a message: not long.
-inline std::string quoted(std::string name) {
+inline std::string quoted(const std::string& name) {
   constexpr size_t kMost = 200;
-  if (name.size() > kMost) name = name.substr(0, kMost) + "…";
-  return "'" + name + "'";
+  const auto shown = std::string_view(name).substr(0, kMost);
+  return c10::str("'", shown, shown.size() < name.size() ? "…'" : "'");
 }
 
 }  // namespace tessera::state

@@ -14,8 +14,8 @@ namespace tessera::comm::gloo {
 namespace {
 
 // Carried twice through memory, so only where the latency of gloo's own collective costs more.
-constexpr size_t kMostCarried = size_t{16} << 10;
-constexpr size_t kMostCarriedByAll = size_t{32} << 10;
+constexpr size_t kMostCarried = size_t{64} << 10;
+constexpr size_t kMostCarriedByAll = size_t{128} << 10;
 
 std::chrono::milliseconds time_left(Clock::time_point deadline) {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()),

@@ -41,6 +41,7 @@ struct Heartbeat::State {
     std::string label;  // "host 'b' (ranks 2 and 3)"
     std::string value = {};
     Clock::time_point changed{};
+    Clock::time_point looked{};  // the store has answered
     bool has_left = false;
   };
 
@@ -117,6 +118,7 @@ void Heartbeat::State::read_all() {
     auto& host = hosts[leader];
     // Of what can't be read nothing is known.
     if (!is_read || value != host.value) host.changed = Clock::now();
+    host.looked = Clock::now();
     host.value = value;
     host.has_left = value == kLeft;
   }
@@ -159,7 +161,7 @@ std::optional<std::string> Heartbeat::find_lost(const std::vector<int>& world_ra
   const std::lock_guard lock(state_->mutex);
   const auto now = Clock::now();
   if (now >= state_->wanted_until) {
-    for (auto& [leader, host] : state_->hosts) host.changed = now;
+    for (auto& [leader, host] : state_->hosts) host.changed = host.looked = now;
   }
   state_->wanted_until = now + kInterest;
   const auto limit = state_->limit;
@@ -172,7 +174,8 @@ std::optional<std::string> Heartbeat::find_lost(const std::vector<int>& world_ra
   for (const int rank : world_ranks) {
     const auto found = state_->hosts.find(state_->leaders[rank]);
     if (found == state_->hosts.end() || found->second.has_left) continue;
-    if (now - found->second.changed > limit) {
+    // While the store gives no answer it alone is to blame.
+    if (found->second.looked - found->second.changed > limit) {
       return c10::str(found->second.label, " has not been heard of for ",
                       format_time(now - found->second.changed),
                       ": the host is lost, or its link is down");

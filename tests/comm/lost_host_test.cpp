@@ -59,7 +59,9 @@ void lose_each_other() {
   EXPECT_TRUE(Beacon("joined." + std::to_string(1 - rank())).wait());
   if (rank() == 1) {
     EXPECT_TRUE(shell("ip link set tv1 down"));
+    Beacon("down").signal();
   }
+  EXPECT_TRUE(Beacon("down").wait());
   const auto begun = std::chrono::steady_clock::now();
   const auto error = error_of([] { all_reduce(at::ones({2})); });
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 25s);

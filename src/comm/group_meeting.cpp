@@ -26,7 +26,7 @@ std::string list_text(const GroupCall& call) {
 
 std::string encode(const GroupCall& call) {
   auto text = std::to_string(call.count);
-  for (const int rank : call.ranks) text += " " + std::to_string(rank);
+  for (const int rank : call.ranks) text.append(" ").append(std::to_string(rank));
   return text;
 }
 

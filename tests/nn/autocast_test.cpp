@@ -84,7 +84,6 @@ TEST(AutocastErrors, OtherDtypesAreRefused) {
   EXPECT_EQ(dtype_of_product(), torch::kFloat);
 }
 
-// tessera::nn::Linear computes by one kernel; results are torch::nn's.
 TEST(Linear, ComputesAsTorchsForInputsOfAnyRank) {
   torch::manual_seed(0);
   nn::Linear ours(5, 3);
@@ -104,9 +103,11 @@ TEST(Linear, ComputesAsTorchsForInputsOfAnyRank) {
                   .equals({2, 4, 3}));
 }
 
-TEST(Linear, AddsTheBiasInTheProduct) {
+TEST(Linear, AddsTheBiasInTheProductOnAGpu) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   nn::Linear linear(5, 3);
-  const auto output = linear(torch::randn({2, 4, 5}));
+  linear->to(torch::kCUDA);
+  const auto output = linear(torch::randn({2, 4, 5}, torch::kCUDA));
   EXPECT_EQ(output.grad_fn()->name(), "ViewBackward0");  // of addmm's result
   ASSERT_EQ(output.grad_fn()->next_edges().size(), 1);
   EXPECT_EQ(output.grad_fn()->next_edge(0).function->name(), "AddmmBackward0");

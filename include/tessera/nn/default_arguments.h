@@ -24,12 +24,11 @@ struct ForwardTo<Impl, R(A...)> {
   }
 };
 
-/// torch::nn's own multiplies by a transposed view and adds the bias in a kernel of its own, unless
-/// the input is 2-D.
+/// torch::nn's own adds the bias in a kernel of its own unless the input is 2-D, which a GPU feels.
 template <>
 struct PlainForward<torch::nn::LinearImpl> {
   static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
-    return at::linear(input, self.weight, self.bias);
+    return input.is_cuda() ? at::linear(input, self.weight, self.bias) : self.forward(input);
   }
 };
 

@@ -15,9 +15,10 @@ struct World;
 // Note [heartbeat]
 // Sockets to a host whose link is down look as if their peer had nothing to say. So the lowest rank
 // of each host counts up a key of its own, once a second, through a connection to the store that
-// nothing else uses; while that rank is stopped the others of the host do it. Whoever waits for others reads these keys: one that has not changed for the
-// limit is of a host that is lost. An answer of the store that takes that long means that the store
-// itself can't be reached. Nobody reads while nobody waits.
+// nothing else uses; while that rank is stopped the others of the host do it. Whoever waits for
+// others reads these keys: one that has not changed for the limit is of a host that is lost. An
+// answer of the store that takes that long means that the store itself can't be reached. Nobody
+// reads while nobody waits.
 
 /// Finds out which hosts of a world are lost. See Note [heartbeat]. Ranks that leave say so.
 class Heartbeat {

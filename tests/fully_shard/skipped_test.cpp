@@ -30,7 +30,8 @@ class FullyShardSkippedErrors : public OnWorld {
     EXPECT_THAT(message_of<c10::Error>([&] {
                   for (int i = 0; i < 3; ++i) step(net);
                 }),
-                AllOf(HasSubstr("the ranks disagree"), ContainsRegex("rank [0-9] calls .*, rank [0-9] calls "), HasSubstr(here),
+                AllOf(HasSubstr("the ranks disagree"),
+                      ContainsRegex("rank [0-9] calls .*, rank [0-9] calls "), HasSubstr(here),
                       HasSubstr(there)));
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
   }

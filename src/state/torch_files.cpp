@@ -32,7 +32,7 @@ class TorchListing {
                               kMaxValues, " values, nested ", kMaxDepth, " deep, got more");
     if (file_.is_tensor(value)) {
       tensors_.push_back(
-          state::stored_tensor(file_, name, file_.tensor(value, state::quoted(name))));
+          state::stored_tensor(file_, name, file_.tensor(value, state::in_quotes(name))));
       return;
     }
     const bool is_dict = value.kind == Kind::Dict;

@@ -95,7 +95,7 @@ class PythonOptimizer {
         source_.file().check_key(name);
         if (value.kind == Kind::None) continue;  // SGD without momentum
         dict.state[parameter][name.text] =
-            tensor(value, c10::str(state::quoted(name.text), " of '", parameter, "'"));
+            tensor(value, c10::str(state::in_quotes(name.text), " of '", parameter, "'"));
       }
     }
   }

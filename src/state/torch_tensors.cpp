@@ -43,8 +43,8 @@ void TorchTensors::verify() {
 
 void TorchTensors::select(const std::string& key) {
   for (auto& [name, tensor] : file_.tensors(key)) {
-    input_.name().require(numbers_.emplace(name, stored_.size()).second, "expected ", quoted(name),
-                          " once in the dict, got it twice");
+    input_.name().require(numbers_.emplace(name, stored_.size()).second, "expected ",
+                          in_quotes(name), " once in the dict, got it twice");
     stored_.push_back(stored_tensor(file_, name, tensor));
     tensors_.push_back(std::move(tensor));
   }
@@ -75,7 +75,7 @@ StoredTensor stored_tensor(const TorchFile& file, const std::string& name,
   StoredPart part{.file = file.file().name.path,
                   .name = tensor.storage,
                   .position = entry.position + static_cast<uint64_t>(tensor.offset) * element,
-                  .bytes = bytes_of(file.file().name, tensor.shape, tensor.dtype, quoted(name)),
+                  .bytes = bytes_of(file.file().name, tensor.shape, tensor.dtype, in_quotes(name)),
                   .offset = std::vector<int64_t>(tensor.shape.size(), 0),
                   .shape = tensor.shape,
                   .checksums = {}};

@@ -27,7 +27,7 @@ struct FileName {
 };
 
 /// A name from a file that may be hostile, for a message: not long.
-inline std::string quoted(const std::string& name) {
+inline std::string in_quotes(const std::string& name) {
   constexpr size_t kMost = 200;
   const auto shown = std::string_view(name).substr(0, kMost);
   return c10::str("'", shown, shown.size() < name.size() ? "…'" : "'");

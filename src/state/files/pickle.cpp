@@ -334,9 +334,9 @@ std::string kind_name(const PickleValue& value) {
     case Kind::Dict:
       return "a dict";
     case Kind::Global:
-      return "the name " + quoted(value.text);
+      return "the name " + in_quotes(value.text);
     case Kind::Call:
-      return "the result of " + quoted(value.text);
+      return "the result of " + in_quotes(value.text);
     case Kind::Persistent:
       return "a storage";
   }

@@ -34,7 +34,7 @@ constexpr DtypeCode kDtypeCodes[] = {
 
 FileEntry parse_entry(const FileName& file, const std::string& name, const Json& value,
                       uint64_t data_bytes) {
-  const auto where = "tensor " + quoted(name);
+  const auto where = "tensor " + in_quotes(name);
   file.require(value.is_object() && value.size() == 3, "expected dtype, shape and data_offsets of ",
                where, ", got ", value.type_name(), " of ", value.size(), " fields");
   FileEntry entry;
@@ -99,10 +99,11 @@ std::vector<FileEntry> parse_header(const FileName& file, std::string_view heade
   uint64_t end = 0;
   for (const auto& entry : entries) {
     file.require(entry.begin >= end, "expected tensors one after the other, but ", "tensor ",
-                 quoted(entry.name), " begins at byte ", entry.begin,
+                 in_quotes(entry.name), " begins at byte ", entry.begin,
                  ", within the one before it, which ends at ", end);
     file.require(entry.begin == end, "expected tensors one after the other, but ",
-                 entry.begin - end, " bytes before tensor ", quoted(entry.name), " belong to none");
+                 entry.begin - end, " bytes before tensor ", in_quotes(entry.name),
+                 " belong to none");
     end = entry.end;
   }
   file.require(end == data_bytes, "expected the last tensor to end where the file does, but ",

@@ -86,14 +86,14 @@ void check_global(const FileName& file, const std::string& name) {
   if (name == "torch._tensor._rebuild_from_type_v2" || name.starts_with("torch.distributed") ||
       name == "torch._utils._rebuild_wrapper_subclass")
     file.refuse(
-        "expected plain tensors, got ", quoted(name),
+        "expected plain tensors, got ", in_quotes(name),
         ", a tensor of a class of its own, such as a DTensor; save what "
         "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) gives");
   if (name.starts_with(kRebuild))
-    file.refuse("expected dense tensors, got ", quoted(name),
+    file.refuse("expected dense tensors, got ", in_quotes(name),
                 "; convert the tensor in Python before saving it");
   file.refuse("expected tensors, dicts, lists, tuples, strings and numbers alone, got ",
-              quoted(name), "; save model.state_dict() alone");
+              in_quotes(name), "; save model.state_dict() alone");
 }
 
 /// Older formats, and other files, by their first bytes.
@@ -155,8 +155,9 @@ std::string TorchFile::keys_of(const PickleValue& dict) const {
   for (size_t i = 0; i + 1 < dict.items.size() && i < 40; i += 2) {
     const auto& key = pickle_[dict.items[i]];
     const auto& value = pickle_[dict.items[i + 1]];
-    keys += (i == 0 ? "" : ", ") + (key.kind == Kind::String ? quoted(key.text) : kind_name(key)) +
-            " (" + (is_tensor(value) ? "a tensor" : kind_name(value)) + ")";
+    keys += (i == 0 ? "" : ", ") +
+            (key.kind == Kind::String ? in_quotes(key.text) : kind_name(key)) + " (" +
+            (is_tensor(value) ? "a tensor" : kind_name(value)) + ")";
   }
   return keys.empty() ? "nothing" : keys + (dict.items.size() > 40 ? ", …" : "");
 }
@@ -172,7 +173,7 @@ const PickleValue& TorchFile::at(const std::string& path) const {
       if (name.kind == Kind::String && name.text == key) found = &pickle_[value->items[i + 1]];
     }
     if (found == nullptr)
-      file_.name.refuse("expected a dict with ", quoted(key), " at key '", path, "', got ",
+      file_.name.refuse("expected a dict with ", in_quotes(key), " at key '", path, "', got ",
                         value->kind == Kind::Dict ? keys_of(*value) : kind_name(*value));
     value = found;
     begin = end + 1;
@@ -196,8 +197,8 @@ std::vector<std::pair<std::string, TorchTensor>> TorchFile::tensors(const std::s
     // One string of the file may be the key of every entry: each is copied once, and not long.
     check_key(key);
     if (!names.insert(key.text).second)
-      file_.name.refuse("expected ", quoted(key.text), " once in the dict, got it twice");
-    tensors.emplace_back(key.text, tensor(value, "tensor " + quoted(key.text)));
+      file_.name.refuse("expected ", in_quotes(key.text), " once in the dict, got it twice");
+    tensors.emplace_back(key.text, tensor(value, "tensor " + in_quotes(key.text)));
   }
   return tensors;
 }
@@ -270,13 +271,13 @@ void TorchFile::set_storage(const PickleValue& value, const std::string& what,
   tensor.storage = folder_ + "data/" + key.text;
   const auto found = entries_.find(tensor.storage);
   file_.name.require(found != entries_.end(), "expected the storage of ", what, " as ",
-                     quoted(tensor.storage), ", got none of this name");
+                     in_quotes(tensor.storage), ", got none of this name");
   bool overflows = count.integer < 0;
   const auto expected = unsigned_product(static_cast<uint64_t>(count.integer),
                                          c10::elementSize(row->dtype), overflows);
   file_.name.require(!overflows && expected == found->second.bytes, "expected ", count.integer,
-                     " elements of the storage of ", what, " in ", quoted(tensor.storage), ", got ",
-                     found->second.bytes, " bytes");
+                     " elements of the storage of ", what, " in ", in_quotes(tensor.storage),
+                     ", got ", found->second.bytes, " bytes");
 }
 
 void TorchFile::set_flags(const PickleValue& metadata, const std::string& what,
@@ -289,7 +290,7 @@ void TorchFile::set_flags(const PickleValue& metadata, const std::string& what,
     const auto& value = pickle_[metadata.items[i + 1]];
     const bool is_known = key.text == "conj" || key.text == "neg";
     file_.name.require(is_known && value.kind == Kind::Bool, "expected the flags conj and neg of ",
-                       what, ", got ", quoted(key.text));
+                       what, ", got ", in_quotes(key.text));
     (key.text == "conj" ? tensor.is_conjugate : tensor.is_negative) = value.integer != 0;
   }
   file_.name.require(!tensor.is_conjugate || c10::isComplexType(tensor.dtype),
@@ -310,7 +311,7 @@ void TorchFile::check_extent(const TorchTensor& tensor, const std::string& what)
   const auto held = entries_.at(tensor.storage).bytes;
   file_.name.require(!overflows && bytes <= held, "expected ", what,
                      " within its storage by sizes, strides and offset, got it beyond the ", held,
-                     " bytes of ", quoted(tensor.storage));
+                     " bytes of ", in_quotes(tensor.storage));
 }
 
 std::vector<int64_t> TorchFile::sizes(const PickleValue& value, const std::string& what) const {

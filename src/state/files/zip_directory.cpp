@@ -106,7 +106,7 @@ void read_large_numbers(const FileName& file, const std::string& what, std::stri
 /// Where the data of an entry begins: behind a header that repeats its name.
 uint64_t find_data(const ByteSource& file, const std::string& name, uint64_t local,
                    uint64_t directory) {
-  const auto what = quoted(name);
+  const auto what = in_quotes(name);
   file.name.require(directory >= kLocalBytes && local <= directory - kLocalBytes,
                     "expected the header of ", what, " before the directory, got it at byte ",
                     local);
@@ -132,7 +132,7 @@ void check_apart(const FileName& file, std::vector<Extent> extents) {
     file.require(extents[i - 1].end <= extents[i].begin,
                  "expected entries apart from each other, "
                  "but ",
-                 quoted(extents[i].name), " begins within ", quoted(extents[i - 1].name));
+                 in_quotes(extents[i].name), " begins within ", in_quotes(extents[i - 1].name));
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ std::map<std::string, ZipEntry> read_zip_directory(const ByteSource& file) {
     file.name.require(all <= rest.size(), "expected entry ", i, " within the directory, got ", all,
                       " bytes");
     const auto name = std::string(rest.substr(kHeaderBytes, name_bytes));
-    const auto what = quoted(name);
+    const auto what = in_quotes(name);
     file.name.require(!leads_elsewhere(name), "expected names within the file, got ", what);
     ZipEntry entry{0, number_at(rest, 24, 4), static_cast<uint32_t>(number_at(rest, 16, 4))};
     auto packed = number_at(rest, 20, 4);
@@ -185,7 +185,7 @@ std::map<std::string, ZipEntry> read_zip_directory(const ByteSource& file) {
 
 std::string read_zip_entry(const ByteSource& file, const std::string& name, const ZipEntry& entry,
                            uint64_t limit) {
-  file.name.require(entry.bytes <= limit, "expected ", quoted(name), " of at most ", limit,
+  file.name.require(entry.bytes <= limit, "expected ", in_quotes(name), " of at most ", limit,
                     " bytes, got ", entry.bytes);
   auto bytes = file.read_string(entry.position, entry.bytes);
   check_zip_entry(file.name, name, entry, bytes.data());
@@ -194,10 +194,10 @@ std::string read_zip_entry(const ByteSource& file, const std::string& name, cons
 
 void check_zip_entry(const FileName& file, const std::string& name, const ZipEntry& entry,
                      const void* bytes) {
-  file.require(entry.is_plain, "expected ", quoted(name),
+  file.require(entry.is_plain, "expected ", in_quotes(name),
                " neither encrypted nor compressed, as torch.save writes it");
   file.require(crc32_of_zip(bytes, entry.bytes) == entry.checksum, "expected the bytes of ",
-               quoted(name),
+               in_quotes(name),
                " to have the checksum of the directory, got another; the file is "
                "damaged");
 }

@@ -129,14 +129,12 @@ void wait_on_a_worker_thread() {
 }
 
 void fail_everything_in_flight() {
+  std::vector<Tensors> tensors;  // made first: all calls must be issued before the death is noticed
+  for (int i = 0; i < 20; ++i) tensors.push_back({sample(0, i % 2 == 0 ? kSmall : kLarge)});
   barrier();
   if (rank() == 1) raise(SIGKILL);
-  std::vector<Tensors> tensors;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (int i = 0; i < 20; ++i) {
-    tensors.push_back({sample(0, i % 2 == 0 ? kSmall : kLarge)});
-    works.push_back(default_group()->allreduce(tensors.back()));
-  }
+  for (auto& each : tensors) works.push_back(default_group()->allreduce(each));
   EXPECT_THAT(error_of([&] { works.back()->wait(); }), HasSubstr(") died"));
   for (const auto& work : works) EXPECT_THAT(error_of([&] { work->wait(); }), HasSubstr(") died"));
 }

@@ -77,14 +77,20 @@ class TrainLayout : public ::testing::TestWithParam<Words> {};
 
 TEST_P(TrainLayout, TrainsAsOneRankDoes) {
   const TrainingGround ground;
-  const auto plain = ground.train("plain", {"--ranks", "1"});
+  // With a larger rate the losses of some steps hang on the last bits of all before.
+  const Words rate = {"--lr", "3e-3"};
+  const auto with_rate = [&](Words words) {
+    words.insert(words.end(), rate.begin(), rate.end());
+    return words;
+  };
+  const auto plain = ground.train("plain", with_rate({"--ranks", "1"}));
   ASSERT_TRUE(plain.status.ok()) << plain.output;
-  const auto result = ground.train("other", GetParam());
+  const auto result = ground.train("other", with_rate(GetParam()));
   ASSERT_TRUE(result.status.ok()) << result.output;
   ASSERT_EQ(ground.losses("other").size(), 12);
   // Rounding; with fp16 the first steps are left out, until the scale fits.
   const auto has = [](const char* word) { return std::ranges::count(GetParam(), word) > 0; };
-  const double bound = has("fp16") || has("powersgd") ? 0.5 : has("bf16") ? 0.1 : 2e-3;
+  const double bound = has("fp16") || has("powersgd") ? 0.5 : has("bf16") ? 0.01 : 2e-3;
   EXPECT_LT(largest_difference(ground.losses("plain"), ground.losses("other")), bound);
 }
 

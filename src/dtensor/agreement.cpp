@@ -37,46 +37,48 @@ std::string dtype_in(const std::string& bytes) {
   return comm::name_of_dtype(static_cast<c10::ScalarType>(bytes[0]));
 }
 
-void check_alike(const std::vector<std::string>& parts) {
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    TORCH_CHECK_VALUE(parts[rank][0] == parts[0][0],
+/// `ranks`: those of the job whose parts these are.
+void check_alike(const std::vector<std::string>& parts, const std::vector<int>& ranks) {
+  for (size_t index = 0; index < parts.size(); ++index) {
+    TORCH_CHECK_VALUE(parts[index][0] == parts[0][0],
                       "DTensor::from_local: expected one dtype on all ranks, got ",
-                      dtype_in(parts[0]), " on the mesh dimension's rank 0 and ",
-                      dtype_in(parts[rank]), " on its rank ", rank);
-    TORCH_CHECK_VALUE(parts[rank][1] == parts[0][1],
+                      dtype_in(parts[0]), " on rank ", ranks[0], " and ", dtype_in(parts[index]),
+                      " on rank ", ranks[index]);
+    TORCH_CHECK_VALUE(parts[index][1] == parts[0][1],
                       "DTensor::from_local: expected parts of one number of dimensions on all ",
-                      "ranks, got sizes ", c10::IntArrayRef(decode(parts[0])),
-                      " on the mesh dimension's rank 0 and ", c10::IntArrayRef(decode(parts[rank])),
-                      " on its rank ", rank);
-    TORCH_CHECK_VALUE(
-        placements_in(parts[rank]) == placements_in(parts[0]),
-        "DTensor::from_local: the ranks disagree: the mesh dimension's rank 0 passes ",
-        "placements ", placements_in(parts[0]), ", its rank ", rank, " passes placements ",
-        placements_in(parts[rank]), "; they must be alike on all ranks of the mesh");
+                      "ranks, got sizes ", c10::IntArrayRef(decode(parts[0])), " on rank ",
+                      ranks[0], " and ", c10::IntArrayRef(decode(parts[index])), " on rank ",
+                      ranks[index]);
+    TORCH_CHECK_VALUE(placements_in(parts[index]) == placements_in(parts[0]),
+                      "DTensor::from_local: the ranks disagree: rank ", ranks[0],
+                      " passes placements ", placements_in(parts[0]), ", rank ", ranks[index],
+                      " passes placements ", placements_in(parts[index]),
+                      "; they must be alike on all ranks of the mesh");
   }
 }
 
 /// Parts along one mesh dimension -> what they make up.
-Sizes join_sizes(const std::vector<std::string>& parts, const Placement& placement) {
-  check_alike(parts);
+Sizes join_sizes(const std::vector<std::string>& parts, const std::vector<int>& ranks,
+                 const Placement& placement) {
+  check_alike(parts, ranks);
   auto joined = decode(parts[0]);
   const bool is_cut = placement.is_shard();
   if (is_cut) {
     joined[placement.dim()] = 0;
     for (const auto& part : parts) joined[placement.dim()] += decode(part)[placement.dim()];
   }
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
+  for (size_t index = 0; index < parts.size(); ++index) {
     auto expected = joined;
     if (is_cut) {
       expected[placement.dim()] =
           chunk_of(joined[placement.dim()], static_cast<int64_t>(parts.size()),
-                   static_cast<int64_t>(rank))
+                   static_cast<int64_t>(index))
               .length;
     }
-    TORCH_CHECK_VALUE(decode(parts[rank]) == expected,
+    TORCH_CHECK_VALUE(decode(parts[index]) == expected,
                       "DTensor::from_local: expected a part of sizes ", c10::IntArrayRef(expected),
-                      " on rank ", rank, " of the mesh dimension placed ", c10::str(placement),
-                      ", got ", c10::IntArrayRef(decode(parts[rank])),
+                      " on rank ", ranks[index], " of the mesh dimension placed ",
+                      c10::str(placement), ", got ", c10::IntArrayRef(decode(parts[index])),
                       "; chunks are ceil(size / ranks) long, the last one what is left");
   }
   return joined;
@@ -122,7 +124,7 @@ Sizes agreed_sizes(const at::Tensor& local, const Spec& spec, std::string wrong)
         exchange(encode(sizes, local.scalar_type(), spec.placements), wrong, spec.groups[dim]);
     if (!wrong.empty()) continue;
     try {
-      sizes = join_sizes(parts, spec.placements[dim]);
+      sizes = join_sizes(parts, ranks(spec.groups[dim]), spec.placements[dim]);
     } catch (const c10::ValueError& error) {
       wrong = error.what_without_backtrace();
     }

@@ -53,7 +53,7 @@ TEST(DTensorOnThreads, RunCheckThrowsOnAllRanks) {
     EXPECT_THAT(
         from(torch::ones({2}, dtype), Shard(0)),
         AllOf(HasSubstr("DTensor::from_local: expected one dtype on all ranks, got float32"),
-              HasSubstr("float64 on its rank 1")));
+              HasSubstr("float64 on rank 1")));
     EXPECT_THAT(from(torch::ones({rank() == 2 ? 3 : 2}), Replicate()),
                 HasSubstr("expected a part of sizes [2] on rank 2"));
     EXPECT_THAT(from(torch::ones({rank() == 0 ? 1 : 3}), Shard(0)),

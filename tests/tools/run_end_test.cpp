@@ -196,9 +196,10 @@ TEST(RunSignals, KillsAfterTheGrace) {
 
 TEST(RunSignals, LeaveTheExitCodeToARankThatSpeaksForTheJob) {
   for (const char* code : {"7", "8"}) {  // 8 is any failure of a rank that was told to end
-    LaunchedTool tool({shell_ranks({"-n", "2", "--no-restart-on", "7", "--quiet-on", "7"},
-                                   "[ $TESSERA_RANK = 1 ] && trap 'exit " + std::string(code) +
-                                       "' TERM; echo up; sleep 1000 & wait")});
+    LaunchedTool tool(
+        {shell_ranks({"-n", "2", "--no-restart-on", "7", "--quiet-on", "7"},
+                     "[ $TESSERA_RANK = 1 ] && trap 'exit " + std::string(code) +
+                         "' TERM; echo up; while :; do sleep 0.05; done 2> /dev/null")});
     for (const char* rank : {"[0] ", "[1] "}) tool.rest_of_out_line(rank + std::string("up"));
     tool.signal(SIGTERM);
     const auto result = tool.wait();

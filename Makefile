@@ -13,8 +13,8 @@ STEADY_ADDRESSES = $$(setarch -R true 2>/dev/null && echo setarch -R)
 
 # $(call configure,preset) and $(call build,preset[,targets])
 define configure
-	@cmake --preset $(1) $$(test -e build/$(1)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) \
-	  $(if $(TESSERA_TORCH),-DTESSERA_TORCH="$(TESSERA_TORCH)") >/dev/null
+	@torch=$$(scripts/find_torch.sh) && cmake --preset $(1) -DTESSERA_TORCH="$$torch" \
+	  $$(test -e build/$(1)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) >/dev/null
 endef
 define build
 	$(call configure,$(1))

@@ -3,16 +3,9 @@
 # The installed package includes this file too (TesseraConfig.cmake).
 #
 # TESSERA_TORCH: the folder with include/ and lib/ (a wheel's site-packages/torch, or an unpacked libtorch).
-# Found, in this order: -DTESSERA_TORCH, $TESSERA_TORCH, TESSERA_TORCH_OF_BUILD (set by the installed package),
-# the active environment's Python, the repository's .venv.
+# Found, in this order: -DTESSERA_TORCH, $TESSERA_TORCH, TESSERA_TORCH_OF_BUILD (set by the installed package); in the
+# repository, what scripts/find_torch.sh says.
 set(TESSERA_TORCH "$ENV{TESSERA_TORCH}" CACHE PATH "Folder of libtorch: has include/ and lib/")
-
-function(tessera_torch_of_python python result)
-  execute_process(
-    COMMAND ${python} -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
-    OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  set(${result} "${folder}" PARENT_SCOPE)
-endfunction()
 
 function(tessera_torch_version folder result)
   set(version unknown)
@@ -30,16 +23,16 @@ endfunction()
 if(NOT TESSERA_TORCH AND EXISTS "${TESSERA_TORCH_OF_BUILD}/include/ATen/ATen.h")
   set(TESSERA_TORCH "${TESSERA_TORCH_OF_BUILD}" CACHE PATH "" FORCE)
 endif()
-if(NOT TESSERA_TORCH)
-  foreach(environment "$ENV{VIRTUAL_ENV}" "$ENV{CONDA_PREFIX}" "${CMAKE_CURRENT_LIST_DIR}/../.venv")
-    if(EXISTS "${environment}/bin/python")
-      tessera_torch_of_python("${environment}/bin/python" folder)
-      if(folder)
-        set(TESSERA_TORCH "${folder}" CACHE PATH "" FORCE)
-        break()
-      endif()
-    endif()
-  endforeach()
+if(NOT TESSERA_TORCH AND EXISTS "${CMAKE_CURRENT_LIST_DIR}/../scripts/find_torch.sh")
+  execute_process(
+    COMMAND "${CMAKE_CURRENT_LIST_DIR}/../scripts/find_torch.sh"
+    RESULT_VARIABLE failed OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_VARIABLE why ERROR_STRIP_TRAILING_WHITESPACE)
+  if(failed)
+    message(FATAL_ERROR "${why}")
+  endif()
+  message(STATUS "${why}")
+  set(TESSERA_TORCH "${folder}" CACHE PATH "" FORCE)
 endif()
 if(TESSERA_TORCH)
   cmake_path(ABSOLUTE_PATH TESSERA_TORCH BASE_DIRECTORY ${CMAKE_SOURCE_DIR} NORMALIZE)

@@ -2,7 +2,7 @@
 # Sets up what the build needs: system packages (apt, when root) and a .venv with libtorch and the formatters.
 # Does nothing, quickly, when all of it is there. Arguments: programs that one target alone needs (doxygen); or --tests:
 # also what some tests run, and are skipped without. Reads:
-#   TESSERA_TORCH     folder of a libtorch to use instead (an active environment's torch is found by itself)
+#   TESSERA_TORCH     folder of a libtorch to use (scripts/find_torch.sh: what is found by itself)
 #   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
 #                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
 set -euo pipefail
@@ -11,35 +11,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { echo "setup: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
-torch_of_python() {
-    "$1" -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
-}
-
-torch_version() {
-    local header
-    for header in torch/headeronly/version.h torch/csrc/api/include/torch/version.h; do
-        sed -nE 's/.*define TORCH_VERSION_(MAJOR|MINOR|PATCH) ([0-9]+).*/\2/p' "$1/include/$header" 2>/dev/null || true
-    done | head -n 3 | paste -sd.
-}
-
-# Sets `torch` to the folder of a libtorch that is already there, if any, after checking its version.
+# Sets `torch` to the folder of the libtorch to use if that is not .venv's own.
 find_torch() {
-    torch=${TESSERA_TORCH:-}
-    local origin="TESSERA_TORCH=$torch" environment version
-    for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
-        if [[ -z $torch && -x $environment/bin/python && ! $environment -ef .venv ]]; then
-            torch=$(torch_of_python "$environment/bin/python")
-            origin="the active environment $environment"
-        fi
-    done
-    [[ -n $torch ]] || return 0
-    version=$(torch_version "$torch")
-    case $version in
-        2.11.* | 2.12.* | 2.13.*) ;;
-        "") fail "$origin: expected a folder with include/ and lib/ of libtorch 2.11 to 2.13, found none." ;;
-        *) fail "$origin has torch $version, but Tessera works with 2.11 to 2.13. Install torch==2.13.0 there," \
-            "deactivate it (then .venv gets its own), or name another one by TESSERA_TORCH." ;;
-    esac
+    torch=$(scripts/find_torch.sh --quiet) || fail "no libtorch that works (above)"
+    if [[ $torch == "$PWD"/.venv/* ]]; then torch=; fi
 }
 
 has_header() {
@@ -162,4 +137,4 @@ elif [[ -n $torch ]]; then
 else
     fail "could not install $(paste -sd' ' requirements-dev.txt)"
 fi
-say "done; libtorch: ${torch:-$(torch_of_python .venv/bin/python)}"
+say "done"

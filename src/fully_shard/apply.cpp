@@ -1,6 +1,7 @@
 #include "fully_shard/apply.h"
 
 #include "base/device_id.h"
+#include "comm/call_check.h"
 #include "dtensor/same_parameters.h"
 #include "fully_shard/collect.h"
 #include "nn/module_hooks.h"
@@ -21,6 +22,7 @@ namespace {
 /// The first rank's count of its units: ranks may have made others with other groups meanwhile.
 int64_t agreed_number(const DeviceMesh& mesh) {
   static std::atomic<int64_t> made = 0;
+  const comm::Bookkeeping bookkeeping(kName);
   return std::stoll(broadcast_bytes(std::to_string(made++), 0, mesh.group(mesh.ndim() - 1)));
 }
 

@@ -1,6 +1,7 @@
 #include "fully_shard/tree.h"
 
 #include "base/capture.h"
+#include "comm/call_check.h"
 #include "fully_shard/state_impl.h"
 
 #include <c10/util/Exception.h>
@@ -62,6 +63,7 @@ void Tree::compare_with_ranks(State& state) const {
   // Ranks that were sharded in different orders know the unit by different numbers.
   const auto own = state.describe() + ", unit " + std::to_string(unit.settings().number);
   const capture::HiddenMessage no_part_of_recordings;
+  const comm::Bookkeeping bookkeeping("a forward of fully_shard");
   const auto others = gather_bytes(own, unit.group());
   for (size_t rank = 0; rank < others.size(); ++rank) {
     TORCH_CHECK(others[rank] == own,

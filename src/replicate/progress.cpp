@@ -2,6 +2,8 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+
 namespace tessera::replication {
 namespace {
 
@@ -16,9 +18,17 @@ int64_t writes_to(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-void Progress::add_forward(const std::weak_ptr<void>& graph) {
+void Progress::add_forward(const std::shared_ptr<void>& graph) {
   notice_lost();
-  forwards_.push_back(graph);
+  if (graph)
+    forwards_.push_back(graph);
+  else
+    has_unwatched_ = true;
+}
+
+bool Progress::may_bring_backward() const {
+  return has_unwatched_ || std::any_of(forwards_.begin(), forwards_.end(),
+                                       [](const auto& graph) { return !graph.expired(); });
 }
 
 void Progress::notice_lost() {
@@ -35,14 +45,11 @@ std::optional<std::string> Progress::describe(const std::vector<at::Tensor>& par
 }
 
 void Progress::restart(const std::vector<at::Tensor>& parameters) {
-  forget();
+  forwards_.clear();
+  has_lost_ = has_unwatched_ = false;
   writes_ = writes_to(parameters);
 }
 
-void Progress::forget() {
-  forwards_.clear();
-  has_lost_ = false;
-  writes_.reset();
-}
+void Progress::forget() { writes_.reset(); }
 
 }  // namespace tessera::replication

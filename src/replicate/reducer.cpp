@@ -96,10 +96,11 @@ void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double 
   if (auto* observer = capture::observer()) note_recording(*observer);
   if (!synchronise) {
     // A forward before this one may still wait for its backward, which is to be averaged.
-    if (phase_ != Phase::Sync) phase_ = Phase::Local;
+    const bool waits = is_taking_ || progress_.may_bring_backward();
+    if (phase_ != Phase::Sync || !waits) phase_ = Phase::Local;
     return;
   }
-  if (graph) progress_.add_forward(graph);
+  progress_.add_forward(graph);
   start_iteration(unused);
 }
 

@@ -1,5 +1,6 @@
 #include "replicate/start.h"
 
+#include "comm/call_check.h"
 #include "dtensor/same_parameters.h"
 #include "nn/composable.h"
 #include "replicate/local_part.h"
@@ -86,6 +87,7 @@ std::vector<at::Tensor> collect_buffers(const torch::nn::Module& module,
 }
 
 bool agree(bool own, const Group& group) {
+  const comm::Bookkeeping bookkeeping("replicate");
   const auto all = gather_bytes(own ? "1" : "0", group);
   return std::all_of(all.begin(), all.end(), [](const std::string& one) { return one == "1"; });
 }
@@ -101,6 +103,7 @@ void verify_parameters(const ManagedParameters& parameters, const std::string& o
 
 void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group, int source) {
   const at::NoGradGuard no_grad;
+  const comm::CallNote note("parameters and buffers of replicate");
   c10d::BroadcastOptions options;
   options.rootRank = source;
   std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> kinds;

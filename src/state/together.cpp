@@ -1,6 +1,7 @@
 #include "state/together.h"
 
 #include "base/text.h"
+#include "comm/call_check.h"
 
 #include <c10/util/Exception.h>
 
@@ -117,6 +118,7 @@ std::vector<std::string> Together::run(const std::string& function,
   const auto name = FolderName::of(folder);
   const auto own =
       function + kEnd + name.path + kEnd + name.real + kEnd + outcome_of(function, work);
+  const comm::Bookkeeping bookkeeping("save or load");  // one name: check_same_call tells more
   auto all = size() > 1 ? gather_bytes(own, group_) : std::vector<std::string>{own};
   check_same_call(function, all);
   for (size_t rank = 0; rank < all.size(); ++rank) {

@@ -193,8 +193,12 @@ TEST_P(GroupsOnThreads, OfDifferentListsAreAnErrorAtOnceThatNamesBoth) {
 
 TEST_P(GroupsOnThreads, MayBeMadeInAnyOrderThatComesTogether) {
   run(3, [] {  // rank 2 waits for rank 0, which is busy with rank 1 first
-    if (rank() != 2) EXPECT_EQ(sum_of_ranks(new_group({0, 1})), 1);
-    if (rank() != 1) EXPECT_EQ(sum_of_ranks(new_group({2, 0})), 2);
+    if (rank() != 2) {
+      EXPECT_EQ(sum_of_ranks(new_group({0, 1})), 1);
+    }
+    if (rank() != 1) {
+      EXPECT_EQ(sum_of_ranks(new_group({2, 0})), 2);
+    }
   });
 }
 

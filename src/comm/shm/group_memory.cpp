@@ -1,6 +1,7 @@
 #include "comm/group_memory.h"
 
 #include "base/text.h"
+#include "comm/call_check.h"
 #include "comm/shm/shm_backend.h"
 
 #include <c10/util/Exception.h>
@@ -167,6 +168,7 @@ std::string problem_of(Function&& function) {
 /// What went wrong on any rank is told on all: none waits for one that has given up.
 template <class Function>
 void agree(const Group& group, const std::string& purpose, Function&& function) {
+  const comm::Bookkeeping bookkeeping("sharing memory");
   const auto all = gather_bytes(problem_of(std::forward<Function>(function)), group);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].empty()) continue;

@@ -114,4 +114,18 @@ void ModuleValues::apply() const {
   for (size_t i = 0; i < values_.size(); ++i) fitting_[i].first->tensor.copy_(values_[i]);
 }
 
+LoadReport import_values(const std::string& function, const std::string& file,
+                         torch::nn::Module& module, TensorSource& source, bool strict) {
+  const c10::AutoGradMode no_grad(false);
+  ModuleValues values(function, module, source, /*converts=*/true);
+  TORCH_CHECK_VALUE(!strict || values.differences().empty(), function, ": ", file,
+                    ": expected the names and shapes of ", module.name(),
+                    values.differences().to_string(),
+                    "; nothing was loaded; correct the file, or load what fits with {.strict = "
+                    "false}");
+  values.read(source);
+  values.apply();
+  return values.differences().report;
+}
+
 }  // namespace tessera::state

@@ -54,4 +54,9 @@ class ModuleValues {
   std::vector<at::Tensor> values_;
 };
 
+/// A foreign file of a whole model into `module`, in the module's dtypes; with `strict` nothing is
+/// loaded if names or shapes differ.
+LoadReport import_values(const std::string& function, const std::string& file,
+                         torch::nn::Module& module, TensorSource& source, bool strict);
+
 }  // namespace tessera::state

@@ -170,17 +170,8 @@ void export_safetensors(const std::string& file, nn::ModuleRef module, Group gro
 
 LoadReport import_safetensors(const std::string& file, nn::ModuleRef module, LoadOptions options) {
   constexpr const char* kFunction = "import_safetensors";
-  const c10::AutoGradMode no_grad(false);
   state::StoredFileTensors source(kFunction, file);
-  state::ModuleValues values(kFunction, *module, source, /*converts=*/true);
-  TORCH_CHECK_VALUE(!options.strict || values.differences().empty(), kFunction, ": ", file,
-                    ": expected the names and shapes of ", module->name(),
-                    values.differences().to_string(),
-                    "; nothing was loaded; correct the file, or load what fits with {.strict = "
-                    "false}");
-  values.read(source);
-  values.apply();
-  return values.differences().report;
+  return state::import_values(kFunction, file, *module, source, options.strict);
 }
 
 }  // namespace tessera

@@ -71,18 +71,9 @@ StateDict read_torch(const std::string& file, ReadTorchOptions options) {
 
 LoadReport import_torch(const std::string& file, nn::ModuleRef module, ImportTorchOptions options) {
   constexpr const char* kFunction = "import_torch";
-  const c10::AutoGradMode no_grad(false);
   state::TorchTensors source(kFunction, file, state::TorchTensors::Keeps::Last);
   source.select(options.key);
-  state::ModuleValues values(kFunction, *module, source, /*converts=*/true);
-  TORCH_CHECK_VALUE(!options.strict || values.differences().empty(), kFunction, ": ", file,
-                    ": expected the names and shapes of ", module->name(),
-                    values.differences().to_string(),
-                    "; nothing was loaded; correct the file, or load what fits with {.strict = "
-                    "false}");
-  values.read(source);
-  values.apply();
-  return values.differences().report;
+  return state::import_values(kFunction, file, *module, source, options.strict);
 }
 
 void verify_torch(const std::string& file) {

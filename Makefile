@@ -49,7 +49,8 @@ test-all:  ## test, test-dtensor, test-compose, test-fuzz and test-soak with a n
 train: setup  ## the main training job: a GPT learns the documents and sources here, on two ranks (ARGS="--steps 50")
 	$(call build,release,tessera_tool tessera_train tessera_inspect)
 	@# Its 1,500 steps take about two minutes on two cores; where they would take longer than three, time ends the run.
-	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools --minutes 3 $(ARGS)
+	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools \
+	  $(if $(filter --minutes% --resume%,$(ARGS)),,--minutes 3) $(ARGS)
 
 bench: build  ## measures; tables go into benchmarks/results
 	@mkdir -p benchmarks/results

@@ -39,7 +39,7 @@ void save(const std::string& dir, nn::ModuleRef module, const torch::optim::Opti
           const Extra& extra = {}, SaveOptions options = {});
 
 /// A save that is still being written. The destructor waits; an error that nobody waited for is
-/// thrown by the rank's next save.
+/// told as a warning then, and thrown by the rank's next save.
 class PendingSave {
  public:
   PendingSave() = default;

@@ -86,18 +86,27 @@ std::string format_list(const std::vector<int>& numbers) {
   if (numbers.empty()) return "none";
   std::string text = std::to_string(numbers.front());
   for (size_t i = 1; i < numbers.size(); ++i) {
-    text += (i + 1 == numbers.size() ? " and " : ", ") + std::to_string(numbers[i]);
+    text += i + 1 == numbers.size() ? " and " : ", ";
+    text += std::to_string(numbers[i]);
   }
   return text;
+}
+
+std::string format_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + format_list(ranks);
 }
 
 std::string format_list(const std::vector<std::string>& names) {
   constexpr size_t kMost = 12;
   if (names.empty()) return "none";
-  std::string text = "'" + printable(names.front()) + "'";
+  std::string text;
   const size_t shown = std::min(names.size(), kMost);
-  for (size_t i = 1; i < shown; ++i)
-    text += (i + 1 == names.size() ? " and '" : ", '") + printable(names[i]) + "'";
+  for (size_t i = 0; i < shown; ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " and " : ", ";
+    text += '\'';
+    text += printable(names[i]);
+    text += '\'';
+  }
   if (shown < names.size()) text += " and " + std::to_string(names.size() - shown) + " more";
   return text;
 }

@@ -11,6 +11,8 @@ namespace tessera {
 std::string format_bytes(size_t bytes);
 /// "0, 2 and 3"; "none" if empty.
 std::string format_list(const std::vector<int>& numbers);
+/// "rank 1", "ranks 0, 2 and 3".
+std::string format_ranks(const std::vector<int>& ranks);
 /// "'a', 'b' and 'c'", at most twelve of them, printable; "none" if empty.
 std::string format_list(const std::vector<std::string>& names);
 /// "1.25 s", "30 ms".

@@ -96,19 +96,11 @@ std::string arguments_of(const Descriptor& call) {
 }  // namespace
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"all_reduce",
-                                    "broadcast",
-                                    "reduce",
-                                    "all_gather",
-                                    "reduce_scatter",
-                                    "all_to_all",
-                                    "gather",
-                                    "scatter",
-                                    "barrier",
-                                    "monitored_barrier",
-                                    "send",
-                                    "recv",
-                                    "gate of shared memory"};
+  constexpr const char* kNames[] = {
+      "all_reduce",        "broadcast",         "reduce", "all_gather",
+      "reduce_scatter",    "all_to_all",        "gather", "scatter",
+      "barrier",           "monitored_barrier", "send",   "recv",
+      "fully_shard's wait"};
   const auto index = static_cast<size_t>(kind);
   return index < std::size(kNames) ? kNames[index] : "unknown";
 }

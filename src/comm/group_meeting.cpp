@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "comm/groups.h"
+#include "comm/late.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -20,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds kLook{100};
 
 std::string list_text(const GroupCall& call) {
-  return c10::str("[", format_list(call.ranks), "]",
+  return c10::str(format_ranks(call.ranks),
                   call.count == 0 ? "" : c10::str(" for time ", call.count + 1));
 }
 
@@ -46,7 +47,7 @@ class GroupMeeting {
         store_(*context.world.store),
         topic_("new_group " + name_of(call)),
         timeout_(timeout),
-        deadline_(Clock::now() + timeout),
+        deadline_(since_ + timeout),
         missing_(call.ranks) {
     for (const int rank : call.ranks) arrivals_.push_back(arrival_of(rank));
   }
@@ -90,6 +91,9 @@ class GroupMeeting {
                      " ranks within ", format_seconds(static_cast<double>(timeout_.count()) / 1e3),
                      ", rank ", context_.world.rank, " still misses rank ", format_list(missing),
                      ended.empty() ? "; every listed rank has to call it" : ended);
+    if (!missing.empty() && late_.is_due(since_))
+      tell_late(c10::str("rank ", context_.world.rank), "rank " + format_list(missing), since_,
+                "new_group, group '" + name_of(call_) + "'", deadline_);
   }
 
   std::string who_cant_come(const std::vector<int>& missing) {
@@ -134,7 +138,9 @@ class GroupMeeting {
   c10d::Store& store_;
   const std::string topic_;
   const milliseconds timeout_;
+  const Clock::time_point since_ = Clock::now();
   const Clock::time_point deadline_;
+  LateNotice late_;
   std::vector<std::string> arrivals_;  // keys, as call_.ranks
   std::vector<int> missing_;           // at the last look
 };

@@ -43,14 +43,14 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
   std::set<int> seen;
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "new_group: expected ranks from 0 to ",
-                      world_size - 1, ", got ", rank, " in [", format_list(ranks), "]");
+                      world_size - 1, ", got ", rank, " in the list ", format_list(ranks));
     TORCH_CHECK_VALUE(seen.insert(rank).second, "new_group: expected distinct ranks, got ", rank,
-                      " more than once in [", format_list(ranks), "]");
+                      " more than once in the list ", format_list(ranks));
   }
   TORCH_CHECK_VALUE(seen.count(context.world.rank) == 1,
-                    "new_group: expected to be called by the listed ranks alone, ", "got rank ",
-                    context.world.rank, " calling it for [", format_list(ranks),
-                    "]; call it only where ", "the rank is in the list");
+                    "new_group: expected to be called by the listed ranks alone, got rank ",
+                    context.world.rank, " calling it for ", format_ranks(ranks),
+                    "; call it only where the rank is in the list");
 }
 
 void add_backends(const Group& group, const BackendRequest& request,

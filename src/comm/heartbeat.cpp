@@ -135,8 +135,7 @@ Heartbeat::Heartbeat(const World& world, std::chrono::milliseconds limit)
     state_->leaders.push_back(ranks_at[place_of(world, rank)].front());
   const auto label = [&](int leader) {
     const auto& ranks = ranks_at[place_of(world, leader)];
-    return c10::str("host '", world.host_names[leader], "' (",
-                    ranks.size() == 1 ? "rank " : "ranks ", format_list(ranks), ")");
+    return c10::str("host '", world.host_names[leader], "' (", format_ranks(ranks), ")");
   };
   state_->own_leader = state_->leaders[world.rank];
   state_->is_leader = state_->own_leader == world.rank;

@@ -1,11 +1,13 @@
 #include "comm/store_keys.h"
 
 #include "base/text.h"
+#include "comm/late.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -43,7 +45,9 @@ void check_processes(const Meeting& meeting, const Keys& keys) {
 }
 
 void await(const Meeting& meeting, const Keys& keys) {
-  const auto deadline = Clock::now() + meeting.timeout;
+  const auto since = Clock::now();
+  const auto deadline = since + meeting.timeout;
+  LateNotice late;
   while (true) {
     const auto begun = Clock::now();
     const auto left = std::chrono::ceil<milliseconds>(deadline - begun);
@@ -54,6 +58,14 @@ void await(const Meeting& meeting, const Keys& keys) {
       if (left <= kHealthCheck || Clock::now() < begun + kHealthCheck) throw;
     }
     check_processes(meeting, keys);
+    if (!late.is_due(since)) continue;
+    const auto missing = missing_ranks(meeting.store, keys);
+    const bool is_first = std::cmp_equal(
+        std::ranges::count_if(missing, [&](int rank) { return rank < meeting.rank; }),
+        meeting.rank);  // of those who are here; one is enough
+    if (is_first && !missing.empty())
+      tell_late(c10::str("rank ", meeting.rank), "rank " + format_list(missing), since,
+                meeting.caller, deadline);
   }
 }
 

@@ -145,8 +145,8 @@ void TextFile::expect_content(int64_t first, const ContentHash::Value& hash) {
 void TextFile::throw_changed(const char* caller) const {
   TORCH_CHECK_VALUE(false, caller, ": expected '", printable(path_),
                     "' to stay as it was when it was opened, with ", size(),
-                    " bytes, but it has changed; start again with the data as it is, "
-                    "or put it back");
+                    " bytes, but it has changed; put it back, or start a new run with the data as "
+                    "it is");
 }
 
 void TextFile::read(int64_t first, int64_t count, char* out, const char* caller) const {

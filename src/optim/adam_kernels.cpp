@@ -204,6 +204,7 @@ void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling)
   } else {
     run([](auto&&... arguments) { at::_fused_adam_(arguments...); });
   }
+  count_writes(bucket.params);
   if (found_inf) at::_foreach_sub_(counts, std::vector<at::Tensor>(counts.size(), *found_inf));
 }
 

@@ -88,6 +88,12 @@ void match_strides(Bucket& bucket) {
   }
 }
 
+void count_writes(at::TensorList params) {
+  for (const auto& param : params) {
+    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 namespace {
 
 /// While it lives, a recorder knows which numbers of a group's update may change later.

@@ -99,5 +99,7 @@ void check_state(const std::string& caller, const Optimizer::Rule& rule, const D
 void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);
 /// Fused kernels walk through memory: gives every gradient its parameter's strides.
 void match_strides(Bucket& bucket);
+/// Fused kernels pass autograd by: counts their writes to parameters as it counts others.
+void count_writes(at::TensorList params);
 
 }  // namespace tessera::optim

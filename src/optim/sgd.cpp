@@ -109,6 +109,7 @@ void update_fused(at::TensorList params, at::TensorList grads, at::TensorList bu
   at::_fused_sgd_(params, grads, buffers, options.weight_decay, options.momentum, options.lr,
                   options.dampening, options.nesterov, options.maximize, first_step,
                   scaling.grad_scale_on(device), scaling.found_inf_on(device));
+  count_writes(params);
 }
 
 /// Parameters whose first gradient comes later than others' need a call of their own.

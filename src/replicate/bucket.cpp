@@ -63,7 +63,7 @@ Bucket::Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& param
 
 void Bucket::make_buffer(const BucketSettings& settings) {
   const auto is_flat = [&](const Slot& slot) {
-    return travel_ == Travel::Flat || slot.part.nbytes() < kLargeBytes;
+    return travel_ == Travel::Flat || (slot.part.nbytes() < kLargeBytes && !is_alone());
   };
   int64_t elements = 0;
   for (const auto& slot : slots_) {
@@ -105,7 +105,8 @@ void Bucket::collect(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
   auto gradient = local_gradient(slot.parameter);
-  if (travel_ == Travel::InPlace && !slot.view.defined() && !may_be_reduced(gradient, slot.part)) {
+  if (travel_ == Travel::InPlace && !slot.view.defined() && !is_alone() &&
+      !may_be_reduced(gradient, slot.part)) {
     gradient = at::empty_like(slot.part).copy_(gradient);
     slot.parameter.mutable_grad() = gradient_of_part(slot.parameter, gradient);
   }
@@ -139,6 +140,7 @@ void Bucket::collect_zeros() {
 }
 
 c10::intrusive_ptr<c10d::Work> Bucket::reduce() {
+  if (is_alone()) return {};
   std::vector<at::Tensor> tensors;
   if (buffer_.defined()) tensors.push_back(buffer_);
   for (const auto& slot : slots_) {

@@ -12,7 +12,8 @@ at::Tensor view_of(const at::Tensor& buffer, const at::Tensor& parameter, int64_
 
 /// How the gradients of a bucket travel.
 enum class Travel {
-  InPlace,  // large ones are reduced where they are, small ones through the flat buffer
+  InPlace,  // large ones, and all of a rank alone, are reduced where they are, small ones through
+            // the flat buffer
   Flat,     // all through the flat buffer: comm hooks, bucket views, and backends that want one
             // message
   Sparse,   // one gradient, its indices and values gathered
@@ -63,6 +64,7 @@ class Bucket {
     at::Tensor traveler;  // by itself: the gradient, or what stands in for it
     bool is_missing = false;
   };
+  bool is_alone() const { return group_->getSize() == 1; }
   void make_buffer(const BucketSettings& settings);
   void put(Slot& slot, const at::Tensor& gradient);
   c10::intrusive_ptr<c10d::Work> reduce();

@@ -1,5 +1,7 @@
 #include "replicate/progress.h"
 
+#include "replicate/local_part.h"
+
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -7,13 +9,27 @@
 namespace tessera::replication {
 namespace {
 
-/// A count that rises with each.
-int64_t writes_to(const std::vector<at::Tensor>& tensors) {
-  int64_t writes = 0;
-  for (const auto& tensor : tensors) {
-    if (!tensor.is_inference()) writes += tensor._version();
+constexpr int64_t kValuesOfATensor = 4;
+
+/// Appends a few values as they lie in memory, if the host can read them without waiting.
+void add_values(std::vector<char>& to, const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.numel() == 0) return;
+  const auto bytes = static_cast<int64_t>(tensor.element_size());
+  const auto* values = static_cast<const char*>(tensor.const_data_ptr());
+  const int64_t readable = tensor.is_non_overlapping_and_dense() ? tensor.numel() : 1;
+  for (int64_t i = 0; i < kValuesOfATensor; ++i) {
+    const auto* value = values + readable * i / kValuesOfATensor * bytes;
+    to.insert(to.end(), value, value + bytes);
   }
-  return writes;
+}
+
+Progress::Mark mark_of(const std::vector<at::Tensor>& parameters) {
+  Progress::Mark mark{.writes = 0, .a_few = {}};
+  for (const auto& parameter : parameters) {
+    if (!parameter.is_inference()) mark.writes += parameter._version();
+    add_values(mark.a_few, local_part(parameter));
+  }
+  return mark;
 }
 
 }  // namespace
@@ -38,18 +54,18 @@ void Progress::notice_lost() {
 
 std::optional<std::string> Progress::describe(const std::vector<at::Tensor>& parameters) {
   notice_lost();
-  if (!writes_) return std::nullopt;
+  if (!mark_) return std::nullopt;
   return c10::str("since the last average ", has_lost_ ? "a" : "no",
                   " forward without backward, parameters ",
-                  writes_to(parameters) == *writes_ ? "as before" : "updated");
+                  mark_of(parameters) == *mark_ ? "as before" : "updated");
 }
 
 void Progress::restart(const std::vector<at::Tensor>& parameters) {
   forwards_.clear();
   has_lost_ = has_unwatched_ = false;
-  writes_ = writes_to(parameters);
+  mark_ = mark_of(parameters);
 }
 
-void Progress::forget() { writes_.reset(); }
+void Progress::forget() { mark_.reset(); }
 
 }  // namespace tessera::replication

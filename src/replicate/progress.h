@@ -27,6 +27,13 @@ class Progress {
   /// Ranks have done different things, as they may: nothing is compared until restart().
   void forget();
 
+  /// By which parameters are seen to have changed.
+  struct Mark {
+    int64_t writes;           // that autograd has counted
+    std::vector<char> a_few;  // values: torch::optim and fused kernels write past autograd
+    bool operator==(const Mark&) const = default;
+  };
+
  private:
   void notice_lost();
 
@@ -35,7 +42,7 @@ class Progress {
   std::vector<std::weak_ptr<void>> forwards_;
   bool has_lost_ = false;
   bool has_unwatched_ = false;
-  std::optional<int64_t> writes_;
+  std::optional<Mark> mark_;
 };
 
 }  // namespace tessera::replication

@@ -64,8 +64,10 @@ void Reducer::make_buckets(const Assignment& assignment) {
   places_.resize(parameters_.tensors.size());
   for (const auto& members : assignment.buckets) {
     const auto device = parameters_.tensors[members[0]].device().type();
+    // One rank alone has nothing to send: its gradients stay where they are.
     const bool may_work_in_place = !settings_.views && !hook_ &&
-                                   settings_.group->getBackend(device)->getBackendName() == "shm";
+                                   (settings_.group->getSize() == 1 ||
+                                    settings_.group->getBackend(device)->getBackendName() == "shm");
     const auto travel = parameters_.is_sparse[members[0]] ? Travel::Sparse
                         : may_work_in_place               ? Travel::InPlace
                                                           : Travel::Flat;
@@ -238,6 +240,10 @@ void Reducer::end_backward(int backward) {
 std::vector<bool> Reducer::agree_on_used() {
   std::vector<bool> is_used(parameters_.tensors.size(), true);
   if (!may_miss_gradients()) return is_used;
+  if (settings_.group->getSize() == 1) {
+    for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = !is_missing_[i];
+    return is_used;
+  }
   std::vector<int32_t> counts;
   for (const bool is_missing : is_missing_) counts.push_back(is_missing ? 0 : 1);
   const auto device = parameters_.tensors[0].device();

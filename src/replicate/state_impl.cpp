@@ -3,6 +3,7 @@
 #include "base/capture.h"
 #include "base/device_id.h"
 #include "base/warm_memory.h"
+#include "comm/call_check.h"
 #include "comm/foreground.h"
 #include "replicate/managed.h"
 
@@ -175,6 +176,13 @@ void State::follow_frozen() {
   if (!is_thawed && !is_frozen) return;
   TORCH_CHECK(!announce_, "replicate: parameters of ", module_name(),
               " were frozen or thawed since a Join began; change requires_grad outside of it");
+  const auto frozen = std::find_if_not(managed_.begin(), managed_.end(), is_trained);
+  const auto& names = engine_->reducer().parameters().names;
+  // For ranks that have not changed theirs.
+  const comm::CallNote note(
+      frozen == managed_.end()
+          ? std::string("since a parameter was thawed")
+          : "since '" + names[static_cast<size_t>(frozen - managed_.begin())] + "' was frozen");
   forget_managed(std::exchange(managed_, {}));
   build();
 }

@@ -36,6 +36,21 @@ class PendingSave::Impl {
     const std::lock_guard lock(mutex_);
     return std::exchange(error_, nullptr);
   }
+  /// Waits. An error that nobody has taken is told: the next save that would throw it may not come.
+  void finish_unwatched() noexcept {
+    join();
+    const std::lock_guard lock(mutex_);
+    if (!error_ || std::exchange(is_told_, true)) return;
+    try {
+      std::rethrow_exception(error_);
+    } catch (const c10::Error& error) {
+      TORCH_WARN("save_async: nothing was saved in ", dir_,
+                 ", and nobody called wait(): ", error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      TORCH_WARN("save_async: nothing was saved in ", dir_,
+                 ", and nobody called wait(): ", error.what());
+    }
+  }
   bool is_done() const { return is_done_; }
   const std::string& dir() const { return dir_; }
 
@@ -43,6 +58,7 @@ class PendingSave::Impl {
   std::string dir_;
   std::mutex mutex_;
   std::exception_ptr error_;
+  bool is_told_ = false;
   std::atomic<bool> is_done_{false};
   std::thread thread_;
 };
@@ -155,13 +171,13 @@ PendingSave start_save(const std::string& dir, const torch::nn::Module& module,
 }  // namespace
 
 PendingSave& PendingSave::operator=(PendingSave&& other) noexcept {
-  if (impl_) impl_->join();
+  if (impl_) impl_->finish_unwatched();
   impl_ = std::move(other.impl_);
   return *this;
 }
 
 PendingSave::~PendingSave() {
-  if (impl_) impl_->join();
+  if (impl_) impl_->finish_unwatched();
 }
 
 void PendingSave::wait() {

@@ -86,8 +86,10 @@ std::string part_name(const std::string& name, const Box& box, const std::vector
   if (box.length == shape) return name;
   std::string text = name + "[";
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    text += (dim == 0 ? "" : ",") + std::to_string(box.offset[dim]) + ":" +
-            std::to_string(box.offset[dim] + box.length[dim]);
+    if (dim > 0) text += ',';
+    text += std::to_string(box.offset[dim]);
+    text += ':';
+    text += std::to_string(box.offset[dim] + box.length[dim]);
   }
   return text + "]";
 }

@@ -45,7 +45,7 @@ std::string outcome_of(const std::string& function, const std::function<std::str
   const auto& outcome = all[first];
   const auto message =
       c10::str(function, ": ", is_alone ? "" : c10::str("rank ", first, ": "), outcome.substr(1),
-               also.empty() ? "" : c10::str(" (and an error on ranks ", format_list(also), ")"));
+               also.empty() ? "" : c10::str(" (and an error on ", format_ranks(also), ")"));
   TORCH_CHECK_VALUE(outcome[0] != kValueError, message);
   TORCH_CHECK_NOT_IMPLEMENTED(outcome[0] != kNotImplementedError, message);
   TORCH_CHECK(false, message);

@@ -3,6 +3,7 @@
 
 #include "optim/option_values.h"
 #include "state/named_groups.h"
+#include "state/optimizer_kind.h"
 #include "state/optimizer_loader.h"
 #include "state/torch_tensors.h"
 
@@ -33,6 +34,7 @@ class PythonOptimizer {
     require(groups_.items.size() == names.size(), "expected ", names.size(),
             " groups of parameters, as the optimizer has, got ", groups_.items.size(),
             "; make the optimizer with the same groups");
+    const auto expected = state::kind_of(optimizer, kFunction);
     OptimizerStateDict dict;
     for (size_t g = 0; g < names.size(); ++g) {
       const auto where = c10::str("group ", g);
@@ -51,6 +53,8 @@ class PythonOptimizer {
       }
       const auto own = optim::read_options(optimizer.param_groups()[g].options());
       dict.kind = kind(group, own);
+      // The loader refuses it by its kind, which says more than an option that is not there.
+      if (!dict.kind.empty() && dict.kind != expected->name()) return dict;
       dict.param_groups.push_back({.params = names[g], .options = options(group, own, where)});
     }
     return dict;
@@ -127,12 +131,18 @@ class PythonOptimizer {
     return options;
   }
 
-  /// Python's Adam and AdamW are told apart by an option; empty: there is none, or it is taken
-  /// over.
+  /// As options that no other kind has tell. Empty: not known, or one of Adam and AdamW, which an
+  /// option tells apart, where that is not saved or is taken over.
   std::string kind(const PickleValue& group, const optim::OptionValues& own) const {
+    const auto has = [&](const char* name) { return find(group, name) != nullptr; };
+    if (has("dampening") && has("nesterov")) return "SGD";
+    if (has("alpha") && has("centered")) return "RMSprop";
+    if (has("lr_decay") && has("initial_accumulator_value")) return "Adagrad";
+    if (!has("betas") || !has("amsgrad")) return "";
     const auto* decoupled = find(group, "decoupled_weight_decay");
-    if (decoupled == nullptr || own.count("decoupled_weight_decay") != 0) return "";
-    return decoupled->integer != 0 ? "AdamW" : "Adam";
+    if (decoupled != nullptr && own.count("decoupled_weight_decay") == 0)
+      return decoupled->integer != 0 ? "AdamW" : "Adam";
+    return own.count("amsgrad") != 0 ? "" : "Adam or AdamW";
   }
 
   /// A number is a double where the optimizer has one.

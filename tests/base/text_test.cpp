@@ -19,6 +19,8 @@ TEST(Text, FormatsListsAsAPersonWould) {
   EXPECT_EQ(format_list(std::vector<int>{7}), "7");
   EXPECT_EQ(format_list(std::vector<int>{0, 2}), "0 and 2");
   EXPECT_EQ(format_list(std::vector<int>{0, 2, 3}), "0, 2 and 3");
+  EXPECT_EQ(format_ranks({7}), "rank 7");
+  EXPECT_EQ(format_ranks({0, 2}), "ranks 0 and 2");
 }
 
 TEST(Text, QuotesNamesAndStopsAtTwelve) {

@@ -69,7 +69,7 @@ TEST(Bench, TellsTheRangeOfANumber) {
   struct {
     std::string question, option, value, range;
   } const cases[] = {
-      {"comm", "--bytes", huge, "--sizes: expected a number from 0 to 1099511627776"},
+      {"comm", "--bytes", huge, "--bytes: expected a number from 0 to 1099511627776"},
       {"comm", "--sizes", "4096," + huge, "--sizes: expected a number from 0 to "},
       {"comm", "--sizes", "4k", "--sizes: expected a number from 0 to "},
       {"comm", "--repeats", "0", "--repeats: expected a number from 1 to 1000000"},

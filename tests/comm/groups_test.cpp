@@ -179,14 +179,15 @@ TEST_P(GroupsOnThreads, OfDifferentListsAreAnErrorAtOnceThatNamesBoth) {
   run(2, [] {
     const auto other_order = message_of<c10::ValueError>([] { new_group({rank(), 1 - rank()}); });
     EXPECT_EQ(other_order,
-              "new_group: the ranks disagree: rank 0 calls it for [0 and 1], rank 1 calls it for "
-              "[1 and 0]; every listed rank must call it with the same ranks in the same order");
+              "new_group: the ranks disagree: rank 0 calls it for ranks 0 and 1, rank 1 calls it "
+              "for ranks 1 and 0; every listed rank must call it with the same ranks in the same "
+              "order");
   });
   run(3, [] {  // rank 2 waits for rank 1, which does not wait for it
     const auto other_ranks =
         message_of<c10::ValueError>([] { rank() == 1 ? new_group({0, 1}) : new_group({0, 1, 2}); });
-    EXPECT_THAT(other_ranks, AllOf(HasSubstr("rank 0 calls it for [0, 1 and 2]"),
-                                   HasSubstr("rank 1 calls it for [0 and 1]")));
+    EXPECT_THAT(other_ranks, AllOf(HasSubstr("rank 0 calls it for ranks 0, 1 and 2"),
+                                   HasSubstr("rank 1 calls it for ranks 0 and 1")));
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 20s);
 }

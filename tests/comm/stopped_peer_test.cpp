@@ -2,6 +2,7 @@
 #include "comm/errors_of_calls.h"
 #include "comm/peer_process.h"
 #include "support/ranks.h"
+#include "support/variables.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -55,6 +56,42 @@ TEST_P(PeerThatIsStopped, IsNamedBeforeTheTimeout) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, PeerThatIsStopped, ::testing::Values("shm", "gloo"),
+                         [](const auto& instance) { return instance.param; });
+
+class PeerThatIsLate : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PeerThatIsLate, IsNamedOnceByOneRankWhileItIsAwaited) {
+  const testing::Variables late({std::pair("TESSERA_LATE_AFTER", "1")});
+  RankProcesses ranks(3,
+                      [] {
+                        barrier();
+                        for (int i = 0; i < 2; ++i) {
+                          if (rank() == 1) std::this_thread::sleep_for(2500ms);
+                          all_reduce(at::ones({4}));
+                          EXPECT_TRUE(rank() != 1 || new_group({0, 1, 2}));
+                          if (rank() == 1) continue;
+                          std::this_thread::sleep_for(2500ms);
+                          EXPECT_TRUE(new_group({0, 1, 2}));
+                        }
+                      },
+                      {.backend = GetParam(), .timeout = 60s});
+  ranks.join();
+  const auto count = [](const std::string& text, const std::string& part) {
+    int times = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+      ++times;
+    return times;
+  };
+  const auto output = ranks.output(0);
+  EXPECT_THAT(output,
+              AllOf(HasSubstr("tessera: rank 0 has waited "), HasSubstr(" for rank 1: all_"),
+                    HasSubstr("in group 'world'"), HasSubstr("; it gives up after ")));
+  EXPECT_EQ(count(output, " for rank 1: all_reduce"), 2) << output;
+  EXPECT_EQ(count(ranks.output(2), " for rank 1: all_reduce"), 0) << ranks.output(2);
+  EXPECT_THAT(ranks.output(1), HasSubstr("tessera: rank 1 has waited "));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, PeerThatIsLate, ::testing::Values("shm", "gloo"),
                          [](const auto& instance) { return instance.param; });
 
 TEST(PeerProcess, SeesThatAProcessIsStoppedAndGoesOn) {

@@ -1,12 +1,14 @@
 #include <tessera/comm.h>
 
 #include "comm/backends.h"
+#include "comm/shm/arena.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace tessera {
@@ -53,14 +55,13 @@ TEST(CommErrors, RanksOfAGroup) {
     EXPECT_EQ(message_of([] { new_group({}); }),
               "new_group: expected at least one rank, got an empty list");
     EXPECT_EQ(message_of([] { new_group({0, 2}); }),
-              "new_group: expected ranks from 0 to 1, got 2 in [0 and 2]");
+              "new_group: expected ranks from 0 to 1, got 2 in the list 0 and 2");
     EXPECT_EQ(message_of([] { new_group({1, 1}); }),
-              "new_group: expected distinct ranks, got 1 more than once in [1 and 1]");
+              "new_group: expected distinct ranks, got 1 more than once in the list 1 and 1");
     if (rank() == 1) {
       EXPECT_EQ(message_of([] { new_group({0}); }),
                 "new_group: expected to be called by the listed ranks alone, got rank 1 calling it "
-                "for [0]; call it only "
-                "where the rank is in the list");
+                "for rank 0; call it only where the rank is in the list");
     }
   });
 }
@@ -93,7 +94,26 @@ TEST(CommErrors, MoreRanksThanSharedMemoryServes) {
                                      .world_ranks = {},
                                      .timeout = std::chrono::seconds(1)};
   EXPECT_EQ(message_of([&] { comm::shm::make(request); }),
-            "shm: expected at most 64 ranks in group 'all', got 65; use the gloo backend");
+            "shm: expected at most 64 ranks in group 'all', got 65; call init({.backend = "
+            "\"gloo\"})");
+}
+
+TEST(CommErrors, ALimitOnFileSizes) {
+  testing::run_processes(
+      1,
+      [] {
+        rlimit before{};
+        ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+        auto small = before;
+        small.rlim_cur = 1 << 20;
+        ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+        const auto message = message_of<c10::DistBackendError>([] { comm::shm::Arena::own(); });
+        setrlimit(RLIMIT_FSIZE, &before);
+        EXPECT_EQ(message,
+                  "shm: could not make a memory file of 64 MiB: File too large; raise the limit on "
+                  "file sizes (ulimit -f), or call init({.backend = \"gloo\"})");
+      },
+      {.init = false});
 }
 
 TEST(CommErrors, TensorThatIsNotOnTheCpu) {

@@ -325,7 +325,7 @@ TEST(FullyShardUserErrorsOnShm, ForwardsOfOneRankAlone) {
                   if (rank() == 1) return;
                   EXPECT_THAT(
                       message_of<c10::Error>([&] { net->block(1)(input()); }),
-                      AllOf(HasSubstr("gate of shared memory"), HasSubstr("rank 1"),
+                      AllOf(HasSubstr("fully_shard's wait"), HasSubstr("rank 1"),
                             HasSubstr("fully_shard: gathering the parameters of 'blocks.1' ("),
                             HasSubstr("every rank comes to each forward of it")));
                 },

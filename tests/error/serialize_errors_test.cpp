@@ -110,6 +110,17 @@ TEST_F(SerializeErrors, RanksThatDoNotSaveOneModel) {
   EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
+TEST_F(SerializeErrors, OnSeveralRanksNameThem) {
+  for (const auto& [size, others] : {std::pair(2, "rank 1"), std::pair(3, "ranks 1 and 2")}) {
+    run_threads(size, [&] {
+      SmallNet net(at::ones({1}));
+      EXPECT_THAT(message_of([&] { save(in("a"), net, {}, {.keep_last = -1}); }),
+                  AllOf(StartsWith("save: rank 0: "),
+                        HasSubstr(c10::str(" (and an error on ", others, ")"))));
+    });
+  }
+}
+
 TEST_F(SerializeErrors, CheckpointsOfAnotherModelNameTheDifference) {
   save(in("a"), net_, {{"step", "1"}});
   const auto refused = [&](const at::Tensor& value, const std::string& name,

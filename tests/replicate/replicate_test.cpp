@@ -111,6 +111,35 @@ TEST_P(ReplicateVariants, AddUpBatchesWithoutSync) {
               {.backend = variant.backend});
 }
 
+TEST(ReplicateOnThreads, SendsNothingFromARankAlone) {
+  for (const char* backend : {"shm", "gloo"}) {
+    run_threads(1,
+                [] {
+                  auto [local, parallel] = twins<Branches>(4);
+                  replicate(parallel, {.find_unused_parameters = true});
+                  const auto issued = [] {
+                    return default_group()->getBackend(at::kCPU)->getSequenceNumberForGroup();
+                  };
+                  uint64_t before = 0;
+                  for (uint64_t step = 0; step < 4; ++step) {
+                    const auto x = input_of(0, {3, 6}, step);
+                    local(x, step % 2 == 0).pow(2).sum().backward();
+                    parallel(x, step % 2 == 0).pow(2).sum().backward();
+                    if (step == 0) before = issued();
+                  }
+                  EXPECT_EQ(issued(), before);
+                  for (const auto& item : parallel->named_parameters()) {
+                    const auto expected = local->named_parameters()[item.key()].grad();
+                    ASSERT_EQ(item.value().grad().defined(), expected.defined()) << item.key();
+                    if (expected.defined()) {
+                      EXPECT_TRUE(at::equal(item.value().grad(), expected)) << item.key();
+                    }
+                  }
+                },
+                {.backend = backend});
+  }
+}
+
 TEST(ReplicateOnThreads, TakesRankZerosValues) {
   run_threads(3, [] {
     auto net = seeded(rank(), [] { return Wide(); });

@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <memory>
 
 namespace tessera::testing {
 namespace {
@@ -20,17 +21,27 @@ using ::testing::HasSubstr;
 
 at::Tensor input() { return torch::ones({3, 2}); }
 
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+
+template <class Optimizer, class Options>
+MakeOptimizer optimizer_of(Options options) {
+  return [options](auto parameters) { return std::make_unique<Optimizer>(parameters, options); };
+}
+
 void expect_told(const std::function<void(Net&, torch::optim::Optimizer&)>& step,
-                 const std::string& one, const std::string& other) {
+                 const std::string& one, const std::string& other,
+                 const MakeOptimizer& make = optimizer_of<optim::SGD>(optim::SGDOptions{
+                     .lr = 0.01})) {
   Net net;
   replicate(net);
-  optim::SGD optimizer(net->parameters(), {.lr = 0.01});
+  const auto optimizer = make(net->parameters());
   for (int i = 0; i < 2; ++i) {
     net(input()).sum().backward();
-    optimizer.step();
+    optimizer->step();
   }
   EXPECT_THAT(message_of<c10::Error>([&] {
-                for (int i = 0; i < 3; ++i) step(net, optimizer);
+                for (int i = 0; i < 3; ++i) step(net, *optimizer);
               }),
               AllOf(HasSubstr("the ranks disagree: rank "), HasSubstr("rank 1"), HasSubstr(one),
                     HasSubstr(other)));
@@ -53,15 +64,24 @@ TEST(ReplicateSkippedErrors, ABackward) {
   });
 }
 
-TEST(ReplicateSkippedErrors, AnOptimizerStep) {
-  run_processes(2, [] {
-    expect_told(
-        [](Net& net, torch::optim::Optimizer& optimizer) {
-          net(input()).sum().backward();
-          if (rank() == 0) optimizer.step();
-        },
-        "parameters updated", "parameters as before");
-  });
+TEST(ReplicateSkippedErrors, AnOptimizerStepOfAnyOptimizer) {
+  const std::vector<MakeOptimizer> optimizers = {
+      optimizer_of<optim::SGD>(optim::SGDOptions{.lr = 0.01}),
+      optimizer_of<optim::SGD>(optim::SGDOptions{.lr = 0.01, .fused = true}),
+      optimizer_of<optim::AdamW>(optim::AdamWOptions{.lr = 0.01, .fused = true}),
+      optimizer_of<torch::optim::SGD>(torch::optim::SGDOptions(0.01)),
+      optimizer_of<torch::optim::SGD>(torch::optim::SGDOptions(0.01).momentum(0.9)),
+      optimizer_of<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01))};
+  for (const auto& make : optimizers) {
+    run_processes(2, [&] {
+      expect_told(
+          [](Net& net, torch::optim::Optimizer& optimizer) {
+            net(input()).sum().backward();
+            if (rank() == 0) optimizer.step();
+          },
+          "parameters updated", "parameters as before", make);
+    });
+  }
 }
 
 /// What ranks may do differently, or all do.

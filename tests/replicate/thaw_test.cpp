@@ -2,10 +2,12 @@
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"
+#include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/tolerance.h"
 #include "support/twins.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -56,6 +58,21 @@ TEST(ReplicateThawOnThreads, FollowsWhatIsFrozenInTraining) {
                        Tolerance{.rtol = 1e-4, .atol = 1e-6});
       }
     }
+  });
+}
+
+TEST(ReplicateThawOnThreads, FreezingOnOneRankAloneIsToldByName) {
+  run_threads(2, [] {
+    Net net;
+    replicate(net);
+    const auto x = torch::ones({2, 2});
+    step(net, x);
+    step(net, x);
+    if (rank() == 1) net->fc2->weight.set_requires_grad(false);
+    EXPECT_THAT(message_of<c10::Error>([&] { step(net, x); }),
+                ::testing::AllOf(
+                    ::testing::HasSubstr("the ranks disagree: rank 0 calls all_reduce"),
+                    ::testing::HasSubstr("rank 1 calls replicate (since 'fc2.weight' was frozen")));
   });
 }
 

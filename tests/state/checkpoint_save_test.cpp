@@ -1,6 +1,7 @@
 // How checkpoints come to be: in one step, or not at all.
 #include <tessera/tessera.h>
 
+#include "parallel/warnings.h"
 #include "state/checkpoint_training.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
@@ -181,7 +182,14 @@ TEST(CheckpointSaveErrors, OfAsyncShowAtWaitOrTheNextSave) {
                     ::testing::AllOf(HasSubstr("save_async: rank "), HasSubstr("File too large")));
         EXPECT_NO_THROW(pending.wait());
         {
-          const auto forgotten = save_async(dir, filled(1, 2000));
+          const CaughtWarnings warnings;
+          {
+            const auto forgotten = save_async(dir, filled(1, 2000));
+          }
+          EXPECT_THAT(warnings.texts,
+                      ::testing::ElementsAre(::testing::AllOf(
+                          HasSubstr("save_async: nothing was saved in " + dir),
+                          HasSubstr("nobody called wait()"), HasSubstr("File too large"))));
         }
         EXPECT_THAT(message_of<c10::Error>([&] { save(dir, filled(1)); }),
                     HasSubstr("save: nothing was saved, since an earlier save_async to " + dir));

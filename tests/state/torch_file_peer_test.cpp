@@ -182,6 +182,44 @@ outputs["weight"] = net.weight.detach()
   }
 }
 
+TEST_F(TorchFilePeer, OptimizersOfAnotherKindAreRefusedByIt) {
+  const auto told = [&](const std::string& saved, auto& net, torch::optim::Optimizer& optimizer) {
+    return message_of<c10::ValueError>(
+        [&] { import_torch_optimizer(in(saved + ".pt"), net, optimizer); });
+  };
+  ASSERT_TRUE(python(R"(
+net = torch.nn.Linear(3, 4)
+for kind in ["AdamW", "Adam", "SGD", "RMSprop", "Adagrad"]:
+    optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1)
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), folder + kind + ".pt")
+older = torch.optim.AdamW(net.parameters()).state_dict()
+older["param_groups"][0].pop("decoupled_weight_decay", None)
+torch.save(older, folder + "older.pt")
+)")
+                  .ok());
+  torch::nn::Linear net(3, 4);
+  optim::SGD sgd(net->parameters());
+  torch::optim::SGD stock(net->parameters(), 0.1);
+  optim::AdamW adamw(net->parameters());
+  for (const std::string saved : {"RMSprop", "Adagrad"}) {
+    EXPECT_THAT(told(saved, net, sgd),
+                HasSubstr("expected the state of SGD, got that of " + saved + ";"));
+    EXPECT_THAT(told(saved, net, adamw),
+                HasSubstr("expected the state of AdamW, got that of " + saved + ";"));
+  }
+  EXPECT_THAT(told("SGD", net, adamw), HasSubstr("expected the state of AdamW, got that of SGD;"));
+  for (torch::optim::Optimizer* target : {static_cast<torch::optim::Optimizer*>(&sgd),
+                                          static_cast<torch::optim::Optimizer*>(&stock)}) {
+    for (const std::string saved : {"AdamW", "Adam"})  // older PyTorch does not tell them apart
+      EXPECT_THAT(told(saved, net, *target),
+                  HasSubstr("expected the state of SGD, got that of Adam"));
+    EXPECT_THAT(told("older", net, *target),
+                HasSubstr("expected the state of SGD, got that of Adam or AdamW;"));
+  }
+}
+
 TEST_F(TorchFilePeer, WhatIsNotTensorsAndContainersIsRefused) {
   EXPECT_THAT(
       refused(R"(

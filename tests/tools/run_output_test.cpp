@@ -49,6 +49,20 @@ TEST(RunOutput, KeepsVeryLongLinesWhole) {
                      "[2] " + std::string(kLength, 'c')}));
 }
 
+TEST(RunOutput, LetsARankRewriteItsOwnLineOnly) {
+  LaunchedTool tool({.arguments = shell_ranks({"-n", "1", "--no-prefix"},
+                                              "trap \"printf '\\033[1Athree\\n'; exit\" INT; "
+                                              "printf 'one\\n\\033[1Atwo\\n'; "
+                                              "while :; do sleep 0.01; done"),
+                     .has_one_pipe = true});
+  tool.rest_of_out_line("\033[1Atwo");
+  tool.signal(SIGINT);
+  EXPECT_EQ(lines_of(tool.wait().out),
+            (Lines{"one", "\033[1Atwo",
+                   "tessera run: SIGINT: passed on to all ranks (ctrl-C again kills them at once)",
+                   "three"}));
+}
+
 /// That rank `rank` wrote lines 0, 1, … of `stream`, all whole.
 void expect_all_lines(const Lines& lines, const std::string& stream, int rank, int count) {
   std::ostringstream prefix;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <numbers>
 #include <thread>
@@ -18,9 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 std::string last_saved(const TrainingGround& ground, const std::string& run) {
   return "the last saved checkpoint is " + ground.run(run) + "/checkpoints/" +
@@ -37,13 +40,75 @@ std::vector<nlohmann::json> steps_of(const TrainingGround& ground, const std::st
   return steps;
 }
 
+/// What a terminal shows in the end of lines of which some rewrite the one above.
+Words shown(const std::string& output) {
+  Words lines;
+  std::istringstream stream(output);
+  for (std::string line; std::getline(stream, line);) {
+    if (line.starts_with("\033[1A") && !lines.empty()) lines.pop_back();
+    lines.push_back(line);
+  }
+  return lines;
+}
+
+Words on_a_terminal(Words words) {
+  words.insert(words.begin(), {"env", "TESSERA_COLUMNS=80"});
+  return words;
+}
+
 TEST(TrainEnds, WithWhatIsSaved) {
   const TrainingGround ground;
   const auto result = ground.train("run");
   ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto nearby = fs::proximate(TESSERA_TOOL, ground.path()).string();
+  const std::string tool = nearby.size() < std::strlen(TESSERA_TOOL) ? nearby : TESSERA_TOOL;
   EXPECT_THAT(result.output, EndsWith("saved in " + ground.run("run") +
-                                      "/checkpoints/step-00000012; look at it: tessera report " +
-                                      ground.run("run") + "\n"));
+                                      "/checkpoints/step-00000012; look at it: " + tool +
+                                      " report " + ground.run("run") + "\n"));
+}
+
+TEST(TrainNamesTheTool, AsAUserFindsIt) {
+  const TrainingGround ground;
+  const fs::path tool = TESSERA_TOOL;
+  const auto bin = tool.parent_path();
+  const auto other = ground.path() / "bin";
+  fs::create_directory(other);
+  fs::copy_file("/bin/true", other / "tessera");
+  const auto named = [&](const fs::path& folder, const std::string& path) {
+    const auto result = ground.call({"env", "-C", folder.string(), "PATH=" + path,
+                                     (bin / "tessera-train").string(), "--no-such-flag"});
+    const auto at = result.output.rfind("; see ");
+    return at == std::string::npos ? result.output : result.output.substr(at + 6);
+  };
+  const std::string rest = " train --help\n";
+  EXPECT_EQ(named(bin.parent_path(), "/usr/bin"), bin.filename().string() + "/tessera" + rest);
+  EXPECT_EQ(named(bin, "/usr/bin"), "./tessera" + rest);
+  EXPECT_EQ(named("/", "/nowhere:" + bin.string() + ":" + other.string()), "tessera" + rest);
+  EXPECT_EQ(named(bin, other.string() + ":" + bin.string()), "./tessera" + rest);
+}
+
+TEST(TrainEnds, OnATerminalWithItsLastWords) {
+  const TrainingGround ground;
+  const auto result = ground.call(on_a_terminal(ground.words("run")));
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto lines = shown(result.output);
+  EXPECT_THAT(lines.back(), StartsWith("saved in "));
+  EXPECT_THAT(lines, Contains(HasSubstr("step 12/12")).Times(1)) << result.output;
+}
+
+TEST(TrainEnds, OnATerminalByCtrlCWithTheWordsOfTheLauncher) {
+  const TrainingGround ground;
+  Subprocess job({.arguments = on_a_terminal(ground.words("run", {"--steps", "100000"})),
+                  .environment = {{"OMP_NUM_THREADS", "1"}},
+                  .output = ground.path() / "run.log",
+                  .folder = ground.path()});
+  ground.await_step("run", 5);
+  job.signal(SIGINT);
+  EXPECT_EQ(end_of(job).code, 128 + SIGINT) << job.output();
+  const auto lines = shown(job.output());
+  EXPECT_THAT(lines.back(), AllOf(StartsWith("stopped by SIGINT after step "),
+                                  EndsWith(last_saved(ground, "run"))));
+  EXPECT_THAT(lines, Contains(HasSubstr("SIGINT: passed on to all ranks"))) << job.output();
 }
 
 TEST(TrainEnds, WhenTheTerminalIsClosed) {
@@ -196,7 +261,24 @@ TEST(TrainByTime, EndsInTimeWithItsScheduleDone) {
   }
   const auto again = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")});
   EXPECT_TRUE(again.status.ok());
-  EXPECT_THAT(again.output, HasSubstr("its --minutes have passed; raise --minutes"));
+  EXPECT_THAT(again.output, AllOf(HasSubstr(", and its --minutes have passed; "),
+                                  EndsWith(last_saved(ground, "run") + " --minutes MORE\n")));
+}
+
+TEST(TrainByTime, OfMakeIsThatOfTheRunOrOfTheUserIfThereIsOne) {
+  const auto adds_minutes = [](const std::string& words) {
+    const auto result = run_program({.arguments = {"make", "-n", "train", "ARGS=" + words},
+                                     .environment = {{"MAKEFLAGS", std::nullopt}},
+                                     .folder = TESSERA_SOURCE_DIR});
+    EXPECT_THAT(result.output, HasSubstr(" " + words + "\n"));
+    return result.output.find("--minutes 3 ") != std::string::npos;
+  };
+  if (run_program({.arguments = {"make", "--version"}}).status.code == 127)
+    GTEST_SKIP() << "no make(1)";
+  EXPECT_TRUE(adds_minutes("--steps 50"));
+  EXPECT_FALSE(adds_minutes("--minutes 6"));
+  EXPECT_FALSE(adds_minutes("--minutes=6"));
+  EXPECT_FALSE(adds_minutes("--resume"));
 }
 
 TEST(TrainByTime, IsByStepsWhereThoseEndFirst) {

@@ -10,6 +10,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -46,6 +47,18 @@ TEST(TrainJob, LearnsAndLeavesARunBehind) {
       EXPECT_TRUE(kinds.contains(kind)) << file << " lacks " << kind;
     EXPECT_EQ(kinds.contains("operator"), std::string(file) == "trace.json");
   }
+}
+
+TEST(TrainJob, CountsAsAPersonWould) {
+  const TrainingGround ground;
+  const auto one = ground.train("one", {"--steps", "1", "--ranks", "1", "--blocks", "1"});
+  EXPECT_THAT(one.output, HasSubstr(" (1 block, width 32), "));
+  EXPECT_THAT(one.output, HasSubstr(" tokens of text in 1 file\n"));
+  EXPECT_THAT(one.output, HasSubstr("1 rank, "));
+  std::ofstream(ground.path() / "text" / "more.txt") << "more";
+  const auto two = ground.train("two", {"--steps", "1"});
+  EXPECT_THAT(two.output, HasSubstr(" (2 blocks, width 32), "));
+  EXPECT_THAT(two.output, HasSubstr(" tokens of text in 2 files\n"));
 }
 
 TEST(TrainJob, MetricsTellOfEachStep) {
@@ -137,6 +150,24 @@ TEST(TrainJob, ShowsOneLineOnATerminal) {
   ASSERT_TRUE(result.status.ok()) << result.output;
   EXPECT_THAT(result.output, HasSubstr("\033[1A\033[2K"));
   EXPECT_THAT(result.output, HasSubstr("left"));
+}
+
+TEST(TrainJob, LeavesOutOfItsLineWhatDoesNotFit) {
+  const TrainingGround ground;
+  auto words = ground.words("run", {"--steps", "3"});
+  words.insert(words.begin(), {"env", "TESSERA_COLUMNS=40"});
+  const auto result = ground.call(words);
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  std::istringstream lines(result.output);
+  int shown = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto at = line.find("step ");
+    if (at != 0 && !line.starts_with("\033")) continue;
+    ++shown;
+    EXPECT_THAT(line.substr(at), EndsWith(" left"));
+    EXPECT_LT(line.size() - at, 40) << line;
+  }
+  EXPECT_EQ(shown, 3) << result.output;
 }
 
 /// mpirun gives each rank a terminal, and what it collects from them may go into a file.

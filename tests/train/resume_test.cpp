@@ -13,6 +13,7 @@ namespace tessera::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -123,11 +124,13 @@ TEST(TrainResume, OfARunAtItsEndHasNothingToDo) {
   for (const auto* file : {"metrics.jsonl", "run.json", "config.toml", "timeline.json"})
     before.push_back(ground.read("run", file));
   for (const auto& [words, message] : std::vector<std::pair<Words, std::string>>{
-           {{}, "nothing to do: the run is at step 12 of 12; raise --steps"},
-           {{"--steps", "10"}, "nothing to do: the run is at step 12 of 10; raise --steps"}}) {
+           {{}, "nothing to do: the run is at step 12 of 12; the last saved checkpoint is "},
+           {{"--steps", "10"}, "nothing to do: the run is at step 12 of 10; the last saved "}}) {
     const auto result = ground.call(resume_words(ground, "run", words));
     EXPECT_TRUE(result.status.ok()) << result.output;
     EXPECT_THAT(result.output, HasSubstr(message));
+    EXPECT_THAT(result.output, EndsWith("/step-00000012; go on with --resume --run " +
+                                        ground.run("run") + " --steps MORE\n"));
   }
   std::vector<std::string> after;
   for (const auto* file : {"metrics.jsonl", "run.json", "config.toml", "timeline.json"})

@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -310,8 +311,11 @@ TEST(TrainSurvives, NoTextThatChangesUnderIt) {
     text.seekp(5000).put('#');
   }
   EXPECT_NE(end_of(job).code, 0) << job.output();
-  EXPECT_THAT(job.output(),
-              HasSubstr("expected '" + file.string() + "' to stay as it was when it was opened"));
+  EXPECT_THAT(
+      job.output(),
+      AllOf(HasSubstr("expected '" + file.string() + "' to stay as it was when it was opened"),
+            HasSubstr("; put it back, or start a new run"),
+            HasSubstr("; once the text is as it was, go on with --resume --run ")));
 }
 
 TEST(TrainSurvives, ARunThatIsThereIsNotOverwritten) {

@@ -101,7 +101,13 @@ Batches::Batches(const Settings& settings, const Layout& layout, at::Device devi
                 .world_size = static_cast<int>(layout.data_ranks)}) {}
 
 Batch Batches::read(const std::vector<int64_t>& sequences) const {
-  const auto windows = corpus_.windows(sequences, context_, context_ + 1);
+  const auto windows = [&] {
+    try {
+      return corpus_.windows(sequences, context_, context_ + 1);
+    } catch (const c10::ValueError& error) {
+      throw TextError(message_of(error));
+    }
+  }();
   return {.tokens = windows.narrow(1, 0, context_).contiguous().to(device_),
           .targets = windows.narrow(1, 1, context_).contiguous().to(device_)};
 }

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <stdexcept>
 #include <string>
 
 namespace tessera::train {
@@ -15,13 +16,19 @@ struct Batch {
   at::Tensor targets;  // the tokens after them
 };
 
+/// Text that is not as it was when the run began: no checkpoint of the run goes with it.
+class TextError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 /// The text as sequences: its beginning to train on, its end to validate.
 class Batches {
  public:
   /// Throws a ValueError if the text is too short for one sequence of each.
   Batches(const Settings& settings, const Layout& layout, at::Device device);
 
-  /// This rank's part of the next `sequences` times the ranks along the batch.
+  /// This rank's part of the next `sequences` times the ranks along the batch. Throws a TextError.
   Batch next(int64_t sequences);
   /// This rank's part of a fixed selection of what is not trained on, whatever the number of ranks,
   /// and how many sequences of it count: a rank that has none left repeats one. `number` from 0.

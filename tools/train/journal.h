@@ -19,6 +19,8 @@ class Journal {
   /// Such as "saved", "resumed", "nonfinite"; `text` is shown if it is not empty.
   void event(const std::string& kind, int64_t step, const std::string& text);
   void say(const std::string& text);
+  /// No step comes any more: what is said from here on stands below the last one's line.
+  void settle() { progress_.settle(); }
   /// What is to be kept whole, e.g. program.cpp.
   void file(const std::string& name, const std::string& text);
   /// What an earlier start has left and this one may not write again.

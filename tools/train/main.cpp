@@ -2,6 +2,7 @@
 #include <tessera/comm.h>
 
 #include "numbers.h"
+#include "own_program.h"
 #include "train/agreed.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
@@ -127,7 +128,8 @@ int main(int argc, char** argv) {
     return code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "tessera train: " << error.what() << "; see tessera train --help\n";
+    std::cerr << "tessera train: " << error.what() << "; see " << tessera::tool::tessera_command()
+              << " train --help\n";
     return tessera::train::kWrongSettings;
   } catch (const AgreedError& error) {
     end_job(error);

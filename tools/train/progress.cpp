@@ -3,11 +3,12 @@
 #include "train/terminal.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <utility>
+#include <numeric>
 
 namespace tessera::train {
 namespace {
@@ -32,16 +33,25 @@ std::string bar(double done, int width) {
   return text;
 }
 
-/// `is_short` leaves out what can be worked out from the rest.
-std::string describe(const StepReport& report, bool is_short = false) {
-  auto text = format("step %lld/%lld  loss %.4f  %s tokens/s", static_cast<long long>(report.step),
-                     static_cast<long long>(report.steps), report.loss,
-                     format_count(report.tokens_per_second).c_str());
-  if (report.ranks > 1 && !is_short)
-    text += format(" (%s a rank)", format_count(report.tokens_per_second / report.ranks).c_str());
-  text += format("  comm %.0f %%  %s  %s left", 100 * report.communication,
-                 format_size(report.memory).c_str(), format_duration(report.seconds_left).c_str());
-  return text;
+/// In at most so many characters, where the step alone has room.
+std::string describe(const StepReport& report, size_t room = std::string::npos) {
+  std::array<std::string, 7> parts = {
+      format("step %lld/%lld", static_cast<long long>(report.step),
+             static_cast<long long>(report.steps)),
+      format("  loss %.4f", report.loss),
+      format("  %s tokens/s", format_count(report.tokens_per_second).c_str()),
+      report.ranks == 1
+          ? ""
+          : format(" (%s a rank)", format_count(report.tokens_per_second / report.ranks).c_str()),
+      format("  comm %.0f %%", 100 * report.communication),
+      format("  %s", format_size(report.memory).c_str()),
+      format("  %s left", format_duration(report.seconds_left).c_str())};
+  const auto join = [&] { return std::accumulate(parts.begin(), parts.end(), std::string()); };
+  for (const size_t least_needed : {3U, 5U, 4U, 2U, 6U, 1U}) {
+    if (join().size() <= room) break;
+    parts[least_needed].clear();
+  }
+  return join();
 }
 
 // The line above, cleared: the launcher passes whole lines on, so the line has ended already.
@@ -64,15 +74,14 @@ std::string format_duration(double seconds) {
 Progress::Progress(int64_t log_every) : columns_(terminal_columns()), log_every_(log_every) {}
 
 void Progress::show(const StepReport& report) {
-  auto text = describe(report);
-  if (columns_ == 0) {
+  if (columns_ <= 0) {
     const bool is_due = log_every_ > 0 && (report.step % log_every_ == 0 || report.step == 1);
-    if (is_due || report.done >= 1) std::cout << text + "\n" << std::flush;
+    if (is_due || report.done >= 1) std::cout << describe(report) + "\n" << std::flush;
     return;
   }
-  if (std::cmp_greater_equal(text.size(), columns_)) text = describe(report, /*is_short=*/true);
+  const auto most = static_cast<size_t>(columns_ - 1);  // in the last column some begin a line
+  auto text = describe(report, most).substr(0, most);
   const int room = columns_ - static_cast<int>(text.size()) - 3;
-  text = text.substr(0, static_cast<size_t>(std::max(0, columns_ - 1)));
   if (room >= 10) text = bar(report.done, std::min(room, 30)) + "  " + text;
   std::cout << (line_.empty() ? "" : kRewrite) + text + "\n" << std::flush;
   line_ = text;

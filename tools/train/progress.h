@@ -24,6 +24,8 @@ class Progress {
   void show(const StepReport& report);
   /// A line of its own that stays.
   void say(const std::string& text);
+  /// The line stays as it is; what comes next stands below it.
+  void settle() { line_.clear(); }
 
  private:
   int columns_;  // of the terminal; 0: there is none

@@ -68,7 +68,10 @@ std::vector<MeshDim> parse_mesh(const std::string& text) {
     int64_t size = 0;
     if (equals != std::string::npos) {
       const auto* end = part.data() + part.size();
-      if (std::from_chars(part.data() + equals + 1, end, size).ptr != end) size = 0;
+      const auto* begin = part.data() + equals + 1;
+      const auto [stop, error] = std::from_chars(begin, end, size);
+      if (error == std::errc::result_out_of_range && *begin != '-') size = kMostRanks + 1;
+      if (stop != end) size = 0;
     }
     const auto meant = tool::nearest_word(name, known);
     if (size > kMostRanks)

@@ -4,6 +4,7 @@
 #include <tessera/trace.h>
 
 #include "base/text.h"
+#include "own_program.h"
 #include "train/agreed.h"
 #include "train/generate.h"
 #include "train/nonfinite.h"
@@ -52,6 +53,11 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
   return model;
+}
+
+/// "1 block", "2 blocks".
+std::string counted(int64_t count, const char* thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
 }
 
 /// A save fails on all ranks alike, unless a rank is lost.
@@ -105,15 +111,14 @@ int64_t Trainer::sequences_per_part() const {
 }
 
 void Trainer::introduce() {
-  char text[256];
-  std::snprintf(
-      text, sizeof text,
-      "GPT of %.2f M parameters (%lld blocks, width %lld), %lld tokens of text in %lld files",
-      static_cast<double>(parameter_count(model_)) / 1e6, static_cast<long long>(settings_.blocks),
-      static_cast<long long>(settings_.width), static_cast<long long>(batches_.corpus().tokens()),
-      static_cast<long long>(batches_.corpus().files()));
-  journal_.say(text);
-  std::string ranks = std::to_string(world_size()) + (world_size() == 1 ? " rank" : " ranks");
+  char millions[32];
+  std::snprintf(millions, sizeof millions, "%.2f M",
+                static_cast<double>(parameter_count(model_)) / 1e6);
+  journal_.say(std::string("GPT of ") + millions + " parameters (" +
+               counted(settings_.blocks, "block") + ", width " + std::to_string(settings_.width) +
+               "), " + counted(batches_.corpus().tokens(), "token") + " of text in " +
+               counted(batches_.corpus().files(), "file"));
+  std::string ranks = counted(world_size(), "rank");
   if (world_size() > 1) ranks += " (" + settings_.parallel;
   for (size_t i = 0; world_size() > 1 && i < layout_.mesh.dim_names().size(); ++i)
     ranks += ", " + layout_.mesh.dim_names()[i] + "=" + std::to_string(layout_.mesh.size(i));
@@ -144,29 +149,30 @@ void Trainer::resume(Start start) {
   journal_.event("resumed", position_.step, "goes on after step " + std::to_string(position_.step));
 }
 
-bool Trainer::is_over() const {
-  return position_.step >= settings_.steps ||
-         (settings_.minutes > 0 && position_.elapsed >= 60 * settings_.minutes);
+bool Trainer::is_time_over() const {
+  return settings_.minutes > 0 && position_.elapsed >= 60 * settings_.minutes;
 }
+
+bool Trainer::is_over() const { return position_.step >= settings_.steps || is_time_over(); }
 
 double Trainer::schedule_place() const {
   return schedule_position(settings_, position_.step, position_.elapsed);
 }
 
-std::string Trainer::what_is_saved() const {
+std::string Trainer::what_is_saved(const char* condition) const {
   const auto last = latest_checkpoint(folder_.checkpoints());
   if (!last) return "nothing is saved in " + folder_.path();
-  return "the last saved checkpoint is " + *last + "; go on with --resume --run " + folder_.path();
+  return "the last saved checkpoint is " + *last + "; " + condition + "go on with --resume --run " +
+         folder_.path();
 }
 
 Ending Trainer::run() {
   if (has_nothing_to_do_) {
     journal_.say("nothing to do: the run is at step " + std::to_string(position_.step) + " of " +
                  std::to_string(settings_.steps) +
-                 (position_.step >= settings_.steps
-                      ? "; raise --steps"
-                      : ", and its --minutes have passed; raise --minutes") +
-                 "; " + what_is_saved());
+                 (is_time_over() ? ", and its --minutes have passed; " : "; ") + what_is_saved() +
+                 (position_.step >= settings_.steps ? " --steps MORE" : "") +
+                 (is_time_over() ? " --minutes MORE" : ""));
     return {};
   }
   note_signals();
@@ -178,9 +184,10 @@ Ending Trainer::run() {
   } catch (const std::exception& error) {
     // A launcher that has asked the job to end takes other failures for its end.
     const bool is_asked_to_end = stop_.signal != 0 || noted_signal().number != 0;
-    throw RankError(
-        (is_asked_to_end ? "nothing was saved: " : "") + message_of(error) + "; " + what_is_saved(),
-        is_asked_to_end ? kNotSaved : 1);
+    const bool is_of_text = dynamic_cast<const TextError*>(&error) != nullptr;
+    throw RankError((is_asked_to_end ? "nothing was saved: " : "") + message_of(error) + "; " +
+                        what_is_saved(is_of_text ? "once the text is as it was, " : ""),
+                    is_asked_to_end ? kNotSaved : 1);
   }
 }
 
@@ -348,6 +355,7 @@ Ending Trainer::finish_stopped() {
 }
 
 Ending Trainer::finish() {
+  journal_.settle();
   if (stop_.signal != 0) return finish_stopped();
   validate();
   finish_saving();
@@ -358,8 +366,8 @@ Ending Trainer::finish() {
     journal_.file("sample.txt", settings_.prompt + text);
   }
   const auto last = latest_checkpoint(folder_.checkpoints());
-  journal_.say((last ? "saved in " + *last : "nothing is saved") + "; look at it: tessera report " +
-               folder_.path());
+  journal_.say((last ? "saved in " + *last : "nothing is saved") +
+               "; look at it: " + tool::tessera_command() + " report " + folder_.path());
   return {};
 }
 

@@ -45,9 +45,10 @@ class Trainer {
   void validate();
   void save();
   void finish_saving();
-  /// What a failed run leaves, as the disk has it.
-  std::string what_is_saved() const;
+  /// What a failed run leaves, as the disk has it, and under which condition it can go on.
+  std::string what_is_saved(const char* condition = "") const;
   bool is_over() const;
+  bool is_time_over() const;
   double schedule_place() const;
   void begin_timeline(int64_t step_here);
   void end_timeline(int64_t step_here, bool is_last);

@@ -24,11 +24,11 @@ struct ForwardTo<Impl, R(A...)> {
   }
 };
 
-/// torch::nn's own adds the bias in a kernel of its own unless the input is 2-D, which a GPU feels.
+/// torch::nn's own adds the bias in a kernel of its own unless the input is 2-D; Python's does not.
 template <>
 struct PlainForward<torch::nn::LinearImpl> {
   static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
-    return input.is_cuda() ? at::linear(input, self.weight, self.bias) : self.forward(input);
+    return at::linear(input, self.weight, self.bias);
   }
 };
 

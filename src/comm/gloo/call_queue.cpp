@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
@@ -116,6 +117,8 @@ void CallQueue::abort() {
 
 void CallQueue::await_peer(int peer, const QueuedCall& call) {
   const auto since = Clock::now();
+  log_->awaited = peer;
+  const auto no_longer = c10::make_scope_exit([&] { log_->awaited = -1; });
   try {
     TORCH_CHECK(receives_[peer], "Connection closed by peer");
     await(receives_[peer], call.deadline);

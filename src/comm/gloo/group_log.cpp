@@ -69,8 +69,8 @@ std::string GroupLog::explain(const std::exception_ptr& failure, const std::stri
                     "; raise the group's timeout if the ranks are only slow");
   }
   if (text.find("losed") != std::string::npos || text.find("reset") != std::string::npos) {
-    return c10::str(who, " has ended or its connection broke; look at that rank's own output ",
-                    "for the cause");
+    return c10::str(who, " has ended or its connection broke; its own output has the cause if it ",
+                    "failed, and if it ended well it did not make this call");
   }
   if (text == kLeft) return c10::str("given up after ", waited, ": ", kLeft);
   return c10::str("gloo failed after ", waited, ": ", text);
@@ -129,12 +129,12 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
   return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
 }
 
-std::optional<Clock::time_point> GroupLog::waits_since() const {
+IssuePtr GroupLog::first_running() const {
   const std::lock_guard lock(mutex_);
   for (const auto& issue : issues_) {
-    if (issue->state == Issue::State::Running) return issue->since;
+    if (issue->state == Issue::State::Running) return issue;
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 void GroupLog::blame(std::string cause) {
@@ -175,7 +175,7 @@ std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause)
     if (failure_.empty()) failure_ = message;
     message = failure_;
   }
-  if (is_first) std::cerr << "tessera: " + message + "\n" + recent() << std::flush;
+  if (is_first) std::cerr << recent() << std::flush;  // the cause comes with the exception
   return std::make_exception_ptr(
       c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
 }

@@ -60,15 +60,17 @@ class GroupLog {
   /// Whether gloo has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
 
-  /// Since when a call has not completed; none: all have.
-  std::optional<Clock::time_point> waits_since() const;
+  /// The first call that has not completed; none: all have.
+  IssuePtr first_running() const;
+  /// The peer from whom word is awaited; -1: none in particular.
+  std::atomic<int> awaited = -1;
   /// What is under way, or comes, fails because of `cause`, whatever gloo says of it.
   void blame(std::string cause);
 
   IssuePtr add(std::string what, uint64_t sequence);
   /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
-  /// rank and cause. The first one makes the group unusable, is written to standard error with the
-  /// last collectives, and is what all others say.
+  /// rank and cause. The first one makes the group unusable, is what all others say, and writes the
+  /// last collectives to standard error.
   std::exception_ptr fail(Issue& issue, const std::exception_ptr& cause);
   /// The same for a wait that ended before the collective did, which may still complete.
   [[noreturn]] void throw_impatient(const Issue& issue) const;

@@ -104,7 +104,7 @@ int open_memory_file(int pid, int descriptor, size_t bytes) {
   const auto target = std::filesystem::read_symlink(path, unreadable).string();
   TORCH_CHECK_WITH(DistBackendError, !unreadable, "shm: expected to open ", path,
                    " of a peer, got ", unreadable.message(),
-                   "; the ranks need one user and one PID namespace, or the gloo backend");
+                   "; the ranks need one user and one PID namespace; otherwise ", kCallGloo);
   TORCH_CHECK_WITH(DistBackendError, target.starts_with(std::string("/memfd:") + kMemoryName),
                    "shm: descriptor ", descriptor, " of process ", pid, " is '", target,
                    "', expected shared memory of a rank");
@@ -114,7 +114,7 @@ int open_memory_file(int pid, int descriptor, size_t bytes) {
   const int error = errno;
   TORCH_CHECK_WITH(DistBackendError, usable, "shm: expected to open ", path, " of a peer, got ",
                    std::strerror(error),
-                   "; the ranks need one user and one PID namespace, or the gloo backend");
+                   "; the ranks need one user and one PID namespace; otherwise ", kCallGloo);
   const int seals = fcntl(opened, F_GET_SEALS);
   const bool fits = static_cast<size_t>(status.st_size) == bytes && status.st_uid == geteuid() &&
                     seals >= 0 && (seals & kSeals) == kSeals;
@@ -140,18 +140,23 @@ std::shared_ptr<Arena> Arena::own() {
 
 Arena::Arena() : owner_(getpid()), capacity_(pick_capacity()) {
   descriptor_ = make_memory_file(capacity_, /*reserve=*/false);
-  TORCH_CHECK_WITH(DistBackendError, descriptor_ >= 0, "shm: expected a memory file of ",
-                   format_bytes(capacity_), " of address space, got ", std::strerror(errno), "; ",
-                   errno == EFBIG ? "raise the limit on file sizes (ulimit -f) or " : "",
-                   "use the gloo backend on this machine");
+  if (descriptor_ < 0) {
+    const int error = errno;
+    TORCH_CHECK_WITH(DistBackendError, false, "shm: could not make a memory file of ",
+                     format_bytes(capacity_), ": ", std::strerror(error), "; ",
+                     error == EFBIG    ? "raise the limit on file sizes (ulimit -f), or "
+                     : error == EMFILE ? "raise the limit on open files (ulimit -n), or "
+                                       : "",
+                     kCallGloo);
+  }
   base_ = map(descriptor_, capacity_);
-  const int error = errno;
   if (base_ == nullptr) {
+    const int error = errno;
     close(descriptor_);
     TORCH_CHECK_WITH(DistBackendError, false, "shm: expected to map ", format_bytes(capacity_),
                      " of address space, got ", std::strerror(error), "; raise the limit on ",
                      error == EFBIG ? "file sizes (ulimit -f)" : "virtual memory (ulimit -v)",
-                     " or use the gloo backend");
+                     ", or ", kCallGloo);
   }
   free_[0] = capacity_;
 }
@@ -272,7 +277,7 @@ std::shared_ptr<PeerArena> PeerArena::open(int pid, int descriptor, size_t capac
   close(opened);  // the mapping keeps the memory
   TORCH_CHECK_WITH(DistBackendError, arena->base_ != nullptr,
                    "shm: could not map the arena of process ", pid,
-                   "; raise the limit on virtual memory (ulimit -v) or use the gloo backend");
+                   "; raise the limit on virtual memory (ulimit -v), or ", kCallGloo);
   slot = arena;
   return arena;
 }

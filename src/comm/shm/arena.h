@@ -56,6 +56,9 @@ class Arena {
   std::map<size_t, size_t> free_;  // offset -> bytes, no two adjacent
 };
 
+/// What messages advise where memory can't be shared.
+inline constexpr const char* kCallGloo = "call init({.backend = \"gloo\"})";
+
 /// A file without a name of `bytes`, which it keeps: nobody can shrink it under another's mapping.
 /// Its memory goes with its last user. `reserve`: what is missing is an error here. -1 with errno.
 int make_memory_file(size_t bytes, bool reserve);

@@ -256,6 +256,19 @@ void Channel::check(const Pending& pending, int watched, c10::function_ref<bool(
   if (problem) fail(pending, problem->cause, problem->about);
   const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
   if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
+  if (late_.is_due(pending.since)) tell_late(pending, watched, deadline);
+}
+
+void Channel::tell_late(const Pending& pending, int watched, Clock::time_point deadline) const {
+  if (watched == kAnyPeer) return;
+  const auto& call = pending.descriptor;
+  const bool is_collective = !is_mail(call.kind) && call.kind != Kind::Gate;
+  for (int peer = 0; is_collective && peer < rank_; ++peer) {
+    const auto started = members_[peer].block->started.load(std::memory_order_acquire);
+    if (peer != watched && started >= call.sequence) return;  // it waits too: one is enough
+  }
+  comm::tell_late(label(rank_), label(watched), pending.since,
+                  describe(call) + " in group '" + group_name_ + "'", deadline);
 }
 
 std::optional<Problem> Channel::find_problem(const Pending& pending, int watched) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/backends.h"
+#include "comm/late.h"
 #include "comm/shm/member.h"
 
 #include <c10/util/FunctionRef.h>
@@ -121,12 +122,11 @@ class Channel {
   std::optional<Problem> problem_of(const Pending& pending, int peer, bool owes) const;
   std::optional<Problem> contradiction(const Pending& pending, int peer) const;
   std::string describe_timeout(const Pending& pending, int watched) const;
-  /// The peers that have done the least.
-  std::vector<int> stragglers() const;
+  void tell_late(const Pending& pending, int watched, Clock::time_point deadline) const;
+  std::vector<int> stragglers() const;  // the peers that have done the least
   void ring() { self().block->bell.ring(); }
 
-  const int rank_;
-  const int size_;
+  const int rank_, size_;
   const std::string group_name_;
   const std::vector<int> world_ranks_;
   const Layout layout_;
@@ -137,14 +137,14 @@ class Channel {
   size_t block_offset_ = 0;
   std::vector<Member> members_;
 
-  uint64_t sequence_ = 0;  // of the newest announced collective
-  uint64_t round_ = 0;     // next free one
+  uint64_t sequence_ = 0, round_ = 0;  // of the newest announced collective; the next free one
   Pending entered_;
   std::atomic<bool> failed_{false};
   std::string failure_;  // what was thrown first; not changed once `failed_` is set
   Clock::time_point last_step_aside_{};
   mutable std::array<std::atomic<int64_t>, kMaxRanks> left_seen_{};  // when first, by peer
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
+  LateNotice late_;
 };
 
 }  // namespace tessera::comm::shm

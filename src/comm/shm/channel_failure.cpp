@@ -45,8 +45,8 @@ std::optional<Problem> Channel::contradiction(const Pending& pending, int peer) 
                                                 : block.gate_calls[gates % kDescriptorRing];
   return Problem{describe_disagreement({{label(rank_), describe(pending.descriptor)},
                                         {label(peer), describe(theirs)}}) +
-                     "; a rank that skips a backward, or goes on after an exception, needs the "
-                     "others to do the same",
+                     "; every rank must do the same: forwards, backwards, updates, state_dict and "
+                     "full_tensor, also after an exception",
                  About::All};
 }
 
@@ -67,7 +67,7 @@ void Channel::fail(const Pending& pending, const std::string& cause, About about
     failed_.store(true, std::memory_order_release);
     block.bell.ring();
     for (const auto& member : members_) member.block->mail_bell.ring();
-    std::cerr << "tessera: " + failure_ + "\n" + recent() << std::flush;
+    std::cerr << recent() << std::flush;  // the cause comes with the exception
   }
   TORCH_CHECK_WITH(DistBackendError, false, failure_);
 }

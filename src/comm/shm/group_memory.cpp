@@ -174,9 +174,9 @@ void agree(const Group& group, const std::string& purpose, Function&& function) 
     if (all[rank].empty()) continue;
     const auto problem = all[rank].substr(1);
     TORCH_CHECK_WITH(OutOfMemoryError, all[rank][0] != kMemory, purpose, ": ", problem, " on rank ",
-                     rank, "; free memory on this host, or use the gloo backend");
+                     rank, "; free memory on this host, or ", kCallGloo);
     TORCH_CHECK_WITH(DistBackendError, false, purpose, ": ", problem, " on rank ", rank,
-                     "; ranks that can't share memory take the gloo backend");
+                     "; where ranks can't share memory, ", kCallGloo);
   }
 }
 

@@ -82,7 +82,7 @@ class AddressReader {
   void check_host(const std::string& host) const {
     TORCH_CHECK_WITH(DistBackendError, host == host_identity(), place(),
                      " is on another host, in another PID namespace or another user's than rank ",
-                     request_.rank, "; use the gloo backend, or \"auto\"");
+                     request_.rank, "; ", kCallGloo, ", or leave the backend out");
   }
   std::string place() const {
     return c10::str("shm: group '", request_.group_name, "': rank ", rank_);
@@ -131,8 +131,8 @@ std::atomic<uint64_t> meeting{0};
 std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t block_offset,
                          const Layout& layout) {
   TORCH_CHECK_VALUE(request.size <= kMaxRanks, "shm: expected at most ", kMaxRanks,
-                    " ranks in group '", request.group_name, "', got ", request.size,
-                    "; use the gloo backend");
+                    " ranks in group '", request.group_name, "', got ", request.size, "; ",
+                    kCallGloo);
   const Address ours{.host = host_identity(),
                      .pid = getpid(),
                      .descriptor = arena.descriptor(),

@@ -28,9 +28,15 @@ void remove_folder(const std::string& function, const fs::path& path) {
               ": could not remove what an earlier save left: ", error.message());
 }
 
-fs::path old_path_for(const fs::path& dir) {
-  return dir.parent_path() / ("." + dir.filename().string() + ".old");
+/// Beside `dir`, hidden: ".step-4.old".
+fs::path hidden_beside(const fs::path& dir, const char* end) {
+  std::string name = ".";
+  name += dir.filename().string();
+  name += end;
+  return dir.parent_path() / name;
 }
+
+fs::path old_path_for(const fs::path& dir) { return hidden_beside(dir, ".old"); }
 
 /// In two steps, for file systems that can't exchange. A crash between them leaves the old
 /// checkpoint beside, which the next save puts back.
@@ -87,9 +93,7 @@ fs::path clean_path(const std::string& function, const std::string& dir) {
   return path;
 }
 
-fs::path GrowingFolder::path_for(const fs::path& dir) {
-  return dir.parent_path() / ("." + dir.filename().string() + ".saving");
-}
+fs::path GrowingFolder::path_for(const fs::path& dir) { return hidden_beside(dir, ".saving"); }
 
 GrowingFolder::GrowingFolder(std::string function, const fs::path& dir)
     : function_(std::move(function)), dir_(dir), path_(path_for(dir)) {

@@ -85,9 +85,11 @@ void RankStream::take(std::string_view bytes) {
 
 void RankStream::pass_on(std::string_view line, bool add_newline) {
   std::string whole = prefix_;
-  whole.append(line);
+  const bool would_erase = line.starts_with(kRewrite) && sink_->count() != count_;
+  whole.append(would_erase ? line.substr(kRewrite.size()) : line);
   if (add_newline) whole.push_back('\n');
   sink_->append(whole);
+  count_ = sink_->count();
 
   if (line.ends_with('\n')) line.remove_suffix(1);
   // libtorch prints dozens of these behind a message; as last words the message alone will do.

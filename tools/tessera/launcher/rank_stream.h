@@ -13,7 +13,8 @@ namespace tessera::launcher {
 std::string rank_prefix(int rank, bool is_coloured);
 
 /// Carries one stream of one rank, its stdout or stderr, from a pipe to a sink: line by line, each
-/// with the prefix. Bytes pass unchanged. A line is held back until it is whole; past 64 MiB it
+/// with the prefix. Bytes pass unchanged, but for a line that would rewrite the one above it where
+/// that is another's: it stands below. A line is held back until it is whole; past 64 MiB it
 /// goes out in pieces of that size, or a rank that writes no newline would eat the memory.
 class RankStream {
  public:
@@ -43,6 +44,7 @@ class RankStream {
   Sink* sink_;
   std::string prefix_;
   std::string partial_;
+  std::size_t count_ = 0;  // the sink's, after the last line from here
   std::deque<std::string> last_lines_;
 };
 

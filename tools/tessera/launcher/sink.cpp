@@ -54,6 +54,7 @@ void Sink::append(std::string_view text) {
   if (is_broken_ || text.empty()) return;
   if (!at_line_start_) pending_.push_back('\n');
   pending_.append(text);
+  ++count_;
   at_line_start_ = text.back() == '\n';
 }
 

@@ -24,6 +24,8 @@ class Sink {
   int fd() const { return nonblocking_.is_open() ? nonblocking_.get() : fd_; }
   bool has_pending() const { return sent_ < pending_.size(); }
   bool is_full() const;
+  /// How many texts were queued so far.
+  std::size_t count() const { return count_; }
   bool is_coloured() const { return is_coloured_; }
 
   /// The reader has gone (`tessera run … | head`); everything queued is dropped from then on.
@@ -37,6 +39,7 @@ class Sink {
   Descriptor nonblocking_;  // the same file opened once more, where that is possible
   std::string pending_;
   std::size_t sent_ = 0;
+  std::size_t count_ = 0;
   std::size_t chunk_;
   bool is_coloured_;
   bool is_broken_ = false;

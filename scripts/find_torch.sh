@@ -7,7 +7,7 @@
 #   4. .venv's
 # One that was chosen on purpose (1, 2) and can't be used is an error; others that can't are passed over.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 quiet=${1:-}
 
 say() { [[ $quiet == --quiet ]] || echo "$*" >&2; }
@@ -50,7 +50,7 @@ take_chosen() {  # folder, where it is from
 
 [[ -z ${TESSERA_TORCH:-} ]] || take_chosen "$TESSERA_TORCH" "TESSERA_TORCH=$TESSERA_TORCH"
 for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
-    if [[ -x $environment/bin/python && ! $environment -ef .venv ]]; then
+    if [[ -n $environment && -x $environment/bin/python && ! $environment -ef .venv ]]; then
         torch=$(torch_of_python "$environment/bin/python")
         [[ -z $torch ]] || take_chosen "$torch" "the active environment $environment"
     fi

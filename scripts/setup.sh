@@ -6,7 +6,7 @@
 #   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
 #                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { echo "setup: $*" >&2; }
 fail() { say "$@"; exit 1; }

@@ -89,10 +89,10 @@ class GroupMeeting {
                      missing.empty() || (ended.empty() && Clock::now() < deadline_),
                      "new_group: group '", name_of(call_), "': expected ", call_.ranks.size(),
                      " ranks within ", format_seconds(static_cast<double>(timeout_.count()) / 1e3),
-                     ", rank ", context_.world.rank, " still misses rank ", format_list(missing),
+                     ", rank ", context_.world.rank, " still misses ", format_ranks(missing),
                      ended.empty() ? "; every listed rank has to call it" : ended);
-    if (!missing.empty() && late_.is_due(since_))
-      tell_late(c10::str("rank ", context_.world.rank), "rank " + format_list(missing), since_,
+    if (!missing.empty() && is_late(since_) && !std::exchange(is_late_told_, true))
+      tell_late(c10::str("rank ", context_.world.rank), format_ranks(missing), since_,
                 "new_group, group '" + name_of(call_) + "'", deadline_);
   }
 
@@ -140,7 +140,7 @@ class GroupMeeting {
   const milliseconds timeout_;
   const Clock::time_point since_ = Clock::now();
   const Clock::time_point deadline_;
-  LateNotice late_;
+  bool is_late_told_ = false;
   std::vector<std::string> arrivals_;  // keys, as call_.ranks
   std::vector<int> missing_;           // at the last look
 };

@@ -63,6 +63,7 @@ std::chrono::milliseconds stopped_timeout(const InitOptions& options) {
 
 void init(InitOptions options) {
   check_options(options);
+  Environment().get_int("TESSERA_LATE_AFTER");  // throws here rather than in the midst of a wait
   const auto launch = comm::find_launch(options);
   comm::set_stopped_timeout(stopped_timeout(options));
   const auto store = options.store ? options.store : comm::open_store(launch, options.timeout);

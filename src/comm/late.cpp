@@ -3,37 +3,38 @@
 #include "base/environment.h"
 #include "base/text.h"
 
+#include <algorithm>
 #include <iostream>
-#include <limits>
 
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kLateSeconds = 30;
+using Clock = std::chrono::steady_clock;
 
-std::chrono::seconds late_after() {
+constexpr int64_t kLateSeconds = 30;
+constexpr int64_t kLongestSeconds = 100'000'000;
+
+/// init() refuses what is no number.
+std::chrono::seconds late_after() noexcept {
   static const auto seconds = [] {
-    const auto chosen = Environment().get_int("TESSERA_LATE_AFTER").value_or(kLateSeconds);
-    return chosen > 0 ? chosen : std::numeric_limits<int32_t>::max();
+    const auto text = Environment().get("TESSERA_LATE_AFTER");
+    const auto chosen = (text ? parse_int(*text) : std::nullopt).value_or(kLateSeconds);
+    return chosen > 0 ? std::min(chosen, kLongestSeconds) : kLongestSeconds;
   }();
   return std::chrono::seconds(seconds);
 }
 
 }  // namespace
 
-bool LateNotice::is_due(Clock::time_point since) {
-  if (Clock::now() - since < late_after()) return false;
-  return told_.exchange(since) != since;
-}
+bool is_late(Clock::time_point since) noexcept { return Clock::now() - since >= late_after(); }
 
-void tell_late(const std::string& waiting, const std::string& awaited,
-               LateNotice::Clock::time_point since, const std::string& what,
-               LateNotice::Clock::time_point deadline) {
+void tell_late(const std::string& waiting, const std::string& awaited, Clock::time_point since,
+               const std::string& what, Clock::time_point deadline) {
   const auto seconds = [](auto span) {
     return format_seconds(std::chrono::duration<double>(span).count());
   };
   std::string text = "tessera: ";
-  text.append(waiting).append(" has waited ").append(seconds(LateNotice::Clock::now() - since));
+  text.append(waiting).append(" has waited ").append(seconds(Clock::now() - since));
   text.append(" for ").append(awaited).append(": ").append(what);
   text.append("; it gives up after ").append(seconds(deadline - since)).append("\n");
   std::cerr << text << std::flush;

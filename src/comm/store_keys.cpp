@@ -47,7 +47,7 @@ void check_processes(const Meeting& meeting, const Keys& keys) {
 void await(const Meeting& meeting, const Keys& keys) {
   const auto since = Clock::now();
   const auto deadline = since + meeting.timeout;
-  LateNotice late;
+  bool is_told = false;
   while (true) {
     const auto begun = Clock::now();
     const auto left = std::chrono::ceil<milliseconds>(deadline - begun);
@@ -58,14 +58,14 @@ void await(const Meeting& meeting, const Keys& keys) {
       if (left <= kHealthCheck || Clock::now() < begun + kHealthCheck) throw;
     }
     check_processes(meeting, keys);
-    if (!late.is_due(since)) continue;
+    if (!is_late(since) || std::exchange(is_told, true)) continue;
     const auto missing = missing_ranks(meeting.store, keys);
     const bool is_first = std::cmp_equal(
         std::ranges::count_if(missing, [&](int rank) { return rank < meeting.rank; }),
         meeting.rank);  // of those who are here; one is enough
     if (is_first && !missing.empty())
-      tell_late(c10::str("rank ", meeting.rank), "rank " + format_list(missing), since,
-                meeting.caller, deadline);
+      tell_late(c10::str("rank ", meeting.rank), format_ranks(missing), since, meeting.caller,
+                deadline);
   }
 }
 
@@ -98,7 +98,7 @@ std::vector<std::string> exchange(const Meeting& meeting, const std::string& top
     TORCH_CHECK_WITH(
         DistBackendError, false, meeting.caller, ": expected ", meeting.size, " ranks within ",
         format_seconds(static_cast<double>(meeting.timeout.count()) / 1e3), ", rank ", meeting.rank,
-        missing.empty() ? " can't go on" : " still misses rank " + format_list(missing),
+        missing.empty() ? " can't go on" : " still misses " + format_ranks(missing),
         "; did every rank get here, with the same world size and store? (", text_of(error), ")");
   }
   std::vector<std::string> answers;

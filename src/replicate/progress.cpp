@@ -4,8 +4,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
-
 namespace tessera::replication {
 namespace {
 
@@ -34,17 +32,9 @@ Progress::Mark mark_of(const std::vector<at::Tensor>& parameters) {
 
 }  // namespace
 
-void Progress::add_forward(const std::shared_ptr<void>& graph) {
+void Progress::add_forward(const std::weak_ptr<void>& graph) {
   notice_lost();
-  if (graph)
-    forwards_.push_back(graph);
-  else
-    has_unwatched_ = true;
-}
-
-bool Progress::may_bring_backward() const {
-  return has_unwatched_ || std::any_of(forwards_.begin(), forwards_.end(),
-                                       [](const auto& graph) { return !graph.expired(); });
+  forwards_.push_back(graph);
 }
 
 void Progress::notice_lost() {
@@ -61,11 +51,14 @@ std::optional<std::string> Progress::describe(const std::vector<at::Tensor>& par
 }
 
 void Progress::restart(const std::vector<at::Tensor>& parameters) {
-  forwards_.clear();
-  has_lost_ = has_unwatched_ = false;
+  forget();
   mark_ = mark_of(parameters);
 }
 
-void Progress::forget() { mark_.reset(); }
+void Progress::forget() {
+  forwards_.clear();
+  has_lost_ = false;
+  mark_.reset();
+}
 
 }  // namespace tessera::replication

@@ -15,11 +15,8 @@ namespace tessera::replication {
 /// parameters.
 class Progress {
  public:
-  /// A forward has ended, whose backward is to be averaged. `graph` lives as long as its graph;
-  /// null: nobody knows how long that is.
-  void add_forward(const std::shared_ptr<void>& graph);
-  /// Whether the backward of a forward may still come.
-  bool may_bring_backward() const;
+  /// A forward has ended, whose backward is to be averaged. `graph` lives as long as its graph.
+  void add_forward(const std::weak_ptr<void>& graph);
   /// For errors and for comparison; none before restart().
   std::optional<std::string> describe(const std::vector<at::Tensor>& parameters);
   /// Gradients have been averaged.
@@ -41,7 +38,6 @@ class Progress {
   // one. How many are does not count: ranks may call a module as often as they like.
   std::vector<std::weak_ptr<void>> forwards_;
   bool has_lost_ = false;
-  bool has_unwatched_ = false;
   std::optional<Mark> mark_;
 };
 

@@ -97,12 +97,12 @@ void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double 
   open_backwards_.clear();  // one that threw has dropped its callback
   if (auto* observer = capture::observer()) note_recording(*observer);
   if (!synchronise) {
-    // A forward before this one may still wait for its backward, which is to be averaged.
-    const bool waits = is_taking_ || progress_.may_bring_backward();
-    if (phase_ != Phase::Sync || !waits) phase_ = Phase::Local;
+    // A forward before this one may still wait for its backward, which is to be averaged; if not,
+    // this one's is, which changes no sum.
+    if (phase_ != Phase::Sync) phase_ = Phase::Local;
     return;
   }
-  progress_.add_forward(graph);
+  if (graph) progress_.add_forward(graph);
   start_iteration(unused);
 }
 

@@ -10,6 +10,21 @@
 #include <thread>
 
 namespace tessera {
+namespace {
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& reason) {
+    return reason.what_without_backtrace();
+  } catch (const std::exception& reason) {
+    return reason.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+}  // namespace
 
 /// A thread that writes, and what came of it.
 class PendingSave::Impl {
@@ -38,17 +53,15 @@ class PendingSave::Impl {
   }
   /// Waits. An error that nobody has taken is told: the next save that would throw it may not come.
   void finish_unwatched() noexcept {
-    join();
-    const std::lock_guard lock(mutex_);
-    if (!error_ || std::exchange(is_told_, true)) return;
     try {
-      std::rethrow_exception(error_);
-    } catch (const c10::Error& error) {
-      TORCH_WARN("save_async: nothing was saved in ", dir_,
-                 ", and nobody called wait(): ", error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      TORCH_WARN("save_async: nothing was saved in ", dir_,
-                 ", and nobody called wait(): ", error.what());
+      join();
+      {
+        const std::lock_guard lock(mutex_);
+        if (!error_ || std::exchange(is_told_, true)) return;
+      }
+      TORCH_WARN("save_async: the save to ", dir_,
+                 " failed, and nobody called wait(): ", text_of(error_));
+    } catch (...) {  // of who handles warnings
     }
   }
   bool is_done() const { return is_done_; }
@@ -136,13 +149,9 @@ void finish_last(const std::string& function) {
   const auto last = last_saves().take(comm::current_context());
   const auto error = last ? last->take_error() : nullptr;
   if (!error) return;
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& reason) {
-    TORCH_CHECK(false, function, ": nothing was saved, since an earlier save_async to ",
-                last->dir(), " failed and nobody waited for it: ", reason.what_without_backtrace(),
-                "; keep the PendingSave and call wait(), and save again");
-  }
+  TORCH_CHECK(false, function, ": nothing was saved, since an earlier save_async to ", last->dir(),
+              " failed and nobody waited for it: ", text_of(error),
+              "; keep the PendingSave and call wait(), and save again");
 }
 
 void save_now(const std::string& dir, const torch::nn::Module& module,

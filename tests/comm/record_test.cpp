@@ -95,7 +95,9 @@ TEST(RecordOnError, IsPrintedWithTheErrorOnce) {
                           [] {
                             call_all_reduce(sample(rank(), kSmall));
                             if (rank() == 1) raise(SIGKILL);
-                            EXPECT_NE(error_of([] { barrier(); }), "");
+                            EXPECT_THAT(error_of([] { barrier(); }),
+                                        HasSubstr("shm: barrier #2 in group 'world' on rank 0: "
+                                                  "rank 1 (process "));
                             EXPECT_NE(error_of([] { barrier(); }), "");
                           },
                           {.may_die = {1}});

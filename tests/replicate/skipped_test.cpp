@@ -121,24 +121,6 @@ TEST(ReplicateSkipped, IsNotSeenWhereNothingIsSkipped) {
   });
 }
 
-TEST(ReplicateSkipped, ForwardLeavesTheNextOneInNoSyncAlone) {
-  run_processes(2, [] {
-    Net net;
-    replicate(net);
-    net(input());  // nobody calls its backward
-    const NoSync local(net);
-    net(input() * (rank() + 1)).sum().backward();
-    Net alone;
-    {
-      const torch::NoGradGuard no_grad;
-      for (const auto& item : alone->named_parameters())
-        item.value().copy_(net->named_parameters()[item.key()]);
-    }
-    alone(input() * (rank() + 1)).sum().backward();
-    EXPECT_TRUE(torch::equal(net->fc1->weight.grad(), alone->fc1->weight.grad()));
-  });
-}
-
 TEST(ReplicateSkipped, IsNotSeenAfterJoin) {
   run_processes(3, [] {
     Net net;

@@ -188,7 +188,7 @@ TEST(CheckpointSaveErrors, OfAsyncShowAtWaitOrTheNextSave) {
           }
           EXPECT_THAT(warnings.texts,
                       ::testing::ElementsAre(::testing::AllOf(
-                          HasSubstr("save_async: nothing was saved in " + dir),
+                          HasSubstr("save_async: the save to " + dir),
                           HasSubstr("nobody called wait()"), HasSubstr("File too large"))));
         }
         EXPECT_THAT(message_of<c10::Error>([&] { save(dir, filled(1)); }),

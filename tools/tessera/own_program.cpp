@@ -37,8 +37,8 @@ std::string program_beside(const std::string& name) {
 
 std::string tessera_command() {
   const char* name = "tessera";
-  const auto program = own_program().parent_path() / name;
   std::error_code error;
+  const auto program = fs::read_symlink("/proc/self/exe", error).parent_path() / name;
   if (!fs::exists(program, error) || fs::equivalent(program, found_in_path(name), error))
     return name;
   auto nearby = fs::proximate(program, error);

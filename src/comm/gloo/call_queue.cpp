@@ -117,8 +117,8 @@ void CallQueue::abort() {
 
 void CallQueue::await_peer(int peer, const QueuedCall& call) {
   const auto since = Clock::now();
-  log_->awaited = peer;
-  const auto no_longer = c10::make_scope_exit([&] { log_->awaited = -1; });
+  log_->begin_wait(peer, describe(call.descriptor), call.deadline);
+  const auto no_longer = c10::make_scope_exit([&] { log_->end_wait(); });
   try {
     TORCH_CHECK(receives_[peer], "Connection closed by peer");
     await(receives_[peer], call.deadline);

@@ -1,6 +1,7 @@
 #include "comm/gloo/group_log.h"
 
 #include "base/text.h"
+#include "comm/late.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -48,7 +49,8 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 GroupLog::GroupLog(const BackendRequest& request)
-    : group_name_(request.group_name),
+    : rank_(request.rank),
+      group_name_(request.group_name),
       world_ranks_(request.world_ranks),
       span_name_(interned("gloo (" + request.group_name + ")")) {
   place_ = c10::str(" in group '", request.group_name, "' on ", label(request.rank));
@@ -135,6 +137,23 @@ IssuePtr GroupLog::first_running() const {
     if (issue->state == Issue::State::Running) return issue;
   }
   return nullptr;
+}
+
+void GroupLog::begin_wait(int peer, std::string what, Clock::time_point deadline) {
+  const std::lock_guard lock(mutex_);
+  wait_ = Wait{.peer = peer, .what = std::move(what), .since = Clock::now(), .deadline = deadline};
+}
+
+void GroupLog::end_wait() {
+  const std::lock_guard lock(mutex_);
+  wait_.reset();
+}
+
+void GroupLog::tell_late() const {
+  const std::lock_guard lock(mutex_);
+  if (!wait_ || !is_late(wait_->since) || std::exchange(wait_->is_told, true)) return;
+  comm::tell_late(label(rank_), label(wait_->peer), wait_->since,
+                  wait_->what + " in group '" + group_name_ + "'", wait_->deadline);
 }
 
 void GroupLog::blame(std::string cause) {

@@ -62,8 +62,11 @@ class GroupLog {
 
   /// The first call that has not completed; none: all have.
   IssuePtr first_running() const;
-  /// The peer from whom word is awaited; -1: none in particular.
-  std::atomic<int> awaited = -1;
+  /// A wait for one peer's word, until end_wait().
+  void begin_wait(int peer, std::string what, Clock::time_point deadline);
+  void end_wait();
+  /// Tells of that wait if it is long, once.
+  void tell_late() const;
   /// What is under way, or comes, fails because of `cause`, whatever gloo says of it.
   void blame(std::string cause);
 
@@ -89,6 +92,14 @@ class GroupLog {
  private:
   std::string describe(const Issue& issue, const std::string& what) const;
 
+  struct Wait {
+    int peer;
+    std::string what;
+    Clock::time_point since, deadline;
+    bool is_told = false;
+  };
+
+  const int rank_;
   const std::string group_name_;
   const std::vector<int> world_ranks_;
   std::string place_;
@@ -100,6 +111,7 @@ class GroupLog {
   std::map<IssuePtr, std::function<void()>> under_way_;
   std::condition_variable left_;
   std::deque<IssuePtr> issues_;
+  mutable std::optional<Wait> wait_;
 };
 
 /// The text of an exception without its backtrace.

@@ -20,7 +20,6 @@ Lookout::Lookout(const BackendRequest& request, std::shared_ptr<GroupLog> log,
     : rank_(request.rank),
       processes_(request.processes),
       world_ranks_(request.world_ranks),
-      timeout_(request.timeout),
       heartbeat_(request.heartbeat),
       log_(std::move(log)),
       give_up_(std::move(give_up)) {
@@ -53,23 +52,15 @@ void Lookout::run() {
       const auto give_up = give_up_;
       return give_up();  // after which this may be gone
     }
-    if (is_slow && late_.is_due(running->since)) tell_late(*running);
+    log_->tell_late();
     lock.lock();
   }
 }
 
-void Lookout::tell_late(const Issue& running) const {
-  const int awaited = log_->awaited;
-  if (awaited >= 0 && !is_teller_of(awaited)) return;
-  comm::tell_late(log_->label(rank_), awaited < 0 ? "its peers" : log_->label(awaited),
-                  running.since, running.what + log_->place(), running.since + timeout_);
-}
-
-bool Lookout::is_teller_of(int rank) const { return rank_ == (rank == 0 ? 1 : 0); }
-
 std::optional<std::string> Lookout::find_problem() const {
   for (size_t rank = 0; rank < processes_.size(); ++rank) {
-    const auto waiting = is_teller_of(static_cast<int>(rank)) ? c10::str("rank ", rank_) : "";
+    const bool is_teller = rank_ == (rank == 0 ? 1 : 0);  // one is enough
+    const auto waiting = is_teller ? c10::str("rank ", rank_) : "";
     const auto problem = processes_[rank]
                              ? processes_[rank]->find_stop(c10::str("rank ", rank), waiting)
                              : std::nullopt;

@@ -2,7 +2,6 @@
 
 #include "comm/backends.h"
 #include "comm/gloo/group_log.h"
-#include "comm/late.h"
 
 #include <condition_variable>
 #include <functional>
@@ -26,15 +25,10 @@ class Lookout {
  private:
   void run();
   std::optional<std::string> find_problem() const;
-  void tell_late(const Issue& running) const;
-  /// Whether this rank is the one that tells of `rank`: one is enough.
-  bool is_teller_of(int rank) const;
 
   const int rank_;
   const Processes processes_;
   const std::vector<int> world_ranks_;
-  const std::chrono::milliseconds timeout_;
-  LateNotice late_;
   std::shared_ptr<Heartbeat> heartbeat_;  // until it is closed
   const std::shared_ptr<GroupLog> log_;
   const std::function<void()> give_up_;

@@ -3,6 +3,7 @@
 #include <tessera/trace.h>
 
 #include "base/text.h"
+#include "comm/late.h"
 #include "comm/shm/graveyard.h"
 #include "comm/shm/join.h"
 #include "comm/shm/phase.h"
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace tessera::comm::shm {
 namespace {
@@ -256,7 +258,8 @@ void Channel::check(const Pending& pending, int watched, c10::function_ref<bool(
   if (problem) fail(pending, problem->cause, problem->about);
   const auto deadline = std::min(pending.deadline, limit_.load(std::memory_order_relaxed));
   if (Clock::now() >= deadline) fail(pending, describe_timeout(pending, watched));
-  if (late_.is_due(pending.since)) tell_late(pending, watched, deadline);
+  if (is_late(pending.since) && !std::exchange(pending.is_late_told, true))
+    tell_late(pending, watched, deadline);
 }
 
 void Channel::tell_late(const Pending& pending, int watched, Clock::time_point deadline) const {
@@ -264,8 +267,10 @@ void Channel::tell_late(const Pending& pending, int watched, Clock::time_point d
   const auto& call = pending.descriptor;
   const bool is_collective = !is_mail(call.kind) && call.kind != Kind::Gate;
   for (int peer = 0; is_collective && peer < rank_; ++peer) {
-    const auto started = members_[peer].block->started.load(std::memory_order_acquire);
-    if (peer != watched && started >= call.sequence) return;  // it waits too: one is enough
+    const auto& block = *members_[peer].block;
+    const bool waits_too = block.started.load(std::memory_order_acquire) >= call.sequence &&
+                           block.finished.load(std::memory_order_acquire) < call.sequence;
+    if (peer != watched && waits_too) return;  // one is enough
   }
   comm::tell_late(label(rank_), label(watched), pending.since,
                   describe(call) + " in group '" + group_name_ + "'", deadline);

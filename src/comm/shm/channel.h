@@ -1,7 +1,6 @@
 #pragma once
 
 #include "comm/backends.h"
-#include "comm/late.h"
 #include "comm/shm/member.h"
 
 #include <c10/util/FunctionRef.h>
@@ -144,7 +143,6 @@ class Channel {
   Clock::time_point last_step_aside_{};
   mutable std::array<std::atomic<int64_t>, kMaxRanks> left_seen_{};  // when first, by peer
   std::atomic<Clock::time_point> limit_{Clock::time_point::max()};
-  LateNotice late_;
 };
 
 }  // namespace tessera::comm::shm

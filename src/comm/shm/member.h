@@ -38,6 +38,7 @@ struct Pending {
   // At a gate, Note [same order]:
   uint64_t issued = 0;        // this rank's collectives before it
   uint64_t gates_beyond = 0;  // a peer that has come to so many gates is past this one
+  mutable bool is_late_told = false;
 };
 
 /// Why a wait can't end well.

@@ -51,12 +51,12 @@ TEST(TrainJob, LearnsAndLeavesARunBehind) {
 
 TEST(TrainJob, CountsAsAPersonWould) {
   const TrainingGround ground;
-  const auto one = ground.train("one", {"--steps", "1", "--ranks", "1", "--blocks", "1"});
+  const auto one = ground.train("one", {"--steps", "2", "--ranks", "1", "--blocks", "1"});
   EXPECT_THAT(one.output, HasSubstr(" (1 block, width 32), "));
   EXPECT_THAT(one.output, HasSubstr(" tokens of text in 1 file\n"));
   EXPECT_THAT(one.output, HasSubstr("1 rank, "));
   std::ofstream(ground.path() / "text" / "more.txt") << "more";
-  const auto two = ground.train("two", {"--steps", "1"});
+  const auto two = ground.train("two", {"--steps", "2"});
   EXPECT_THAT(two.output, HasSubstr(" (2 blocks, width 32), "));
   EXPECT_THAT(two.output, HasSubstr(" tokens of text in 2 files\n"));
 }

@@ -1,5 +1,6 @@
 #include "comm/store_keys.h"
 
+#include "base/error_text.h"
 #include "base/text.h"
 #include "comm/late.h"
 
@@ -69,11 +70,6 @@ void await(const Meeting& meeting, const Keys& keys) {
   }
 }
 
-std::string text_of(const std::exception& error) {
-  const auto* own = dynamic_cast<const c10::Error*>(&error);
-  return own ? own->what_without_backtrace() : error.what();
-}
-
 }  // namespace
 
 std::vector<std::string> exchange(const Meeting& meeting, const std::string& topic,
@@ -87,7 +83,8 @@ std::vector<std::string> exchange(const Meeting& meeting, const std::string& top
   try {
     await(meeting, keys);
     TORCH_CHECK(!store.check({given_up}), "another rank has given up waiting");
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
+    const auto reason = text_of(std::current_exception());
     std::vector<int> missing;
     try {
       store.set(given_up, std::vector<uint8_t>{1});
@@ -99,7 +96,7 @@ std::vector<std::string> exchange(const Meeting& meeting, const std::string& top
         DistBackendError, false, meeting.caller, ": expected ", meeting.size, " ranks within ",
         format_seconds(static_cast<double>(meeting.timeout.count()) / 1e3), ", rank ", meeting.rank,
         missing.empty() ? " can't go on" : " still misses " + format_ranks(missing),
-        "; did every rank get here, with the same world size and store? (", text_of(error), ")");
+        "; did every rank get here, with the same world size and store? (", reason, ")");
   }
   std::vector<std::string> answers;
   for (const auto& key : keys) answers.push_back(store.get_to_str(key));

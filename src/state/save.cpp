@@ -1,5 +1,6 @@
 #include <tessera/serialize.h>
 
+#include "base/error_text.h"
 #include "comm/context.h"
 #include "state/save_job.h"
 
@@ -10,21 +11,6 @@
 #include <thread>
 
 namespace tessera {
-namespace {
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& reason) {
-    return reason.what_without_backtrace();
-  } catch (const std::exception& reason) {
-    return reason.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
-
-}  // namespace
 
 /// A thread that writes, and what came of it.
 class PendingSave::Impl {

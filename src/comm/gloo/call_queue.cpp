@@ -117,7 +117,7 @@ void CallQueue::abort() {
 
 void CallQueue::await_peer(int peer, const QueuedCall& call) {
   const auto since = Clock::now();
-  log_->begin_wait(peer, describe(call.descriptor), call.deadline);
+  log_->begin_wait(peer, call.descriptor, call.deadline);
   const auto no_longer = c10::make_scope_exit([&] { log_->end_wait(); });
   try {
     TORCH_CHECK(receives_[peer], "Connection closed by peer");

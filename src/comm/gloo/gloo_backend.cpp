@@ -2,6 +2,7 @@
 #include "comm/gloo/gloo_backend.h"
 
 #include "base/environment.h"
+#include "base/error_text.h"
 #include "base/text.h"
 #include "comm/gloo/call.h"
 #include "comm/store_keys.h"

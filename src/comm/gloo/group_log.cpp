@@ -1,5 +1,6 @@
 #include "comm/gloo/group_log.h"
 
+#include "base/error_text.h"
 #include "base/text.h"
 #include "comm/late.h"
 
@@ -35,18 +36,6 @@ const char* interned(const std::string& name) {
 }
 
 }  // namespace
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& exception) {
-    return exception.what_without_backtrace();
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
-}
 
 GroupLog::GroupLog(const BackendRequest& request)
     : rank_(request.rank),
@@ -131,17 +120,17 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
   return left_.wait_for(lock, grace, [&] { return under_way_.empty(); });
 }
 
-IssuePtr GroupLog::first_running() const {
+std::optional<Clock::time_point> GroupLog::waits_since() const {
   const std::lock_guard lock(mutex_);
   for (const auto& issue : issues_) {
-    if (issue->state == Issue::State::Running) return issue;
+    if (issue->state == Issue::State::Running) return issue->since;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
-void GroupLog::begin_wait(int peer, std::string what, Clock::time_point deadline) {
+void GroupLog::begin_wait(int peer, const Descriptor& call, Clock::time_point deadline) {
   const std::lock_guard lock(mutex_);
-  wait_ = Wait{.peer = peer, .what = std::move(what), .since = Clock::now(), .deadline = deadline};
+  wait_ = Wait{.peer = peer, .call = call, .since = Clock::now(), .deadline = deadline};
 }
 
 void GroupLog::end_wait() {
@@ -153,7 +142,7 @@ void GroupLog::tell_late() const {
   const std::lock_guard lock(mutex_);
   if (!wait_ || !is_late(wait_->since) || std::exchange(wait_->is_told, true)) return;
   comm::tell_late(label(rank_), label(wait_->peer), wait_->since,
-                  wait_->what + " in group '" + group_name_ + "'", wait_->deadline);
+                  comm::describe(wait_->call) + " in group '" + group_name_ + "'", wait_->deadline);
 }
 
 void GroupLog::blame(std::string cause) {

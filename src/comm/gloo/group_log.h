@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/backends.h"
+#include "comm/call_check.h"
 
 #include <atomic>
 #include <chrono>
@@ -60,10 +61,10 @@ class GroupLog {
   /// Whether gloo has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
 
-  /// The first call that has not completed; none: all have.
-  IssuePtr first_running() const;
+  /// Since when a call has not completed; none: all have.
+  std::optional<Clock::time_point> waits_since() const;
   /// A wait for one peer's word, until end_wait().
-  void begin_wait(int peer, std::string what, Clock::time_point deadline);
+  void begin_wait(int peer, const Descriptor& call, Clock::time_point deadline);
   void end_wait();
   /// Tells of that wait if it is long, once.
   void tell_late() const;
@@ -94,7 +95,7 @@ class GroupLog {
 
   struct Wait {
     int peer;
-    std::string what;
+    Descriptor call;
     Clock::time_point since, deadline;
     bool is_told = false;
   };
@@ -113,8 +114,5 @@ class GroupLog {
   std::deque<IssuePtr> issues_;
   mutable std::optional<Wait> wait_;
 };
-
-/// The text of an exception without its backtrace.
-std::string text_of(const std::exception_ptr& error);
 
 }  // namespace tessera::comm::gloo

@@ -45,8 +45,8 @@ void Lookout::run() {
   std::unique_lock lock(mutex_);
   while (!closing_.wait_for(lock, kLook, [&] { return closed_; })) {
     lock.unlock();
-    const auto running = log_->first_running();
-    const bool is_slow = running && Clock::now() - running->since >= kLook;
+    const auto since = log_->waits_since();
+    const bool is_slow = since && Clock::now() - *since >= kLook;
     if (const auto problem = is_slow ? find_problem() : std::nullopt) {
       log_->blame(*problem);
       const auto give_up = give_up_;

@@ -21,7 +21,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan build-cuda deps install clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -35,9 +35,10 @@ setup-tests:
 build: setup  ## the library, tools, examples and tests into build/release
 	$(call build,release)
 
-test: setup-tests build  ## all tests; leaves build/release/test-results.xml
+test: setup-tests build  ## all tests but those that need a GPU; leaves build/release/test-results.xml
 	@ctest --preset release; status=$$?; \
-	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && exit $$status
+	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && \
+	  echo "tests that need a GPU: make test-cuda" && exit $$status
 
 # For a night: cases that no run before had. `make test` draws the same ones everywhere.
 test-all:  ## test, test-dtensor, test-compose, test-fuzz and test-soak with a new seed (TESSERA_TEST_SEED=N: that one)
@@ -119,6 +120,16 @@ test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, u
 test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
 	$(call build,tsan)
 	@$(STEADY_ADDRESSES) ctest --preset tsan
+
+test-cuda:  ## tests that need a GPU, with several ranks on one, in build/cuda (ARGS="--filter REGEX --mps --sanitize"); no set-up
+	@JOBS=$(JOBS) scripts/test_cuda.sh $(ARGS)
+
+test-multi-gpu:  ## engines over NCCL, bandwidth and overlap on 2 to 8 GPUs; ends with build/cuda/multi-gpu-report.txt
+	@if scripts/test_cuda.sh --has-gpu; then $(MAKE) --no-print-directory test-multi-gpu-here; fi
+
+test-multi-gpu-here:
+	$(call build,cuda,tessera_tool multi_gpu_check)
+	@scripts/test_multi_gpu.sh build/cuda
 
 build-cuda:  ## into build/cuda, with the CUDA libtorch at TESSERA_TORCH or of the active environment; no set-up
 	$(call build,cuda)

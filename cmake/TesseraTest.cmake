@@ -6,6 +6,8 @@ include(GoogleTest)
 #                [LIBRARIES tessera::json ...]         # besides tessera and tessera_test_support
 #                [FILTER_LABELS "*Peer*=peer" ...]     # further labels (a,b) for tests that match; the first match counts
 #                [SERIAL])                             # nothing runs beside these: for tests that measure time
+#
+# Binaries with tests labelled cuda are what the target cuda_tests builds and scripts/test_cuda.sh runs.
 function(tessera_test)
   cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
   if(NOT test_NAME OR NOT test_SOURCES OR NOT (test_LABELS OR test_FILTER_LABELS) OR test_UNPARSED_ARGUMENTS)
@@ -28,12 +30,26 @@ function(tessera_test)
     endif()
     set(pattern "${CMAKE_MATCH_1}")
     string(REPLACE "," ";" labels "${CMAKE_MATCH_2}")
+    if("cuda" IN_LIST labels)
+      _tessera_add_cuda_test(${test_NAME} "${pattern}")
+    endif()
     _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")
   endforeach()
   if(NOT "*" IN_LIST taken)
     _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
   endif()
+endfunction()
+
+# Adds a line "<binary> <pattern of its GPU tests>" to cuda_tests.txt in the build folder.
+function(_tessera_add_cuda_test name pattern)
+  if(NOT TARGET cuda_tests)
+    add_custom_target(cuda_tests)
+    file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/cuda_tests.txt
+         CONTENT "$<JOIN:$<TARGET_PROPERTY:cuda_tests,TESSERA_CUDA_TESTS>,\n>\n")
+  endif()
+  add_dependencies(cuda_tests ${name})
+  set_property(TARGET cuda_tests APPEND PROPERTY TESSERA_CUDA_TESTS "${name} ${pattern}")
 endfunction()
 
 # Registers the tests of `name` that match `pattern` and none of `excluded`; the remaining arguments are labels.

@@ -22,8 +22,11 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minute
 /// What a field leaves open is read from `tessera run`, torchrun, Slurm, Open MPI, MPICH or PMI, in
 /// this order. Nothing anywhere: a world of one.
 struct InitOptions {
-  /// "auto": shm if all ranks share a host, else gloo; CUDA tensors to nccl. Or "shm", "gloo",
-  /// "nccl", "fake".
+  /// "auto": for CPU tensors shm if all ranks share a host, else gloo. For CUDA tensors nccl if
+  /// every rank has a device of its own (by UUID), else the same as for CPU tensors. Each group
+  /// chooses by its ranks and says so at TORCH_CPP_LOG_LEVEL=INFO. Or one name for all tensors that
+  /// it can move: "shm", "gloo", "nccl" (CUDA alone), "fake". Or one per device:
+  /// "cpu:gloo,cuda:nccl".
   std::string backend = "auto";
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
@@ -35,6 +38,11 @@ struct InitOptions {
   /// How long a collective waits for its peers before it names those that are missing.
   std::chrono::milliseconds timeout = kDefaultTimeout;
   std::optional<int> local_rank = std::nullopt;
+  /// Index of this rank's CUDA device. None: the current one if that is not 0, else the one of the
+  /// rank's number on its host, modulo their count. init() makes it the calling thread's current
+  /// device. Given here, NCCL connects the groups when they are made, not at their first call, and
+  /// the rank must use no other device with them.
+  std::optional<int> device = std::nullopt;
   /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
   /// the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
@@ -47,7 +55,7 @@ struct InitOptions {
   /// Ranks compare every collective before they use each other's data: operation, dtype, sizes,
   /// reduction, root, dim. Calls that do not go together are an error on all ranks, which names
   /// both sides. False, or TESSERA_CHECK_CALLS=0, alike on all ranks: gloo does not look, shm only
-  /// where a rank reads a peer's data.
+  /// where a rank reads a peer's data. nccl compares only when a call has timed out.
   bool check_calls = true;
 };
 

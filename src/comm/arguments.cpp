@@ -12,9 +12,15 @@ namespace tessera::comm {
 void Arguments::check_tensor(const at::Tensor& tensor) const {
   TORCH_CHECK_VALUE(tensor.defined(), backend_, ": ", name_,
                     ": expected a tensor, got an undefined one");
-  TORCH_CHECK_VALUE(!only_cpu_ || tensor.is_cpu(), backend_, ": ", name_,
+  TORCH_CHECK_VALUE(devices_ != Devices::Cpu || tensor.is_cpu(), backend_, ": ", name_,
                     ": expected a CPU tensor, got one on ", tensor.device(),
                     "; use the nccl backend for CUDA tensors or move it with .cpu()");
+  TORCH_CHECK_VALUE(devices_ != Devices::Cuda || tensor.is_cuda(), backend_, ": ", name_,
+                    ": expected a CUDA tensor, got one on ", tensor.device(),
+                    "; use the backend \"auto\", which has one for both, or move it with .cuda()");
+  TORCH_CHECK_VALUE(devices_ != Devices::CpuAndCuda || tensor.is_cpu() || tensor.is_cuda(),
+                    backend_, ": ", name_, ": expected a CPU or CUDA tensor, got one on ",
+                    tensor.device(), "; move it with .cpu()");
   TORCH_CHECK_VALUE(tensor.layout() == c10::kStrided, backend_, ": ", name_,
                     ": expected a dense tensor, got layout ", tensor.layout(),
                     "; call .to_dense(), or gather indices and values separately");
@@ -56,6 +62,9 @@ void Arguments::check_same_dtype(const at::Tensor& tensor, const at::Tensor& oth
   TORCH_CHECK_TYPE(tensor.scalar_type() == other.scalar_type(), backend_, ": ", name_,
                    ": expected tensors of one dtype, got ", name_of_dtype(tensor.scalar_type()),
                    " and ", name_of_dtype(other.scalar_type()));
+  TORCH_CHECK_VALUE(tensor.device() == other.device(), backend_, ": ", name_,
+                    ": expected tensors on one device, got ", tensor.device(), " and ",
+                    other.device(), "; move one with .to()");
 }
 
 void Arguments::check_parts(const char* what, const Tensors& parts, const at::Tensor& like,

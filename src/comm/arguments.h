@@ -10,15 +10,18 @@ namespace tessera::comm {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
+/// Whose tensors a backend takes.
+enum class Devices { Cpu, CpuAndCuda, Cuda, Any };
+
 /// Checks of one collective's arguments that c10d's signatures leave to the backend. Errors are
 /// ValueError, or TypeError for dtypes, and start with "backend: collective: ".
 class Arguments {
  public:
-  Arguments(const char* backend, const char* collective, int rank, int size, bool only_cpu)
-      : backend_(backend), name_(collective), rank_(rank), size_(size), only_cpu_(only_cpu) {}
+  Arguments(const char* backend, const char* collective, int rank, int size, Devices devices)
+      : backend_(backend), name_(collective), rank_(rank), size_(size), devices_(devices) {}
 
   const char* name() const { return name_; }
-  /// Defined, dense and, if the backend asks for it, on the CPU.
+  /// Defined, dense and on a device of the backend's.
   void check_tensor(const at::Tensor& tensor) const;
   /// As above, and no two elements share memory.
   void check_written(const at::Tensor& tensor) const;
@@ -51,7 +54,7 @@ class Arguments {
   const char* name_;
   int rank_;
   int size_;
-  bool only_cpu_;
+  Devices devices_;
 };
 
 }  // namespace tessera::comm

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,9 @@ struct BackendRequest {
   Processes processes = {};                   // by group rank
   bool shares_network = false;                // all ranks reach each other by the loopback device
   std::shared_ptr<Heartbeat> heartbeat = {};  // of the world; null if it is on one host
+  std::vector<std::string> devices = {};      // UUIDs by group rank; see World::devices
+  std::optional<c10::Device> device = {};     // this rank's of CUDA; none: there is none
+  bool binds_device = false;                  // the program named it: it uses no other
   bool check_calls = true;                    // Note [call check]
 };
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace tessera::comm {
 struct Context {
   World world;
   std::string backend;
+  std::optional<c10::Device> device;  // this rank's of CUDA; none: there is none
+  bool binds_device = false;          // InitOptions::device
   std::chrono::milliseconds timeout = kDefaultTimeout;
   std::shared_ptr<Heartbeat> heartbeat;  // null if all ranks are on one host
   bool check_calls = true;

@@ -1,12 +1,13 @@
 #include "comm/groups.h"
 
 #include "base/text.h"
+#include "comm/backend_choice.h"
 #include "comm/backends.h"
 #include "comm/closing.h"
 #include "comm/group_meeting.h"
 
-#include <ATen/Context.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -17,17 +18,21 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int kMostShmRanks = 64;
+BackendNames pick_backends(const World& world, const BackendRequest& request,
+                           const std::string& wanted) {
+  if (wanted != "auto") return parse_backends(wanted, "new_group");
+  std::vector<RankPlace> places;
+  for (const int rank : request.world_ranks)
+    places.push_back({.rank = rank, .host = world.hosts[rank], .device = world.devices[rank]});
+  const auto choice = choose_backends(places);
+  LOG(INFO) << "tessera: group '" << request.group_name << "': " << choice.reason;
+  return choice.names;
+}
 
-std::vector<std::string> pick_backends(const Context& context, const std::vector<int>& ranks,
-                                       const std::string& wanted) {
-  if (wanted != "auto") return {wanted};
-  const auto& hosts = context.world.hosts;
-  const bool share_host = std::all_of(ranks.begin(), ranks.end(),
-                                      [&](int rank) { return hosts[rank] == hosts[ranks[0]]; });
-  std::vector<std::string> names = {share_host && ranks.size() <= kMostShmRanks ? "shm" : "gloo"};
-  if (nccl::available() && at::hasCUDA()) names.emplace_back("nccl");
-  return names;
+std::vector<std::string> devices_of(const World& world, const std::vector<int>& ranks) {
+  std::vector<std::string> devices;
+  for (const int rank : ranks) devices.push_back(world.devices[rank]);
+  return devices;
 }
 
 bool share_network(const World& world, const std::vector<int>& ranks) {
@@ -53,23 +58,31 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
                     "; call it only where the rank is in the list");
 }
 
-void add_backends(const Group& group, const BackendRequest& request,
-                  const std::vector<std::string>& names) {
-  for (const auto& name : names) {
-    const auto& entry = find_backend(name, "new_group");
-    TORCH_CHECK_VALUE(entry.available(), "group '", request.group_name, "': backend \"", name,
-                      "\" is not part of this build of libtorch; use \"auto\"");
-    BackendRequest own = request;
-    own.store = c10::make_intrusive<c10d::PrefixStore>(name, request.store);
-    const auto backend = entry.make(own);
-    for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
-      if (!entry.supports(device, c10::kFloat)) continue;
-      // nccl serves CUDA wherever it is; gloo and the like only where nothing else does.
-      if (device == c10::DeviceType::CUDA && name != names.back()) continue;
-      group->setBackend(device, entry.type, backend);
-    }
-    if (name == names.front()) group->setDefaultBackend(entry.type);
+/// One backend, for those of these devices that it can serve.
+void add_backend(const Group& group, const BackendRequest& request, const std::string& name,
+                 const std::vector<c10::DeviceType>& devices) {
+  const auto& entry = find_backend(name, "new_group");
+  TORCH_CHECK_VALUE(entry.available(), "group '", request.group_name, "': backend \"", name,
+                    "\" is not part of this build of libtorch; use \"auto\"");
+  BackendRequest own = request;
+  own.store = c10::make_intrusive<c10d::PrefixStore>(name, request.store);
+  const auto backend = entry.make(own);
+  for (const auto device : devices) {
+    if (entry.supports(device, c10::kFloat)) group->setBackend(device, entry.type, backend);
   }
+}
+
+void add_backends(const Group& group, const BackendRequest& request, const BackendNames& names) {
+  constexpr auto kCpu = c10::DeviceType::CPU;
+  constexpr auto kCuda = c10::DeviceType::CUDA;
+  if (names.cpu == names.cuda) {
+    add_backend(group, request, names.cpu, {kCpu, kCuda});
+  } else {
+    if (!names.cpu.empty()) add_backend(group, request, names.cpu, {kCpu});
+    if (!names.cuda.empty()) add_backend(group, request, names.cuda, {kCuda});
+  }
+  const auto& first = names.cpu.empty() ? names.cuda : names.cpu;
+  group->setDefaultBackend(find_backend(first, "new_group").type);
 }
 
 }  // namespace
@@ -91,12 +104,15 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .processes = processes_of(context.world, ranks),
       .shares_network = share_network(context.world, ranks),
       .heartbeat = context.heartbeat,
+      .devices = devices_of(context.world, ranks),
+      .device = context.device,
+      .binds_device = context.binds_device,
       .check_calls = options.check_calls.value_or(context.check_calls)};
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
-  add_backends(
-      group, request,
-      pick_backends(context, ranks, options.backend.empty() ? context.backend : options.backend));
+  if (context.binds_device) group->setBoundDeviceId(context.device);
+  const auto& wanted = options.backend.empty() ? context.backend : options.backend;
+  add_backends(group, request, pick_backends(context.world, request, wanted));
   group->setGroupName(name);
   group->setGroupDesc(options.description.empty() ? name : options.description);
   c10d::register_process_group(name, group);

@@ -1,13 +1,15 @@
 #include <tessera/comm.h>
 
 #include "base/environment.h"
-#include "comm/backends.h"
+#include "comm/backend_choice.h"
 #include "comm/context.h"
+#include "comm/cuda_devices.h"
 #include "comm/dump_signal.h"
 #include "comm/groups.h"
 #include "comm/launch.h"
 #include "comm/rendezvous.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -50,7 +52,28 @@ void check_options(const InitOptions& options) {
   TORCH_CHECK_VALUE(!options.stopped_timeout || options.stopped_timeout->count() >= 0,
                     "init: expected a stopped_timeout of 0 or more, got ",
                     options.stopped_timeout ? options.stopped_timeout->count() : 0, " ms");
-  if (options.backend != "auto") comm::find_backend(options.backend, "init");
+  if (options.backend != "auto") comm::parse_backends(options.backend, "init");
+}
+
+/// The index of the CUDA device that the program or the launcher says is this rank's; none: the
+/// ranks of a host take turns.
+std::optional<int> find_device(const InitOptions& options, const comm::Launch& launch, int count) {
+  TORCH_CHECK_VALUE(!options.device || (*options.device >= 0 && *options.device < count),
+                    "init: expected device to be the index of a CUDA device, from 0 to ", count - 1,
+                    ", got ", options.device.value_or(0),
+                    count == 0 ? "; this process sees none (see CUDA_VISIBLE_DEVICES)" : "");
+  if (options.device || count == 0) return options.device;
+  const int current = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
+  if (current != 0) return current;
+  if (launch.local_rank) return *launch.local_rank % count;
+  return std::nullopt;
+}
+
+/// Makes it the calling thread's current one. CUDA is set up when it is first used, not here.
+void use_device(comm::Context& context, int index) {
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+  c10::impl::VirtualGuardImpl(device.type()).uncheckedSetDevice(device);
+  context.device = device;
 }
 
 std::chrono::milliseconds stopped_timeout(const InitOptions& options) {
@@ -68,7 +91,14 @@ void init(InitOptions options) {
   comm::set_stopped_timeout(stopped_timeout(options));
   const auto store = options.store ? options.store : comm::open_store(launch, options.timeout);
   auto context = std::make_shared<comm::Context>();
-  context->world = comm::join_world(store, launch, options.timeout);
+  auto devices = comm::cuda_device_uuids();
+  const int device_count = static_cast<int>(devices.size());
+  const auto device = find_device(options, launch, device_count);
+  if (device) devices = {devices[*device]};
+  context->world = comm::join_world(store, launch, options.timeout, devices);
+  context->binds_device = options.device.has_value();
+  if (device_count > 0)
+    use_device(*context, device.value_or(context->world.local_rank % device_count));
   context->backend = options.backend;
   context->timeout = options.timeout;
   context->check_calls =

@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <set>
 
 namespace tessera {
 namespace {
@@ -51,11 +52,15 @@ std::string recent_collectives() {
   }
   std::string text;
   for (const auto& group : groups) {
-    const auto backend = cpu_backend_of(group);
-    const auto* recorded = dynamic_cast<const comm::Recorded*>(backend.get());
-    text += recorded ? recorded->recent()
-                     : "tessera: group '" + group->getGroupName() + "' (" +
-                           group->getBackendName() + ") keeps no record\n";
+    std::set<c10d::Backend*> backends;  // one may serve several devices
+    for (const auto device : group->getDeviceTypes()) {
+      const auto backend = group->getBackend(device.type());
+      if (!backends.insert(backend.get()).second) continue;
+      const auto* recorded = dynamic_cast<const comm::Recorded*>(backend.get());
+      text += recorded ? recorded->recent()
+                       : "tessera: group '" + group->getGroupName() + "' (" +
+                             backend->getBackendName() + ") keeps no record\n";
+    }
   }
   return text;
 }

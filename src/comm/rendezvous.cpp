@@ -47,20 +47,30 @@ struct Whereabouts {
   std::string host;
   std::string network;
   std::string host_name;
+  std::vector<std::string> devices;  // UUIDs, see join_world(); at the end of the line
 
-  std::string print() const { return c10::str(pid, " ", host, " ", network, " ", host_name); }
+  std::string print() const {
+    auto line = c10::str(pid, " ", host, " ", network, " ", host_name);
+    for (const auto& device : devices) line += " " + device;
+    return line;
+  }
+  /// Of the rank that is the `local_rank`-th of its host.
+  std::string device(int local_rank) const {
+    return devices.empty() ? "" : devices[local_rank % devices.size()];
+  }
 };
 
-Whereabouts own_whereabouts() {
+Whereabouts own_whereabouts(const std::vector<std::string>& devices) {
   return {.pid = getpid(),
           .host = host_identity(),
           .network = network_identity(),
-          .host_name = host_name()};
+          .host_name = host_name(),
+          .devices = devices};
 }
 
 /// Of `rank`, as the store has it; what can't be is told by rank and field.
 Whereabouts parse_whereabouts(const std::string& text, int rank) {
-  constexpr size_t kLongest = 1024;
+  constexpr size_t kLongest = 8192;
   std::istringstream words(text.substr(0, kLongest));
   std::string pid;
   Whereabouts found;
@@ -73,6 +83,7 @@ Whereabouts parse_whereabouts(const std::string& text, int rank) {
                    number && *number > 0 && *number <= std::numeric_limits<int>::max(),
                    "init: rank ", rank, ": pid in the store: expected a process, got '", pid, "'");
   found.pid = static_cast<int>(*number);
+  for (std::string device; words >> device;) found.devices.push_back(device);
   TORCH_CHECK_WITH(DistStoreError, found.host != host_identity() || !is_of_another_user(found.pid),
                    "init: rank ", rank, ": pid in the store: expected a process of this user, got ",
                    found.pid, ", which is another user's");
@@ -152,13 +163,14 @@ StorePtr open_store_in_file(const Launch& launch, const StoreAddress& address) {
 /// One rank on its way into the world; see Note [joining].
 class Joining {
  public:
-  Joining(StorePtr store, const Launch& launch, milliseconds timeout)
-      : store_(std::move(store)), launch_(launch), timeout_(timeout) {}
+  Joining(StorePtr store, const Launch& launch, milliseconds timeout,
+          const std::vector<std::string>& devices)
+      : store_(std::move(store)), launch_(launch), timeout_(timeout), devices_(devices) {}
 
   World join() {
     say_world_size();
     claim_rank();
-    store_->set(host_key(launch_.rank), own_whereabouts().print());
+    store_->set(host_key(launch_.rank), own_whereabouts(devices_).print());
     if (store_->add("arrived", 1) == launch_.world_size) store_->compareSet("verdict", "", kAgreed);
     wait_for_verdict();
     return describe_world();
@@ -264,6 +276,8 @@ class Joining {
       world.hosts.push_back(found.host);
       world.networks.push_back(found.network);
       world.host_names.push_back(found.host_name);
+      const auto before = std::count(world.hosts.begin(), world.hosts.end() - 1, found.host);
+      world.devices.push_back(found.device(static_cast<int>(before)));
     }
     const std::string& here = world.hosts[launch_.rank];
     for (int rank = 0; rank < launch_.world_size; ++rank)
@@ -304,15 +318,18 @@ class Joining {
   StorePtr store_;
   const Launch& launch_;
   const milliseconds timeout_;
+  const std::vector<std::string>& devices_;
 };
 
-World world_without_peers(const StorePtr& store, const Launch& launch) {
+World world_without_peers(const StorePtr& store, const Launch& launch,
+                          const std::vector<std::string>& devices) {
   World world{.rank = launch.rank, .world_size = launch.world_size, .store = store};
   world.local_rank = launch.local_rank.value_or(launch.rank);
   world.local_world_size = launch.world_size;
   world.hosts.assign(launch.world_size, host_identity());
   world.networks.assign(launch.world_size, network_identity());
   world.host_names.assign(launch.world_size, host_name());
+  world.devices.assign(launch.world_size, own_whereabouts(devices).device(world.local_rank));
   return world;
 }
 
@@ -328,8 +345,9 @@ StorePtr open_store(const Launch& launch, milliseconds timeout) {
   return store;
 }
 
-World join_world(const StorePtr& opened, const Launch& launch, milliseconds timeout) {
-  if (launch.is_alone) return world_without_peers(opened, launch);
+World join_world(const StorePtr& opened, const Launch& launch, milliseconds timeout,
+                 const std::vector<std::string>& devices) {
+  if (launch.is_alone) return world_without_peers(opened, launch, devices);
   StorePtr store = opened;
   if (!launch.job_secret.empty())
     store = c10::make_intrusive<SignedStore>(opened, launch.job_secret);
@@ -344,7 +362,7 @@ World join_world(const StorePtr& opened, const Launch& launch, milliseconds time
     ++generation;
     own = keys();
   }
-  return Joining(own, launch, timeout).join();
+  return Joining(own, launch, timeout, devices).join();
 }
 
 void leave_world(const World& world, milliseconds grace) noexcept {

@@ -23,6 +23,7 @@ struct World {
   std::vector<std::string> hosts = {};
   std::vector<std::string> networks = {};    // by rank; see network_identity()
   std::vector<std::string> host_names = {};  // by rank
+  std::vector<std::string> devices = {};     // by rank: UUID of its CUDA device; empty: none
   Processes processes = {};                  // by rank; empty in a world without peers
   /// Keys of this joining only: a world joined again in the same store has others.
   c10::intrusive_ptr<c10d::Store> store = {};
@@ -33,11 +34,12 @@ struct World {
 /// remedy if it can't within `timeout`.
 c10::intrusive_ptr<c10d::Store> open_store(const Launch& launch, std::chrono::milliseconds timeout);
 
-/// Meets the other ranks; every rank calls it. Throws, on every rank that has come, ValueError if
-/// two disagree on the world size or claim the same rank, and after `timeout` DistStoreError naming
-/// the ranks that are missing.
+/// Meets the other ranks; every rank calls it. `devices`: UUIDs of the CUDA devices that may be
+/// this rank's; of several, it gets the one of its number on the host. Throws, on every rank that
+/// has come, ValueError if two disagree on the world size or claim the same rank, and after
+/// `timeout` DistStoreError naming the ranks that are missing.
 World join_world(const c10::intrusive_ptr<c10d::Store>& store, const Launch& launch,
-                 std::chrono::milliseconds timeout);
+                 std::chrono::milliseconds timeout, const std::vector<std::string>& devices = {});
 
 /// Says that this rank needs the store no more. Rank 0, which may serve it, waits for the others up
 /// to `grace`. Never throws. Joining the same store afterwards starts a fresh world.

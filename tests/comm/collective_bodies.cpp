@@ -26,9 +26,26 @@ bool has_meaning(at::ScalarType dtype, ReduceOp::RedOpType op) {
   return at::isFloatingType(dtype) ? !is_bitwise : op != ReduceOp::AVG;
 }
 
-at::Tensor sample(const Setting& setting, int peer, at::IntArrayRef sizes, at::ScalarType dtype,
-                  int salt) {
-  const int holder = setting.is_fake() ? rank() : peer;
+std::vector<at::ScalarType> dtypes(const Setting& setting) {
+  if (!setting.is_nccl()) return kDtypes;
+  auto moved = kDtypes;
+  std::erase_if(moved, [&](at::ScalarType dtype) {
+    return !supports(setting.backend, setting.device.type(), dtype);
+  });
+  return moved;
+}
+
+bool can_reduce(const Setting& setting, at::ScalarType dtype, ReduceOp::RedOpType op) {
+  if (!has_meaning(dtype, op)) return false;
+  if (!setting.is_nccl()) return true;
+  const bool is_sum = op == ReduceOp::SUM || op == ReduceOp::AVG;
+  const bool is_bitwise = op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+  return at::isComplexType(dtype) ? is_sum : !is_bitwise;
+}
+
+namespace {
+
+at::Tensor sample_on_cpu(int holder, at::IntArrayRef sizes, at::ScalarType dtype, int salt) {
   auto generator = at::detail::createCPUGenerator(1000 * (holder + 1) + salt);
   if (at::isComplexType(dtype)) {
     return at::complex(at::randn(sizes, generator, at::kDouble),
@@ -41,6 +58,14 @@ at::Tensor sample(const Setting& setting, int peer, at::IntArrayRef sizes, at::S
   return at::randint(lowest, lowest + 12, sizes, generator, at::kLong).to(dtype);
 }
 
+}  // namespace
+
+at::Tensor sample(const Setting& setting, int peer, at::IntArrayRef sizes, at::ScalarType dtype,
+                  int salt) {
+  const int holder = setting.is_fake() ? rank() : peer;
+  return sample_on_cpu(holder, sizes, dtype, salt).to(setting.device);
+}
+
 Tensors samples(const Setting& setting, at::IntArrayRef sizes, at::ScalarType dtype, int salt) {
   Tensors all;
   for (int peer = 0; peer < setting.ranks; ++peer)
@@ -50,6 +75,10 @@ Tensors samples(const Setting& setting, at::IntArrayRef sizes, at::ScalarType dt
 
 at::Tensor pattern(int peer, int64_t count, at::ScalarType dtype) {
   return pattern_from(peer, 0, count, dtype);
+}
+
+at::Tensor pattern(const Setting& setting, int peer, int64_t count, at::ScalarType dtype) {
+  return pattern(peer, count, dtype).to(setting.device);
 }
 
 at::Tensor pattern_from(int peer, int64_t begin, int64_t count, at::ScalarType dtype) {
@@ -85,7 +114,14 @@ at::ScalarType wide(at::ScalarType dtype) {
 
 }  // namespace
 
-at::Tensor reduced(const Setting& setting, const Tensors& inputs, ReduceOp::RedOpType op) {
+Tensors on_cpu(const Tensors& tensors) {
+  Tensors result;
+  for (const auto& tensor : tensors) result.push_back(tensor.cpu());
+  return result;
+}
+
+at::Tensor reduced(const Setting& setting, const Tensors& tensors, ReduceOp::RedOpType op) {
+  const auto inputs = on_cpu(tensors);
   if (setting.is_fake()) return inputs[0];
   const auto dtype = inputs[0].scalar_type();
   auto result = inputs[0].to(wide(dtype));
@@ -101,12 +137,20 @@ void expect_reduced(const Setting& setting, const at::Tensor& actual, const at::
   if (setting.is_ordered() && !expected.is_complex()) {
     testing::expect_bitwise_equal(actual, expected, label);
   } else {
-    testing::expect_equal(actual, expected, label);
+    auto tolerance = testing::tolerance_of(expected.scalar_type());
+    // NCCL adds half types up in half precision: an error per rank, of the largest partial sum.
+    const bool is_half =
+        expected.scalar_type() == at::kHalf || expected.scalar_type() == at::kBFloat16;
+    if (setting.is_nccl() && is_half) {
+      tolerance.atol = tolerance.rtol * 4 * setting.ranks;
+      tolerance.rtol *= setting.ranks;
+    }
+    testing::expect_equal(actual, expected, label, tolerance);
   }
 }
 
 std::string bytes_of(const at::Tensor& tensor) {
-  const auto plain = tensor.detach().contiguous();
+  const auto plain = tensor.detach().cpu().contiguous();
   return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
 }
 
@@ -119,6 +163,8 @@ void expect_same_bits_on_all_ranks(const at::Tensor& tensor, const std::string& 
   }
 }
 
-c10::intrusive_ptr<c10d::Backend> backend() { return default_group()->getBackend(at::kCPU); }
+c10::intrusive_ptr<c10d::Backend> backend(const Setting& setting) {
+  return default_group()->getBackend(setting.device.type());
+}
 
 }  // namespace tessera::collective_bodies

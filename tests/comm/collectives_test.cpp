@@ -1,9 +1,12 @@
-// Every backend through one body of tests, with ranks as threads and as processes.
+// Every backend through one body of tests, with ranks as threads and as processes, on the CPU and
+// on GPUs.
 #include "comm/collective_bodies.h"
 #include "support/ranks.h"
 
 #include <gtest/gtest.h>
 
+#include <iostream>
+#include <map>
 #include <ostream>
 
 namespace tessera::collective_bodies {
@@ -76,6 +79,89 @@ INSTANTIATE_TEST_SUITE_P(Every, CollectivesOnProcesses,
                            return std::get<0>(info.param) + "_" +
                                   std::to_string(std::get<1>(info.param));
                          });
+
+/// What c10d's NCCL does otherwise, by body.
+const std::map<std::string, std::string>& not_on_nccl() {
+  const std::string dense = "takes contiguous tensors alone";
+  const std::string errors = "its errors are c10d's own";
+  const std::string order =
+      "pairs messages in the order of calls, and a send may wait for its recv";
+  const std::string works = "its works leave out isSuccess, getDuration and the like";
+  static const std::map<std::string, std::string> kReasons = {
+      {"RefusesOperationsWithoutMeaning", errors},
+      {"RefusesToWriteWhereElementsShareMemory", errors},
+      {"RefusesWhatIsNoDenseTensor", errors},
+      {"AccumulatesHalfTypesInFloat", "sums halves as halves, pair by pair"},
+      {"ANanOnAnyRankWins", "its minimum and maximum pass over NaN"},
+      {"ReducesViewsInPlace", dense},
+      {"MovesViews", dense},
+      {"ReadsTensorsWhoseElementsShareMemory", dense},
+      {"LeavesAutogradAlone", dense},
+      {"AppliesPendingConjugation", dense},
+      {"MessagesOfAnyLayout", dense},
+      {"SendsEveryDtype", order},
+      {"KeepsTheOrderWithinATag", order},
+      {"WaitsForMessagesInAnyOrder", order},
+      {"CrossingLargeMessagesDoNotBlock", order},
+      {"PostedReceivesNeedNoAttention", order},
+      {"MessagesAndCollectivesDoNotMix", order},
+      {"MessagesEndThroughFuturesAndPolling", order},
+      {"MessagesAtBorders", order},
+      {"CallbacksMaySendAndReceive", order},
+      {"TakesTagsInAnotherOrderThanSent", "has no tags"},
+      {"ReceivesFromAnySource", "has no recvAnysource"},
+      {"CompletesByWaitFutureAndPolling", works},
+      {"GathersSeveralListsAtOnce", "has no allgather_coalesced"},
+      {"CoalescesByScope", "coalesces calls of one kind alone"},
+      {"CoalescedMessagesEndTogether", "coalesces calls of one kind alone"},
+  };
+  return kReasons;
+}
+
+std::vector<Body> cuda_bodies() {
+  auto bodies = all_bodies();
+  std::erase_if(
+      bodies, [](const Body& body) { return std::string(body.name) == "RunsAloneInAWorldOfOne"; });
+  return bodies;
+}
+
+using CudaCase = std::tuple<testing::DeviceCase, Body>;
+
+std::string name_of_cuda_case(const ::testing::TestParamInfo<CudaCase>& info) {
+  const auto& [device_case, body] = info.param;
+  return std::string(body.name) + "_" + device_case.name();
+}
+
+class CollectivesOnCuda : public ::testing::TestWithParam<CudaCase> {
+ protected:
+  static void SetUpTestSuite() {
+    if (!supports("nccl", at::kCUDA, at::kFloat)) return;
+    std::cout << "nccl is tested without";
+    for (const auto dtype : kDtypes) {
+      if (!supports("nccl", at::kCUDA, dtype)) std::cout << " " << dtype;
+    }
+    std::cout << ", bitwise operations, and products of complex numbers" << std::endl;
+  }
+};
+
+TEST_P(CollectivesOnCuda, Hold) {
+  const auto& [device_case, body] = GetParam();
+  const auto reason = not_on_nccl().find(body.name);
+  if (device_case.backend == "nccl" && reason != not_on_nccl().end())
+    GTEST_SKIP() << "nccl " << reason->second;
+  const auto run = [&, run = body.run] {
+    run({.backend = device_case.backend,
+         .ranks = device_case.ranks,
+         .device = testing::run_device()});
+  };
+  testing::run_on(device_case, run, {.timeout = kTimeout});
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, CollectivesOnCuda,
+                         ::testing::Combine(::testing::ValuesIn(testing::cuda_cases({"nccl", "shm",
+                                                                                     "gloo"})),
+                                            ::testing::ValuesIn(cuda_bodies())),
+                         name_of_cuda_case);
 
 class CollectivesPretended : public ::testing::TestWithParam<Body> {};
 

@@ -23,9 +23,13 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Call = std::function<WorkPtr(c10d::ProcessGroup&)>;
 
+at::TensorOptions on(at::ScalarType dtype = at::kFloat) {
+  return at::TensorOptions(testing::run_device()).dtype(dtype);
+}
+
 Call all_reduce_of(int64_t count, at::ScalarType dtype = at::kFloat, ReduceOp op = ReduceOp::SUM) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors tensors{at::ones({count}, dtype)};
+    Tensors tensors{at::ones({count}, on(dtype))};
     c10d::AllreduceOptions options;
     options.reduceOp = op;
     return group.allreduce(tensors, options);
@@ -33,13 +37,13 @@ Call all_reduce_of(int64_t count, at::ScalarType dtype = at::kFloat, ReduceOp op
 }
 Call broadcast_from(int root, int64_t count = kSmall) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors tensors{at::ones({count})};
+    Tensors tensors{at::ones({count}, on())};
     return group.broadcast(tensors, {.rootRank = root});
   };
 }
 Call reduce_to(int root) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors tensors{at::ones({kSmall})};
+    Tensors tensors{at::ones({kSmall}, on())};
     c10d::ReduceOptions options;
     options.rootRank = root;
     return group.reduce(tensors, options);
@@ -47,40 +51,41 @@ Call reduce_to(int root) {
 }
 Call all_gather_of(int64_t own, const std::vector<int64_t>& counts) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors inputs{at::ones({own})};
+    Tensors inputs{at::ones({own}, on())};
     std::vector<Tensors> outputs(1);
-    for (const auto count : counts) outputs[0].push_back(at::zeros({count}));
+    for (const auto count : counts) outputs[0].push_back(at::zeros({count}, on()));
     return group.allgather(outputs, inputs);
   };
 }
 Call gather_to_0(int64_t count) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors inputs{at::ones({count})};
+    Tensors inputs{at::ones({count}, on())};
     std::vector<Tensors> outputs;
-    if (group.getRank() == 0) outputs = {{at::zeros({count}), at::zeros({count})}};
+    if (group.getRank() == 0) outputs = {{at::zeros({count}, on()), at::zeros({count}, on())}};
     return group.gather(outputs, inputs);
   };
 }
 Call scatter_from_0(int64_t count) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors outputs{at::zeros({count})};
+    Tensors outputs{at::zeros({count}, on())};
     std::vector<Tensors> inputs;
-    if (group.getRank() == 0) inputs = {{at::ones({count}), at::ones({count})}};
+    if (group.getRank() == 0) inputs = {{at::ones({count}, on()), at::ones({count}, on())}};
     return group.scatter(outputs, inputs);
   };
 }
 Call reduce_scatter_of(int64_t count) {
   return [=](c10d::ProcessGroup& group) {
-    auto input = at::ones({2 * count});
-    auto output = at::zeros({count});
-    return group.getBackend(at::kCPU)->_reduce_scatter_base(output, input, {});
+    auto input = at::ones({2 * count}, on());
+    auto output = at::zeros({count}, on());
+    return group.getBackend(testing::run_device().type())->_reduce_scatter_base(output, input, {});
   };
 }
 Call all_to_all_of(std::vector<int64_t> sent, std::vector<int64_t> received) {
   return [=](c10d::ProcessGroup& group) mutable {
-    auto input = at::ones({sent[0] + sent[1]});
-    auto output = at::zeros({received[0] + received[1]});
-    return group.getBackend(at::kCPU)->alltoall_base(output, input, received, sent, {});
+    auto input = at::ones({sent[0] + sent[1]}, on());
+    auto output = at::zeros({received[0] + received[1]}, on());
+    return group.getBackend(testing::run_device().type())
+        ->alltoall_base(output, input, received, sent, {});
   };
 }
 Call barrier_call() {
@@ -88,13 +93,13 @@ Call barrier_call() {
 }
 Call send_of(int64_t count, at::ScalarType dtype = at::kFloat) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors tensors{at::ones({count}, dtype)};
+    Tensors tensors{at::ones({count}, on(dtype))};
     return group.send(tensors, 1, 0);
   };
 }
 Call receive_of(int64_t count) {
   return [=](c10d::ProcessGroup& group) {
-    Tensors tensors{at::zeros({count})};
+    Tensors tensors{at::zeros({count}, on())};
     return group.recv(tensors, 0, 0);
   };
 }
@@ -190,7 +195,58 @@ void expect_disagreement(const std::string& backend, const Disagreement& disagre
   EXPECT_THAT(next, AllOf(HasSubstr(backend + ": all_reduce in group '"),
                           HasSubstr("can't be used after an earlier error; end this rank"),
                           ::testing::EndsWith("The error was: " + error)));
-  EXPECT_EQ(group->getBackend(at::kCPU)->getError(), c10d::ErrorType::COMM_ERROR);
+  EXPECT_EQ(group->getBackend(testing::run_device().type())->getError(),
+            c10d::ErrorType::COMM_ERROR);
+}
+
+/// With two ranks.
+void expect_every_disagreement(const std::string& backend) {
+  for (const auto& disagreement : disagreements()) {
+    expect_disagreement(backend, disagreement, new_group({0, 1}, {.timeout = 20s}));
+    call_all_reduce(sample(rank(), kSmall));  // another group still works
+  }
+}
+
+/// With three ranks.
+void expect_error_of_a_larger_group() {
+  const auto group = new_group({0, 1, 2}, {.timeout = 20s});
+  const auto error = error_of([&] { broadcast_from(rank() == 2 ? 1 : 0)(*group)->wait(); });
+  EXPECT_THAT(error, AllOf(HasSubstr("the ranks disagree: rank "), HasSubstr(", root 0)"),
+                           HasSubstr("rank 2 calls broadcast #1 (100 float32, 400 B, root 1)")));
+}
+
+/// What functions know beside the bytes; with two ranks.
+void expect_disagreements_of_functions(const std::string& backend) {
+  struct Case {
+    std::function<void(int, const Group&)> call;
+    std::vector<std::string> sides;
+  };
+  const std::vector<Case> cases = {
+      {[](int me, const Group& group) { all_gather(at::ones({2, 2}, on()), me, group); },
+       {"all_gather #1 (4 float32, 16 B, dim 0 of sizes [2, 2])",
+        "all_gather #1 (4 float32, 16 B, dim 1 of sizes [2, 2])"}},
+      {[](int me, const Group& group) {
+         reduce_scatter(at::ones({2, 2}, on()), me, ReduceOp::SUM, group);
+       },
+       {"reduce_scatter #1 (4 float32, 16 B, sum, dim 0 of sizes [2, 2])",
+        "reduce_scatter #1 (4 float32, 16 B, sum, dim 1 of sizes [2, 2])"}},
+      {[](int me, const Group& group) { all_reduce(at::ones({2 + me, 3 - me}, on()), {}, group); },
+       {"all_reduce #1 (6 float32, 24 B, sum, sizes [2, 3])",
+        "all_reduce #1 (6 float32, 24 B, sum, sizes [3, 2])"}},
+      {[](int me, const Group& group) { broadcast(at::ones({2}, on()), me, group); },
+       {"broadcast #1 (2 float32, 8 B, root 0, sizes [2])",
+        "broadcast #1 (2 float32, 8 B, root 1, sizes [2])"}},
+      {[](int me, const Group& group) {
+         me == 0 ? static_cast<void>(gather_bytes("a", group))
+                 : static_cast<void>(broadcast_bytes("a", 0, group));
+       },
+       {"gather_bytes", "broadcast_bytes"}},
+  };
+  for (const auto& [call, sides] : cases) {
+    const auto group = new_group({0, 1}, {.timeout = 20s});
+    EXPECT_EQ(error_of([&, &call = call] { call(rank(), group); }),
+              disagreement_text(backend, group, sides));
+  }
 }
 
 class Disagree : public ::testing::TestWithParam<std::tuple<std::string, RankKind>> {
@@ -202,55 +258,13 @@ class Disagree : public ::testing::TestWithParam<std::tuple<std::string, RankKin
 };
 
 TEST_P(Disagree, IsOneErrorOnAllRanksThatShowsBothSidesAndPoisonsOnlyThatGroup) {
-  run(2, [] {
-    for (const auto& disagreement : disagreements()) {
-      expect_disagreement(backend(), disagreement, new_group({0, 1}, {.timeout = 20s}));
-      call_all_reduce(sample(rank(), kSmall));  // another group still works
-    }
-  });
+  run(2, [] { expect_every_disagreement(backend()); });
 }
 
-TEST_P(Disagree, IsToldByAllRanksOfALargerGroup) {
-  run(3, [] {
-    const auto group = new_group({0, 1, 2}, {.timeout = 20s});
-    const auto error = error_of([&] { broadcast_from(rank() == 2 ? 1 : 0)(*group)->wait(); });
-    EXPECT_THAT(error, AllOf(HasSubstr("the ranks disagree: rank "), HasSubstr(", root 0)"),
-                             HasSubstr("rank 2 calls broadcast #1 (100 float32, 400 B, root 1)")));
-  });
-}
+TEST_P(Disagree, IsToldByAllRanksOfALargerGroup) { run(3, expect_error_of_a_larger_group); }
 
 TEST_P(Disagree, ComparesWhatFunctionsKnowBesideTheBytes) {
-  struct Case {
-    std::function<void(int, const Group&)> call;
-    std::vector<std::string> sides;
-  };
-  const std::vector<Case> cases = {
-      {[](int me, const Group& group) { all_gather(at::ones({2, 2}), me, group); },
-       {"all_gather #1 (4 float32, 16 B, dim 0 of sizes [2, 2])",
-        "all_gather #1 (4 float32, 16 B, dim 1 of sizes [2, 2])"}},
-      {[](int me, const Group& group) {
-         reduce_scatter(at::ones({2, 2}), me, ReduceOp::SUM, group);
-       },
-       {"reduce_scatter #1 (4 float32, 16 B, sum, dim 0 of sizes [2, 2])",
-        "reduce_scatter #1 (4 float32, 16 B, sum, dim 1 of sizes [2, 2])"}},
-      {[](int me, const Group& group) { all_reduce(at::ones({2 + me, 3 - me}), {}, group); },
-       {"all_reduce #1 (6 float32, 24 B, sum, sizes [2, 3])",
-        "all_reduce #1 (6 float32, 24 B, sum, sizes [3, 2])"}},
-      {[](int me, const Group& group) { broadcast(at::ones({2}), me, group); },
-       {"broadcast #1 (2 float32, 8 B, root 0, sizes [2])",
-        "broadcast #1 (2 float32, 8 B, root 1, sizes [2])"}},
-      {[](int me, const Group& group) {
-         me == 0 ? static_cast<void>(gather_bytes("a", group))
-                 : static_cast<void>(broadcast_bytes("a", 0, group));
-       },
-       {"gather_bytes", "broadcast_bytes"}},
-  };
-  run(2, [&] {
-    for (const auto& [call, sides] : cases) {
-      const auto group = new_group({0, 1}, {.timeout = 20s});
-      EXPECT_EQ(error_of([&] { call(rank(), group); }), disagreement_text(backend(), group, sides));
-    }
-  });
+  run(2, [] { expect_disagreements_of_functions(backend()); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Disagree,
@@ -261,6 +275,24 @@ INSTANTIATE_TEST_SUITE_P(Backends, Disagree,
                            return std::get<0>(instance.param) +
                                   testing::to_string(std::get<1>(instance.param));
                          });
+
+class DisagreeOnCuda : public ::testing::TestWithParam<std::string> {
+ protected:
+  static void run(int ranks, const std::function<void()>& body) {
+    testing::run_on({.device = at::kCUDA, .backend = GetParam(), .ranks = ranks}, body);
+  }
+};
+
+TEST_P(DisagreeOnCuda, IsOneErrorOnAllRanksThatShowsBothSidesAndPoisonsOnlyThatGroup) {
+  run(2, [] { expect_every_disagreement(GetParam()); });
+}
+TEST_P(DisagreeOnCuda, IsToldByAllRanksOfALargerGroup) { run(3, expect_error_of_a_larger_group); }
+TEST_P(DisagreeOnCuda, ComparesWhatFunctionsKnowBesideTheBytes) {
+  run(2, [] { expect_disagreements_of_functions(GetParam()); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, DisagreeOnCuda, ::testing::Values("shm", "gloo"),
+                         [](const auto& instance) { return instance.param; });
 
 TEST(DisagreeInMessages, IsAnErrorOfTheReceiver) {
   testing::run_threads(2, [] {
@@ -285,7 +317,7 @@ TEST(UncheckedCalls, GoAsTheyAre) {
           const auto group = new_group({0, 1}, {.check_calls = false});
           for (const int64_t count : {int64_t{3}, kLarge}) {
             EXPECT_TRUE(
-                all_reduce(at::ones({count}), ReduceOp::SUM, group).eq(2).all().item<bool>());
+                all_reduce(at::ones({count}, on()), ReduceOp::SUM, group).eq(2).all().item<bool>());
           }
           EXPECT_EQ(gather_bytes(rank() == 0 ? "a" : "bc", group),
                     (std::vector<std::string>{"a", "bc"}));

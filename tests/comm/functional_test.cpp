@@ -22,18 +22,17 @@ using ::testing::HasSubstr;
 using testing::run_threads;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr int kRanks = 3;
-
 /// Ranks' inputs, the same wherever they are made.
-Tensors inputs_of_all(at::IntArrayRef sizes, int ranks = kRanks) {
-  const collective_bodies::Setting setting{.backend = "shm", .ranks = ranks};
+Tensors inputs_of_all(at::IntArrayRef sizes) {
+  const collective_bodies::Setting setting{
+      .backend = "shm", .ranks = world_size(), .device = testing::run_device()};
   return collective_bodies::samples(setting, sizes, at::kDouble, 3);
 }
 
 /// What the loss weighs results with: another number for every element and rank.
 at::Tensor weights(int of_rank, at::IntArrayRef sizes) {
   const auto count = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
-  return (pattern(of_rank, count, at::kDouble) + 1).view(sizes);
+  return (pattern(of_rank, count, at::kDouble) + 1).view(sizes).to(testing::run_device());
 }
 
 /// All ranks' results from all ranks' inputs, on one process.
@@ -47,8 +46,8 @@ void expect_like_one_process(const Collective& collective, const Reference& refe
   auto all = inputs_of_all(sizes);
   for (auto& input : all) input.set_requires_grad(true);
   const auto expected = reference(all);
-  at::Tensor loss = at::zeros({}, at::kDouble);
-  for (int peer = 0; peer < kRanks; ++peer)
+  at::Tensor loss = at::zeros({}, all[0].options());
+  for (int peer = 0; peer < world_size(); ++peer)
     loss = loss + (expected[peer] * weights(peer, expected[peer].sizes())).sum();
   loss.backward();
 
@@ -66,164 +65,172 @@ void expect_like_one_process(const Collective& collective, const Reference& refe
   EXPECT_FALSE(collective(all[rank()].detach()).requires_grad());
 }
 
-void run(const testing::RankBody& body, const char* backend = "shm") {
-  run_threads(kRanks, body, {.backend = backend, .timeout = std::chrono::seconds(20)});
+constexpr std::chrono::seconds kTimeout{20};
+
+void run(const testing::RankBody& body) {
+  run_threads(3, body, {.backend = "shm", .timeout = kTimeout});
 }
 
-class FunctionalOnThreads : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Backends, FunctionalOnThreads, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return std::string(info.param); });
+class Functional : public ::testing::TestWithParam<testing::DeviceCase> {
+ protected:
+  static void run(const testing::RankBody& body) {
+    const auto& where = GetParam();
+    if (where.device == at::kCPU)
+      return run_threads(where.ranks, body, {.backend = where.backend, .timeout = kTimeout});
+    testing::run_on(where, body, {.timeout = kTimeout});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(OnThreads, Functional,
+                         ::testing::ValuesIn(testing::device_cases(at::kCPU, {"shm", "gloo"}, {3})),
+                         testing::case_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, Functional,
+                         ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),
+                         testing::case_name);
 
-TEST_P(FunctionalOnThreads, AllReduceSumsAndAverages) {
-  run(
-      [] {
-        const auto sum = [](const Tensors& all) { return at::stack(all).sum(0); };
-        expect_like_one_process([](const auto& x) { return all_reduce(x); },
-                                [&](const Tensors& all) { return Tensors(kRanks, sum(all)); },
-                                {4, 3});
+TEST_P(Functional, AllReduceSumsAndAverages) {
+  run([] {
+    const auto sum = [](const Tensors& all) { return at::stack(all).sum(0); };
+    expect_like_one_process([](const auto& x) { return all_reduce(x); },
+                            [&](const Tensors& all) { return Tensors(world_size(), sum(all)); },
+                            {4, 3});
+    expect_like_one_process(
+        [](const auto& x) { return all_reduce(x, ReduceOp::AVG); },
+        [&](const Tensors& all) { return Tensors(world_size(), sum(all) / world_size()); }, {5});
+    expect_like_one_process([](const auto& x) { return all_reduce(x); },
+                            [&](const Tensors& all) { return Tensors(world_size(), sum(all)); },
+                            {});
+  });
+}
+
+TEST_P(Functional, AllReduceGivesTheExtremeItsGradient) {
+  run([] {
+    expect_like_one_process(
+        [](const auto& x) { return all_reduce(x, ReduceOp::MAX); },
+        [](const Tensors& all) { return Tensors(world_size(), at::stack(all).amax(0)); }, {4, 3});
+    expect_like_one_process(
+        [](const auto& x) { return all_reduce(x, ReduceOp::MIN); },
+        [](const Tensors& all) { return Tensors(world_size(), at::stack(all).amin(0)); }, {4, 3});
+  });
+}
+
+TEST_P(Functional, RanksThatTieShareTheGradient) {
+  run([] {
+    // All but the last rank hold the largest value of the first element, all that of the
+    // second.
+    const bool is_last = rank() == world_size() - 1;
+    auto own = at::tensor({is_last ? 1.0 : 5.0, 2.0}).to(testing::run_device());
+    own.set_requires_grad(true);
+    all_reduce(own, ReduceOp::MAX).sum().backward();  // 1 for every rank's result
+    const double share = world_size() / (world_size() - 1.0);
+    expect_equal(own.grad(), at::tensor({is_last ? 0.0 : share, 1.0}).to(own.grad().scalar_type()));
+  });
+}
+
+TEST_P(Functional, AllGatherJoinsAlongAnyDimension) {
+  run([] {
+    for (const int64_t dim : {0, 1, 2, -1, -3}) {
+      expect_like_one_process(
+          [=](const auto& x) { return all_gather(x, dim); },
+          [=](const Tensors& all) { return Tensors(world_size(), at::cat(all, dim)); }, {2, 3, 4});
+    }
+  });
+}
+
+TEST_P(Functional, ReduceScatterCutsAlongAnyDimension) {
+  run([] {
+    for (const int64_t dim : {0, 1, 2, -1}) {
+      for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
         expect_like_one_process(
-            [](const auto& x) { return all_reduce(x, ReduceOp::AVG); },
-            [&](const Tensors& all) { return Tensors(kRanks, sum(all) / kRanks); }, {5});
-        expect_like_one_process([](const auto& x) { return all_reduce(x); },
-                                [&](const Tensors& all) { return Tensors(kRanks, sum(all)); }, {});
-      },
-      GetParam());
-}
-
-TEST_P(FunctionalOnThreads, AllReduceGivesTheExtremeItsGradient) {
-  run(
-      [] {
-        expect_like_one_process(
-            [](const auto& x) { return all_reduce(x, ReduceOp::MAX); },
-            [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amax(0)); }, {4, 3});
-        expect_like_one_process(
-            [](const auto& x) { return all_reduce(x, ReduceOp::MIN); },
-            [](const Tensors& all) { return Tensors(kRanks, at::stack(all).amin(0)); }, {4, 3});
-      },
-      GetParam());
-}
-
-TEST_P(FunctionalOnThreads, RanksThatTieShareTheGradient) {
-  run(
-      [] {
-        // Ranks 0 and 1 hold the largest value of the first element, all that of the second.
-        auto own = at::tensor({rank() == 2 ? 1.0 : 5.0, 2.0}).set_requires_grad(true);
-        all_reduce(own, ReduceOp::MAX).sum().backward();  // the gradient of the result is 3 in all
-        expect_equal(own.grad(), at::tensor({rank() == 2 ? 0.0 : 1.5, 1.0}).to(own.grad().dtype()));
-      },
-      GetParam());
-}
-
-TEST_P(FunctionalOnThreads, AllGatherJoinsAlongAnyDimension) {
-  run(
-      [] {
-        for (const int64_t dim : {0, 1, 2, -1, -3}) {
-          expect_like_one_process(
-              [=](const auto& x) { return all_gather(x, dim); },
-              [=](const Tensors& all) { return Tensors(kRanks, at::cat(all, dim)); }, {2, 3, 4});
-        }
-      },
-      GetParam());
-}
-
-TEST_P(FunctionalOnThreads, ReduceScatterCutsAlongAnyDimension) {
-  run(
-      [] {
-        for (const int64_t dim : {0, 1, 2, -1}) {
-          for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
-            expect_like_one_process(
-                [=](const auto& x) { return reduce_scatter(x, dim, op); },
-                [=](const Tensors& all) {
-                  const auto sum = at::stack(all).sum(0);
-                  return (op == ReduceOp::AVG ? sum / kRanks : sum).chunk(kRanks, dim);
-                },
-                {6, 3, 9});
-          }
-        }
-      },
-      GetParam());
-}
-
-TEST_P(FunctionalOnThreads, AllToAllExchangesRows) {
-  run(
-      [] {
-        expect_like_one_process([](const auto& x) { return all_to_all(x); },
-                                [](const Tensors& all) {
-                                  Tensors results;
-                                  for (int to = 0; to < kRanks; ++to) {
-                                    Tensors parts;
-                                    for (const auto& from : all)
-                                      parts.push_back(from.chunk(kRanks)[to]);
-                                    results.push_back(at::cat(parts));
-                                  }
-                                  return results;
-                                },
-                                {6, 2});
-        // Rank r sends r rows to rank 0, none to rank 1 and 4 - r to rank 2.
-        const auto sent = [](int from) { return std::vector<int64_t>{from, 0, 4 - from}; };
-        const std::vector<std::vector<int64_t>> received = {{0, 1, 2}, {0, 0, 0}, {4, 3, 2}};
-        expect_like_one_process(
-            [=](const auto& x) { return all_to_all(x, received[rank()], sent(rank())); },
+            [=](const auto& x) { return reduce_scatter(x, dim, op); },
             [=](const Tensors& all) {
-              Tensors results;
-              for (int to = 0; to < kRanks; ++to) {
-                Tensors parts;
-                for (int from = 0; from < kRanks; ++from)
-                  parts.push_back(all[from].split_with_sizes(sent(from))[to]);
-                results.push_back(at::cat(parts));
-              }
-              return results;
+              const auto sum = at::stack(all).sum(0);
+              return (op == ReduceOp::AVG ? sum / world_size() : sum).chunk(world_size(), dim);
             },
-            {4, 2});
-      },
-      GetParam());
+            {12, 24, 12});
+      }
+    }
+  });
 }
 
-TEST_P(FunctionalOnThreads, BroadcastGivesTheSourceAllGradients) {
-  run(
-      [] {
-        for (int source = 0; source < kRanks; ++source) {
-          expect_like_one_process([=](const auto& x) { return broadcast(x, source); },
-                                  [=](const Tensors& all) { return Tensors(kRanks, all[source]); },
-                                  {2, 3});
-        }
-      },
-      GetParam());
+TEST_P(Functional, AllToAllExchangesRows) {
+  run([] {
+    expect_like_one_process([](const auto& x) { return all_to_all(x); },
+                            [](const Tensors& all) {
+                              Tensors results;
+                              for (int to = 0; to < world_size(); ++to) {
+                                Tensors parts;
+                                for (const auto& from : all)
+                                  parts.push_back(from.chunk(world_size())[to]);
+                                results.push_back(at::cat(parts));
+                              }
+                              return results;
+                            },
+                            {12, 2});
+    // Rank r sends r rows to rank 0, 4 - r to the last one and none to the others.
+    const auto sent = [](int from) {
+      std::vector<int64_t> rows(world_size(), 0);
+      rows.front() = from;
+      rows.back() = 4 - from;
+      return rows;
+    };
+    std::vector<int64_t> received;
+    for (int from = 0; from < world_size(); ++from) received.push_back(sent(from)[rank()]);
+    expect_like_one_process([=](const auto& x) { return all_to_all(x, received, sent(rank())); },
+                            [=](const Tensors& all) {
+                              Tensors results;
+                              for (int to = 0; to < world_size(); ++to) {
+                                Tensors parts;
+                                for (int from = 0; from < world_size(); ++from)
+                                  parts.push_back(all[from].split_with_sizes(sent(from))[to]);
+                                results.push_back(at::cat(parts));
+                              }
+                              return results;
+                            },
+                            {4, 2});
+  });
 }
 
-TEST_P(FunctionalOnThreads, WorkOnSubGroups) {
-  run(
-      [] {
-        if (rank() == 1) return barrier();
-        const auto group = new_group({2, 0});
-        auto own = at::full({2}, rank() + 1.0).set_requires_grad(true);
-        const auto sum = all_reduce(own, ReduceOp::SUM, group);
-        EXPECT_TRUE(sum.detach().eq(4).all().item<bool>());
-        (sum * (rank() + 1)).sum().backward();
-        EXPECT_TRUE(own.grad().eq(4).all().item<bool>()) << own.grad();
-        EXPECT_TRUE(all_gather(own.detach(), 0, group).equal(at::tensor({3, 3, 1, 1}, at::kFloat)));
-        barrier();
-      },
-      GetParam());
+TEST_P(Functional, BroadcastGivesTheSourceAllGradients) {
+  run([] {
+    for (int source = 0; source < world_size(); ++source) {
+      expect_like_one_process(
+          [=](const auto& x) { return broadcast(x, source); },
+          [=](const Tensors& all) { return Tensors(world_size(), all[source]); }, {2, 3});
+    }
+  });
 }
 
-TEST_P(FunctionalOnThreads, TakeViewsAndKeepThemApart) {
-  run(
-      [] {
-        const auto base = pattern(rank(), 24).view({4, 6});
-        const auto before = base.clone();
-        const auto sum = all_reduce(base.t());
-        EXPECT_EQ(sum.sizes(), at::IntArrayRef({6, 4}));
-        const auto whole = all_gather(base.slice(1, 0, 6, 2), 1);
-        EXPECT_EQ(whole.sizes(), at::IntArrayRef({4, 9}));
-        for (int peer = 0; peer < kRanks; ++peer) {
-          const auto theirs = pattern(peer, 24).view({4, 6}).slice(1, 0, 6, 2);
-          expect_bitwise_equal(whole.narrow(1, 3 * peer, 3).contiguous(), theirs.contiguous());
-        }
-        sum.zero_();
-        expect_bitwise_equal(base, before, "the argument");
-      },
-      GetParam());
+TEST_P(Functional, WorkOnSubGroups) {
+  run([] {
+    const int last = world_size() - 1;
+    if (rank() != 0 && rank() != last) return barrier();
+    const auto group = new_group({last, 0});
+    auto own = at::full({2}, rank() + 1.0, testing::run_device()).set_requires_grad(true);
+    const auto sum = all_reduce(own, ReduceOp::SUM, group);
+    EXPECT_TRUE(sum.detach().eq(last + 2).all().item<bool>());
+    (sum * (rank() + 1)).sum().backward();
+    EXPECT_TRUE(own.grad().eq(last + 2).all().item<bool>()) << own.grad();
+    expect_bitwise_equal(all_gather(own.detach(), 0, group),
+                         at::tensor({last + 1, last + 1, 1, 1}, at::kFloat));
+    barrier();
+  });
+}
+
+TEST_P(Functional, TakeViewsAndKeepThemApart) {
+  run([] {
+    const auto base = pattern(rank(), 24).view({4, 6}).to(testing::run_device());
+    const auto before = base.clone();
+    const auto sum = all_reduce(base.t());
+    EXPECT_EQ(sum.sizes(), at::IntArrayRef({6, 4}));
+    const auto whole = all_gather(base.slice(1, 0, 6, 2), 1);
+    EXPECT_EQ(whole.sizes(), at::IntArrayRef({4, 3 * world_size()}));
+    for (int peer = 0; peer < world_size(); ++peer) {
+      const auto theirs = pattern(peer, 24).view({4, 6}).slice(1, 0, 6, 2);
+      expect_bitwise_equal(whole.narrow(1, 3 * peer, 3).contiguous(), theirs.contiguous());
+    }
+    sum.zero_();
+    expect_bitwise_equal(base, before, "the argument");
+  });
 }
 
 TEST(FunctionalErrorOnThreads, NamesWhatCanNotBeDifferentiated) {

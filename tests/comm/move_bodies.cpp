@@ -13,7 +13,7 @@ namespace {
 using testing::expect_bitwise_equal;
 
 void broadcasts_from_every_rank(const Setting& setting) {
-  for (const auto dtype : kDtypes) {
+  for (const auto dtype : dtypes(setting)) {
     for (int root = 0; root < setting.ranks; ++root) {
       for (const int64_t count : {int64_t{3}, int64_t{50'001}}) {
         Tensors tensors{sample(setting, rank(), {count}, dtype, root)};
@@ -26,18 +26,18 @@ void broadcasts_from_every_rank(const Setting& setting) {
 }
 
 void gathers_lists_and_tensors(const Setting& setting) {
-  for (const auto dtype : kDtypes) {
+  for (const auto dtype : dtypes(setting)) {
     for (const int64_t rows : {1, 30'001}) {
       SCOPED_TRACE(c10::str(dtype, ", ", rows, " rows"));
       const auto inputs = samples(setting, {rows, 2}, dtype);
       auto input = inputs[rank()].clone();
-      auto whole = at::zeros({setting.ranks * rows, 2}, dtype);
-      backend()->_allgather_base(whole, input, {})->wait();
-      expect_bitwise_equal(whole, at::cat(inputs), "one tensor");
+      auto whole = at::zeros({setting.ranks * rows, 2}, setting.on(dtype));
+      backend(setting)->_allgather_base(whole, input, {})->wait();
+      expect_bitwise_equal(whole, at::cat(on_cpu(inputs)), "one tensor");
 
       TensorLists list(1);
       for (int peer = 0; peer < setting.ranks; ++peer)
-        list[0].push_back(at::zeros({rows, 2}, dtype));
+        list[0].push_back(at::zeros({rows, 2}, setting.on(dtype)));
       Tensors one{input};
       default_group()->allgather(list, one)->wait();
       for (int peer = 0; peer < setting.ranks; ++peer)
@@ -48,12 +48,12 @@ void gathers_lists_and_tensors(const Setting& setting) {
 
 void all_gather_may_read_from_its_output(const Setting& setting) {
   for (const int64_t count : {int64_t{10}, int64_t{100'001}}) {
-    auto whole = at::zeros({setting.ranks, count});
+    auto whole = at::zeros({setting.ranks, count}, setting.on());
     auto own = whole[rank()];
-    own.copy_(pattern(rank(), count));
-    backend()->_allgather_base(whole, own, {})->wait();
+    own.copy_(pattern(setting, rank(), count));
+    backend(setting)->_allgather_base(whole, own, {})->wait();
     for (int peer = 0; peer < setting.ranks; ++peer)
-      expect_bitwise_equal(whole[peer], pattern(peer, count));
+      expect_bitwise_equal(whole[peer], pattern(setting, peer, count));
   }
 }
 
@@ -61,16 +61,17 @@ void gathers_parts_of_different_sizes(const Setting& setting) {
   for (const int64_t unit : {1, 40'000}) {
     TensorLists list(1);
     for (int peer = 0; peer < setting.ranks; ++peer)
-      list[0].push_back(at::full({peer * unit}, -1, at::kFloat));  // rank 0 has nothing
-    Tensors input{pattern(rank(), rank() * unit)};
+      list[0].push_back(at::full({peer * unit}, -1, setting.on()));  // rank 0 has nothing
+    Tensors input{pattern(setting, rank(), rank() * unit)};
     default_group()->allgather(list, input)->wait();
     for (int peer = 0; peer < setting.ranks; ++peer)
-      expect_bitwise_equal(list[0][peer], pattern(peer, peer * unit), c10::str("of ", peer));
+      expect_bitwise_equal(list[0][peer], pattern(setting, peer, peer * unit),
+                           c10::str("of ", peer));
   }
 }
 
 void gathers_on_and_scatters_from_every_root(const Setting& setting) {
-  for (const auto dtype : kDtypes) {
+  for (const auto dtype : dtypes(setting)) {
     for (int root = 0; root < setting.ranks; ++root) {
       for (const int64_t count : {int64_t{2}, int64_t{20'001}}) {
         SCOPED_TRACE(c10::str(dtype, ", root ", root, ", ", count, " elements"));
@@ -78,14 +79,14 @@ void gathers_on_and_scatters_from_every_root(const Setting& setting) {
         if (rank() == root) {
           lists.emplace_back();
           for (int peer = 0; peer < setting.ranks; ++peer)
-            lists[0].push_back(at::zeros({count}, dtype));
+            lists[0].push_back(at::zeros({count}, setting.on(dtype)));
         }
         Tensors input{sample(setting, rank(), {count}, dtype)};
         default_group()->gather(lists, input, {.rootRank = root})->wait();
         for (int peer = 0; rank() == root && peer < setting.ranks; ++peer)
           expect_bitwise_equal(lists[0][peer], sample(setting, peer, {count}, dtype), "gather");
 
-        Tensors output{at::zeros({count}, dtype)};
+        Tensors output{at::zeros({count}, setting.on(dtype))};
         default_group()->scatter(output, lists, {.rootRank = root})->wait();
         expect_bitwise_equal(output[0], input[0], "scatter gives back what gather took");
       }
@@ -108,7 +109,7 @@ void exchanges_rows_with_uneven_splits(const Setting& setting) {
         sent.push_back(rows_between(rank(), peer, unit));
         received.push_back(rows_between(peer, rank(), unit));
         inputs.push_back(sample(setting, rank(), {sent.back(), 2}, dtype, peer));
-        outputs.push_back(at::zeros({received.back(), 2}, dtype));
+        outputs.push_back(at::zeros({received.back(), 2}, setting.on(dtype)));
       }
       Tensors expected;
       for (int peer = 0; peer < setting.ranks; ++peer)
@@ -120,7 +121,7 @@ void exchanges_rows_with_uneven_splits(const Setting& setting) {
 
       auto input = at::cat(inputs);
       auto output = at::zeros_like(at::cat(expected));
-      backend()->alltoall_base(output, input, received, sent, {})->wait();
+      backend(setting)->alltoall_base(output, input, received, sent, {})->wait();
       expect_bitwise_equal(output, at::cat(expected), "one tensor");
     }
   }
@@ -128,12 +129,12 @@ void exchanges_rows_with_uneven_splits(const Setting& setting) {
 
 void exchanges_equal_rows_without_splits(const Setting& setting) {
   for (const int64_t rows : {1, 7, 20'000}) {
-    auto input = pattern(rank(), setting.ranks * rows * 3).view({-1, 3});
+    auto input = pattern(setting, rank(), setting.ranks * rows * 3).view({-1, 3});
     auto output = at::zeros_like(input);
     std::vector<int64_t> none;
-    backend()->alltoall_base(output, input, none, none, {})->wait();
+    backend(setting)->alltoall_base(output, input, none, none, {})->wait();
     for (int peer = 0; peer < setting.ranks; ++peer) {
-      const auto theirs = pattern(peer, setting.ranks * rows * 3).view({-1, 3});
+      const auto theirs = pattern(setting, peer, setting.ranks * rows * 3).view({-1, 3});
       expect_bitwise_equal(output.narrow(0, peer * rows, rows),
                            theirs.narrow(0, rank() * rows, rows));
     }
@@ -146,10 +147,11 @@ void exchanges_when_only_one_rank_sends(const Setting& setting) {
     std::vector<int64_t> sent(setting.ranks, rank() == 0 ? rows : 0);
     std::vector<int64_t> received(setting.ranks, 0);
     received[0] = rows;
-    auto input = pattern(0, rank() == 0 ? setting.ranks * rows : 0);
-    auto output = at::zeros({rows});
-    backend()->alltoall_base(output, input, received, sent, {})->wait();
-    expect_bitwise_equal(output, pattern(0, setting.ranks * rows).narrow(0, rank() * rows, rows));
+    auto input = pattern(setting, 0, rank() == 0 ? setting.ranks * rows : 0);
+    auto output = at::zeros({rows}, setting.on());
+    backend(setting)->alltoall_base(output, input, received, sent, {})->wait();
+    expect_bitwise_equal(output,
+                         pattern(setting, 0, setting.ranks * rows).narrow(0, rank() * rows, rows));
   }
 }
 
@@ -177,12 +179,12 @@ void barriers_let_nobody_pass_early(const Setting& setting) {
     // The last to write is the last to arrive: what it wrote must be there for all.
     auto& store = *default_group()->getStore();
     if (rank() == turn % setting.ranks) store.set(c10::str("turn ", turn), "here");
-    turn % 2 == 0 ? barrier() : monitored_barrier();
+    turn % 2 == 0 || setting.is_nccl() ? barrier() : monitored_barrier();
     EXPECT_TRUE(store.check({c10::str("turn ", turn)})) << turn;
   }
   c10d::BarrierOptions options;
   default_group()->barrier(options)->wait();
-  default_group()->monitoredBarrier(options);
+  if (!setting.is_nccl()) default_group()->monitoredBarrier(options);
 }
 
 }  // namespace

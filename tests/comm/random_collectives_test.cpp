@@ -40,14 +40,15 @@ class Randomness {
     return values[below(static_cast<int64_t>(values.size()))];
   }
 
-  Draw draw(int number, int ranks) {
-    Draw result{.number = number, .dtype = pick(kDtypes), .op = pick(kOps), .sizes = {}, .root = 0};
-    while (!has_meaning(result.dtype, result.op)) result.op = pick(kOps);
+  Draw draw(int number, const Setting& setting) {
+    Draw result{
+        .number = number, .dtype = pick(dtypes(setting)), .op = pick(kOps), .sizes = {}, .root = 0};
+    while (!can_reduce(setting, result.dtype, result.op)) result.op = pick(kOps);
     const auto dims = below(4);
     for (int64_t i = 0; i < dims; ++i) result.sizes.push_back(below(9));
     // Now and then more than a slot.
     if (dims > 0 && below(6) == 0) result.sizes[0] = below(40'000);
-    result.root = static_cast<int>(below(ranks));
+    result.root = static_cast<int>(below(setting.ranks));
     return result;
   }
 
@@ -55,13 +56,14 @@ class Randomness {
   std::mt19937_64 engine_;
 };
 
-/// The same values in another place: as they are, transposed, with gaps, in shared memory or inside
-/// a larger tensor there. Every rank draws its own.
-at::Tensor place(const at::Tensor& values, Randomness& own) {
+/// The same values in another place: as they are, transposed, with gaps, in shared memory (of CPU
+/// tensors) or inside a larger tensor there. Every rank draws its own. NCCL takes no gaps.
+at::Tensor place(const Setting& setting, const at::Tensor& values, Randomness& own) {
   const auto in_shared = [&](std::vector<int64_t> sizes) {
-    return empty_shared(sizes, values.options());
+    return setting.device.is_cpu() ? empty_shared(sizes, values.options())
+                                   : at::empty(sizes, values.options());
   };
-  switch (own.below(5)) {
+  switch (setting.is_nccl() ? own.below(2) * 4 : own.below(5)) {
     case 0:
       return values.clone();
     case 1:
@@ -111,7 +113,7 @@ class RandomCollective {
  private:
   Tensors inputs() const { return samples(setting_, draw_.sizes, draw_.dtype, draw_.number); }
   at::Tensor blank(std::vector<int64_t> sizes) {
-    return place(at::zeros(sizes, draw_.dtype), own_);
+    return place(setting_, at::zeros(sizes, setting_.on(draw_.dtype)), own_);
   }
   std::vector<int64_t> stacked() const {
     auto sizes = draw_.sizes;
@@ -124,30 +126,30 @@ class RandomCollective {
 
   void all_reduce() {
     const auto all = inputs();
-    Tensors tensors{place(all[rank()], own_)};
+    Tensors tensors{place(setting_, all[rank()], own_)};
     default_group()->allreduce(tensors, {.reduceOp = draw_.op})->wait();
     expect_reduced(setting_, tensors[0].contiguous(), reduced(setting_, all, draw_.op));
     expect_same_bits_on_all_ranks(tensors[0]);
   }
   void reduce() {
     const auto all = inputs();
-    Tensors tensors{place(all[rank()], own_)};
+    Tensors tensors{place(setting_, all[rank()], own_)};
     default_group()->reduce(tensors, {.reduceOp = draw_.op, .rootRank = draw_.root})->wait();
     if (rank() != draw_.root) return expect_moved(tensors[0], all[rank()]);
     expect_reduced(setting_, tensors[0].contiguous(), reduced(setting_, all, draw_.op));
   }
   void broadcast() {
     const auto all = inputs();
-    Tensors tensors{place(all[rank()], own_)};
+    Tensors tensors{place(setting_, all[rank()], own_)};
     default_group()->broadcast(tensors, {.rootRank = draw_.root})->wait();
     expect_moved(tensors[0], all[draw_.root]);
   }
   void all_gather() {
     const auto all = inputs();
-    auto input = place(all[rank()], own_);
+    auto input = place(setting_, all[rank()], own_);
     auto whole = blank(stacked());
-    backend()->_allgather_base(whole, input, {})->wait();
-    expect_moved(whole, at::stack(all));
+    backend(setting_)->_allgather_base(whole, input, {})->wait();
+    expect_moved(whole, at::stack(on_cpu(all)));
     TensorLists list(1);
     for (const auto& part : all) list[0].push_back(blank(part.sizes().vec()));
     Tensors one{input};
@@ -156,15 +158,15 @@ class RandomCollective {
   }
   void reduce_scatter() {
     const auto all = samples(setting_, stacked(), draw_.dtype, draw_.number);
-    auto input = place(all[rank()], own_);
+    auto input = place(setting_, all[rank()], own_);
     auto output = blank(draw_.sizes);
-    backend()->_reduce_scatter_base(output, input, {.reduceOp = draw_.op})->wait();
+    backend(setting_)->_reduce_scatter_base(output, input, {.reduceOp = draw_.op})->wait();
     const auto expected = reduced(setting_, all, draw_.op)[rank()].contiguous();
     expect_reduced(setting_, output.contiguous(), expected);
   }
   void gather_and_scatter() {
     const auto all = inputs();
-    Tensors input{place(all[rank()], own_)};
+    Tensors input{place(setting_, all[rank()], own_)};
     TensorLists lists;
     if (rank() == draw_.root) {
       lists.emplace_back();
@@ -199,10 +201,10 @@ class RandomCollective {
       for (int to = 0; to < rank(); ++to) before += rows(from, to);
       expected.push_back(table(from).narrow(0, before, received[from]));
     }
-    auto input = place(table(rank()), own_);
+    auto input = place(setting_, table(rank()), own_);
     auto output = blank({std::accumulate(received.begin(), received.end(), int64_t{0}), 2});
-    backend()->alltoall_base(output, input, received, sent, {})->wait();
-    expect_moved(output, at::cat(expected));
+    backend(setting_)->alltoall_base(output, input, received, sent, {})->wait();
+    expect_moved(output, at::cat(on_cpu(expected)));
   }
 
   const Setting& setting_;
@@ -211,11 +213,12 @@ class RandomCollective {
 };
 
 void run_random_collectives(const std::string& backend_name, int cases) {
-  const Setting setting{.backend = backend_name, .ranks = world_size()};
+  const Setting setting{
+      .backend = backend_name, .ranks = world_size(), .device = testing::run_device()};
   Randomness shared(testing::test_seed());
   Randomness own(testing::test_seed() + 1 + rank());
   for (int number = 0; number < cases; ++number) {
-    const auto draw = shared.draw(number, setting.ranks);
+    const auto draw = shared.draw(number, setting);
     RandomCollective(setting, draw, own).run(shared.below(RandomCollective::kKinds));
     if (::testing::Test::HasFailure()) break;  // the rest would repeat it
   }
@@ -242,6 +245,15 @@ TEST_P(RandomCollectivesOnProcesses, AgreeWithAPlainComputation) {
                          {.backend = "shm", .timeout = kTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnProcesses, ::testing::Range(2, 5));
+
+class RandomCollectivesOnCuda : public ::testing::TestWithParam<testing::DeviceCase> {};
+TEST_P(RandomCollectivesOnCuda, AgreeWithAPlainComputation) {
+  testing::run_on(GetParam(), [] { run_random_collectives(GetParam().backend, 200); },
+                  {.timeout = kTimeout});
+}
+INSTANTIATE_TEST_SUITE_P(Every, RandomCollectivesOnCuda,
+                         ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),
+                         testing::case_name);
 
 }  // namespace
 }  // namespace tessera::collective_bodies

@@ -24,7 +24,7 @@ void completes_by_wait_future_and_polling(const Setting& setting) {
     std::vector<Tensors> tensors;
     std::vector<WorkPtr> works;
     for (int i = 0; i < 5; ++i) {
-      tensors.push_back({at::ones({count}, at::kLong)});
+      tensors.push_back({at::ones({count}, setting.on(at::kLong))});
       works.push_back(default_group()->allreduce(tensors.back()));
     }
     const auto is_right = [&](const at::Tensor& tensor) {
@@ -63,8 +63,8 @@ void completes_by_wait_future_and_polling(const Setting& setting) {
 
 void callbacks_may_issue_further_collectives(const Setting& setting) {
   for (const int64_t count : kCounts) {
-    Tensors first{at::ones({count}, at::kLong)};
-    Tensors second{at::ones({count}, at::kLong)};
+    Tensors first{at::ones({count}, setting.on(at::kLong))};
+    Tensors second{at::ones({count}, setting.on(at::kLong))};
     const auto group = default_group();
     WorkPtr follower;
     auto work = group->allreduce(first);
@@ -86,8 +86,8 @@ void callbacks_may_send_and_receive(const Setting& setting) {
   const auto group = default_group();
   const int next = (rank() + 1) % setting.ranks;
   const int previous = (rank() + setting.ranks - 1) % setting.ranks;
-  Tensors in{at::zeros({2}, at::kLong)};
-  Tensors back{at::zeros({2}, at::kLong)};
+  Tensors in{at::zeros({2}, setting.on(at::kLong))};
+  Tensors back{at::zeros({2}, setting.on(at::kLong))};
   WorkPtr reply;
   auto received = group->recv(in, previous, 0);
   auto passed_on = received->getFuture()->then(
@@ -97,7 +97,7 @@ void callbacks_may_send_and_receive(const Setting& setting) {
         return c10::IValue(true);
       },
       c10::BoolType::get());
-  Tensors out{at::full({2}, rank(), at::kLong)};
+  Tensors out{at::full({2}, rank(), setting.on(at::kLong))};
   group->send(out, next, 0)->wait();
   group->recv(back, next, 1)->wait();
   EXPECT_TRUE(back[0].eq(rank() + 1).all().item<bool>()) << back[0];
@@ -109,7 +109,7 @@ void waits_for_collectives_in_any_order(const Setting& setting) {
   std::vector<Tensors> tensors;
   std::vector<WorkPtr> works;
   for (int i = 0; i < 40; ++i) {
-    tensors.push_back({at::full({i % 7 == 3 ? 100'000 : i + 1}, i + 1, at::kLong)});
+    tensors.push_back({at::full({i % 7 == 3 ? 100'000 : i + 1}, i + 1, setting.on(at::kLong))});
     works.push_back(i % 5 == 4 ? default_group()->broadcast(tensors[i], {.rootRank = 0})
                                : default_group()->allreduce(tensors[i]));
   }
@@ -124,20 +124,20 @@ void waits_for_collectives_in_any_order(const Setting& setting) {
 
 void collectives_nobody_waits_for_still_take_part(const Setting& setting) {
   for (int turn = 0; turn < 30; ++turn) {
-    Tensors dropped{at::ones({turn % 3 == 0 ? 100'000 : 4})};
+    Tensors dropped{at::ones({turn % 3 == 0 ? 100'000 : 4}, setting.on())};
     default_group()->allreduce(dropped);  // the work dies at once; rank 0 does wait
-    Tensors kept{at::ones({4})};
+    Tensors kept{at::ones({4}, setting.on())};
     auto work = default_group()->allreduce(kept);
     if (turn % 4 == rank() % 4) work->wait();
   }
-  Tensors last{at::ones({4})};
+  Tensors last{at::ones({4}, setting.on())};
   default_group()->allreduce(last)->wait();
   EXPECT_TRUE(last[0].eq(total(setting)).all().item<bool>());
 }
 
 void complete_on_return_if_not_asynchronous(const Setting& setting) {
   for (const int64_t count : kCounts) {
-    Tensors tensors{at::ones({count})};
+    Tensors tensors{at::ones({count}, setting.on())};
     auto work = default_group()->allreduce(
         tensors,
         {.reduceOp = ReduceOp::SUM, .timeout = std::chrono::seconds(50), .asyncOp = false});
@@ -155,16 +155,16 @@ void coalesces_by_list(const Setting& setting) {
     const auto dtype = i % 2 == 0 ? at::kHalf : at::kLong;
     const int64_t count = i == 5 ? 90'000 : i;  // the first is empty
     inputs.push_back(sample(setting, rank(), {count, 2}, dtype, i));
-    outputs.push_back(at::zeros({n * count, 2}, dtype));
-    parts.push_back(at::zeros({count, 2}, dtype));
+    outputs.push_back(at::zeros({n * count, 2}, setting.on(dtype)));
+    parts.push_back(at::zeros({count, 2}, setting.on(dtype)));
   }
-  backend()->allgather_into_tensor_coalesced(outputs, inputs, {})->wait();
+  backend(setting)->allgather_into_tensor_coalesced(outputs, inputs, {})->wait();
   for (int i = 0; i < 6; ++i)
     expect_bitwise_equal(outputs[i],
                          at::cat(samples(setting, inputs[i].sizes(), inputs[i].scalar_type(), i)));
 
   // All ranks hold the same now: each part comes back `ranks` times as large.
-  backend()->reduce_scatter_tensor_coalesced(parts, outputs, {})->wait();
+  backend(setting)->reduce_scatter_tensor_coalesced(parts, outputs, {})->wait();
   for (int i = 0; i < 6; ++i) {
     const Tensors same(total(setting), inputs[i]);
     expect_reduced(setting, parts[i], reduced(setting, same, ReduceOp::SUM));
@@ -172,44 +172,45 @@ void coalesces_by_list(const Setting& setting) {
 }
 
 void gathers_several_lists_at_once(const Setting& setting) {
-  Tensors inputs{pattern(rank(), 5), pattern(rank() + 1, 70'000)};
+  Tensors inputs{pattern(setting, rank(), 5), pattern(setting, rank() + 1, 70'000)};
   TensorLists outputs(setting.ranks);  // by rank, then by input
-  for (auto& list : outputs) list = {at::zeros({5}), at::zeros({70'000})};
+  for (auto& list : outputs)
+    list = {at::zeros({5}, setting.on()), at::zeros({70'000}, setting.on())};
   default_group()->allgather_coalesced(outputs, inputs)->wait();
   for (int peer = 0; peer < setting.ranks; ++peer) {
-    expect_bitwise_equal(outputs[peer][0], pattern(peer, 5));
-    expect_bitwise_equal(outputs[peer][1], pattern(peer + 1, 70'000));
+    expect_bitwise_equal(outputs[peer][0], pattern(setting, peer, 5));
+    expect_bitwise_equal(outputs[peer][1], pattern(setting, peer + 1, 70'000));
   }
 }
 
 void coalesces_by_scope(const Setting& setting) {
   const int64_t n = setting.ranks;
   for (int turn = 0; turn < 3; ++turn) {
-    Tensors sum{at::ones({turn == 1 ? 200'000 : 3})};
-    Tensors strided{at::ones({4, 6}).t()};
-    Tensors root{at::full({3}, rank(), at::kFloat)};
-    auto own = at::full({3}, rank(), at::kFloat);
-    auto whole = at::zeros({n * 3});
-    auto part = at::zeros({3});
-    default_group()->startCoalescing(at::kCPU);
+    Tensors sum{at::ones({turn == 1 ? 200'000 : 3}, setting.on())};
+    Tensors strided{at::ones({4, 6}, setting.on()).t()};
+    Tensors root{at::full({3}, rank(), setting.on())};
+    auto own = at::full({3}, rank(), setting.on());
+    auto whole = at::zeros({n * 3}, setting.on());
+    auto part = at::zeros({3}, setting.on());
+    default_group()->startCoalescing(setting.device.type());
     default_group()->allreduce(sum);
     default_group()->broadcast(root, {.rootRank = setting.ranks - 1});
-    backend()->_allgather_base(whole, own, {});
+    backend(setting)->_allgather_base(whole, own, {});
     default_group()->allreduce(strided);
-    auto work = default_group()->endCoalescing(at::kCPU);
+    auto work = default_group()->endCoalescing(setting.device.type());
     turn == 2 ? work->getFuture()->waitAndThrow() : static_cast<void>(work->wait());
     EXPECT_TRUE(sum[0].eq(n).all().item<bool>());
     EXPECT_TRUE(strided[0].eq(n).all().item<bool>());
     EXPECT_TRUE(root[0].eq(n - 1).all().item<bool>());
-    expect_bitwise_equal(whole, at::arange(n, at::kFloat).repeat_interleave(3));
+    expect_bitwise_equal(whole, at::arange(n, setting.on()).repeat_interleave(3));
   }
-  default_group()->startCoalescing(at::kCPU);
-  default_group()->endCoalescing(at::kCPU)->wait();  // nothing at all
+  default_group()->startCoalescing(setting.device.type());
+  default_group()->endCoalescing(setting.device.type())->wait();  // nothing at all
 }
 
 void several_threads_may_wait(const Setting& setting) {
   for (int turn = 0; turn < 10; ++turn) {
-    Tensors tensors{at::ones({turn % 2 == 0 ? 8 : 150'000})};
+    Tensors tensors{at::ones({turn % 2 == 0 ? 8 : 150'000}, setting.on())};
     auto work = default_group()->allreduce(tensors);
     std::thread other([&] { work->wait(); });
     work->wait();
@@ -220,7 +221,7 @@ void several_threads_may_wait(const Setting& setting) {
 
 void runs_alone_in_a_world_of_one(const Setting& setting) {
   if (setting.ranks != 1) return;
-  Tensors self{at::full({3}, 2, at::kFloat)};
+  Tensors self{at::full({3}, 2, setting.on())};
   default_group()->allreduce(self, {.reduceOp = ReduceOp::AVG})->wait();
   EXPECT_TRUE(self[0].eq(2).all().item<bool>());
   EXPECT_EQ(rank(), 0);

@@ -178,7 +178,8 @@ class Nursery {
 }  // namespace
 
 void run_forked_worlds(const std::vector<ForkedWorld>& worlds, int at_once, milliseconds deadline) {
-  run_processes(1, [&] { Nursery(worlds, at_once, deadline).run(); }, {.init = false});
+  run_processes(1, [&] { Nursery(worlds, at_once, deadline).run(); },
+                {.init = false, .fresh = true});
 }
 
 }  // namespace tessera::testing

@@ -1,5 +1,6 @@
 #include "support/random.h"
 #include "support/rank_run.h"
+#include "support/reused_ranks.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -24,15 +25,6 @@ class SeedReporter : public ::testing::EmptyTestEventListener {
   }
 };
 
-/// A rank normally exits inside its test; getting here means that the test never came to the run it
-/// belongs to.
-int end_of_rank(const tessera::testing::ChildIdentity& identity) {
-  std::cout << "rank " << identity.rank << ": the test ended before its run " << identity.call
-            << " of processes began; it must come to the same runs in ranks as in the parent"
-            << std::endl;
-  return tessera::testing::kExitNotReached;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,20 +32,23 @@ int main(int argc, char** argv) {
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();  // which own what they get
   listeners.Append(new RunCounter);
   at::set_num_threads(1);  // as the ranks, so that bits agree
-  const auto& identity = tessera::testing::child_identity();
-  if (!identity) {
+  if (!tessera::testing::child_identity()) {
     if (!GTEST_FLAG_GET(list_tests)) {
       std::cout << "Seed of random tests: " << tessera::testing::test_seed()
                 << " (TESSERA_TEST_SEED)\n";
     }
     listeners.Append(new SeedReporter);
-    return RUN_ALL_TESTS();
+    const int status = RUN_ALL_TESTS();
+    tessera::testing::end_reused_ranks();
+    return status;
   }
+  if (tessera::testing::is_reused_rank()) return tessera::testing::serve_runs();
   if (GTEST_FLAG_GET(filter) == "*") {
     std::cout << "TESSERA_TEST_RANK is set: a rank needs a --gtest_filter that names its test"
               << std::endl;
     return tessera::testing::kExitNotReached;
   }
+  // A rank exits inside its test; getting past it means that the test never came to its run.
   [[maybe_unused]] const int unreachable = RUN_ALL_TESTS();
-  return end_of_rank(*identity);
+  return tessera::testing::say_not_reached();
 }

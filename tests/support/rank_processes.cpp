@@ -1,5 +1,6 @@
 #include "support/rank_run.h"
 #include "support/ranks.h"
+#include "support/reused_ranks.h"
 #include "support/temporary_folder.h"
 
 #include <ATen/Context.h>
@@ -22,9 +23,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// What the others get once a rank has failed: enough for a report of their own, too little to wait
-/// out timeouts.
-constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
 constexpr size_t kReportedOutput = 20000;
 
 int run_count = 0;  // runs begun in the current test
@@ -35,9 +33,10 @@ std::string test_name() {
   return std::string(test->test_suite_name()) + "." + test->name();
 }
 
-std::map<std::string, std::optional<std::string>> rank_environment(
-    const RankOptions& options, int rank, int n, int call, const std::filesystem::path& folder) {
-  std::map<std::string, std::optional<std::string>> result;
+}  // namespace
+
+RankEnvironment rank_environment(const RankOptions& options, int rank, int n) {
+  RankEnvironment result;
   // Shards, repetitions and the report file are the parent's affair.
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string name = std::string(*entry).substr(0, std::string(*entry).find('='));
@@ -45,27 +44,44 @@ std::map<std::string, std::optional<std::string>> rank_environment(
   }
   result["OMP_NUM_THREADS"] = "1";
   result["MKL_NUM_THREADS"] = "1";
+  for (const auto& [name, value] : shared_gpu_environment(rank, n, options)) result[name] = value;
   for (const auto& [name, value] : options.environment) result[name] = value;
   result["TESSERA_TEST_RANK"] = std::to_string(rank);
   result["TESSERA_TEST_WORLD_SIZE"] = std::to_string(n);
-  result["TESSERA_TEST_CALL"] = std::to_string(call);
-  result["TESSERA_TEST_FOLDER"] = folder.string();
   return result;
 }
 
-/// The rest of the process's life: the body as this rank.
+std::vector<std::string> rank_arguments(const std::string& test) {
+  return {std::filesystem::read_symlink("/proc/self/exe").string(), "--gtest_filter=" + test,
+          "--gtest_color=no", "--gtest_brief=1", "--gtest_also_run_disabled_tests"};
+}
+
+namespace {
+
+/// Takes the run of the scope for the process's.
+class ProcessRunScope {
+ public:
+  explicit ProcessRunScope(const RankRun& run) { set_process_run(&run); }
+  ~ProcessRunScope() { set_process_run(nullptr); }
+  ProcessRunScope(const ProcessRunScope&) = delete;
+  ProcessRunScope& operator=(const ProcessRunScope&) = delete;
+};
+
+/// The body as this rank, then the end of the process or, if it is used again, of the test.
 [[noreturn]] void live_as_rank(const ChildIdentity& identity, const RankBody& body,
                                const RankOptions& options) {
   RankRun run{.init_options = rank_identity(identity.rank, identity.world_size, options),
-              .folder = identity.folder};
+              .folder = identity.folder,
+              .device = options.device};
   run.init_options.init_method = "file://" + (identity.folder / "store").string();
-  set_process_run(&run);
+  const ProcessRunScope scope(run);
   at::set_num_threads(1);
   at::manual_seed(options.seed);
   run_body(body, options);
   int code = 0;
   if (::testing::Test::IsSkipped()) code = kExitSkipped;
   if (::testing::Test::HasFailure()) code = kExitFailed;
+  if (is_reused_rank()) end_reused_run(code);
   std::cout.flush();
   std::exit(code);  // not _exit: leaving by the front door is part of what is tested
 }
@@ -74,8 +90,10 @@ std::map<std::string, std::optional<std::string>> rank_environment(
 
 void reset_run_count() { run_count = 0; }
 
-const std::optional<ChildIdentity>& child_identity() {
-  static const auto identity = []() -> std::optional<ChildIdentity> {
+namespace {
+
+std::optional<ChildIdentity>& own_identity() {
+  static auto identity = []() -> std::optional<ChildIdentity> {
     const char* rank = std::getenv("TESSERA_TEST_RANK");
     if (rank == nullptr) return std::nullopt;
     const auto variable = [](const char* name) {
@@ -84,12 +102,57 @@ const std::optional<ChildIdentity>& child_identity() {
         throw std::logic_error(std::string("TESSERA_TEST_RANK is set, but not ") + name);
       return value;
     };
+    const int world_size = std::stoi(variable("TESSERA_TEST_WORLD_SIZE"));
+    // Orders will say which run.
+    if (is_reused_rank())
+      return ChildIdentity{
+          .rank = std::stoi(rank), .world_size = world_size, .call = -1, .folder = {}};
     return ChildIdentity{.rank = std::stoi(rank),
-                         .world_size = std::stoi(variable("TESSERA_TEST_WORLD_SIZE")),
+                         .world_size = world_size,
                          .call = std::stoi(variable("TESSERA_TEST_CALL")),
                          .folder = variable("TESSERA_TEST_FOLDER")};
   }();
   return identity;
+}
+
+}  // namespace
+
+const std::optional<ChildIdentity>& child_identity() { return own_identity(); }
+void set_child_identity(ChildIdentity identity) { own_identity() = std::move(identity); }
+
+int say_not_reached() {
+  std::cout << "rank " << child_identity()->rank << ": the test ended before its run "
+            << child_identity()->call
+            << " of processes began; it must come to the same runs in ranks as in the parent"
+            << std::endl;
+  return kExitNotReached;
+}
+
+bool RankEnd::failed() const {
+  if (!status) return false;
+  if (killed_by_harness) return true;
+  if (status->signal != 0) return !may_die;
+  return status->code != 0 && status->code != kExitSkipped;
+}
+
+void report_ends(const std::vector<RankEnd>& ends) {
+  std::string skipped;
+  for (size_t rank = 0; rank < ends.size(); ++rank) {
+    const RankEnd& end = ends[rank];
+    std::string output = end.output;
+    if (output.size() > kReportedOutput)
+      output = "[…]" + output.substr(output.size() - kReportedOutput);
+    if (end.status && end.status->code == kExitSkipped) skipped = output;
+    if (end.status && !end.failed()) continue;
+    ADD_FAILURE() << "rank " << rank << " of " << ends.size() << " (process): "
+                  << (end.killed_by_harness
+                          ? "still running at the deadline or 10 s after another rank had failed; "
+                            "killed by "
+                          : "ended by ")
+                  << (end.status ? end.status->text() : "nothing") << "; its output:\n"
+                  << output;
+  }
+  if (!skipped.empty()) GTEST_SKIP() << skipped;
 }
 
 struct RankProcesses::State {
@@ -108,39 +171,38 @@ struct RankProcesses::State {
   void start(int n, int call);
   void wait_for_all();
   void kill_leftovers(const std::vector<Subprocess*>& running);
-  bool failed(Rank& rank);
+  RankEnd end_of(Rank& rank) const;
   void report();
   std::vector<Subprocess*> running(bool& some_failed);
 };
 
 void RankProcesses::State::start(int n, int call) {
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   for (int rank = 0; rank < n; ++rank) {
-    SubprocessOptions child{
-        .arguments = {program, "--gtest_filter=" + test_name(), "--gtest_color=no",
-                      "--gtest_brief=1", "--gtest_also_run_disabled_tests"},
-        .environment = rank_environment(options, rank, n, call, folder.path()),
-        .output = folder.path() / ("rank." + std::to_string(rank) + ".log")};
+    RankEnvironment environment = rank_environment(options, rank, n);
+    environment["TESSERA_TEST_CALL"] = std::to_string(call);
+    environment["TESSERA_TEST_FOLDER"] = folder.path().string();
+    SubprocessOptions child{.arguments = rank_arguments(test_name()),
+                            .environment = std::move(environment),
+                            .output = folder.path() / ("rank." + std::to_string(rank) + ".log")};
     const bool may_die = std::ranges::count(options.may_die, rank) > 0;
     ranks.push_back({.process = Subprocess(std::move(child)), .may_die = may_die});
   }
 }
 
-/// True once the rank has ended in a way that the test did not allow.
-bool RankProcesses::State::failed(Rank& rank) {
-  const auto status = rank.process.wait(milliseconds(0));
-  if (!status) return false;
-  if (rank.killed_by_harness) return true;
-  if (status->signal != 0) return !rank.may_die;
-  return status->code != 0 && status->code != kExitSkipped;
+/// Without its output.
+RankEnd RankProcesses::State::end_of(Rank& rank) const {
+  return {.status = rank.process.wait(milliseconds(0)),
+          .may_die = rank.may_die,
+          .killed_by_harness = rank.killed_by_harness};
 }
 
 std::vector<Subprocess*> RankProcesses::State::running(bool& some_failed) {
   std::vector<Subprocess*> result;
   some_failed = false;
   for (Rank& rank : ranks) {
-    if (!rank.process.wait(milliseconds(0))) result.push_back(&rank.process);
-    some_failed = failed(rank) || some_failed;
+    const RankEnd end = end_of(rank);
+    if (!end.status) result.push_back(&rank.process);
+    some_failed = end.failed() || some_failed;
   }
   return result;
 }
@@ -180,24 +242,12 @@ void RankProcesses::State::kill_leftovers(const std::vector<Subprocess*>& runnin
 }
 
 void RankProcesses::State::report() {
-  std::string skipped;
-  for (size_t index = 0; index < ranks.size(); ++index) {
-    Rank& rank = ranks[index];
-    const auto status = rank.process.wait(milliseconds(0));
-    std::string output = rank.process.output();
-    if (output.size() > kReportedOutput)
-      output = "[…]" + output.substr(output.size() - kReportedOutput);
-    if (status && status->code == kExitSkipped) skipped = output;
-    if (status && !failed(rank)) continue;
-    ADD_FAILURE() << "rank " << index << " of " << ranks.size() << " (process): "
-                  << (rank.killed_by_harness
-                          ? "still running at the deadline or 10 s after another rank had failed; "
-                            "killed by "
-                          : "ended by ")
-                  << (status ? status->text() : "nothing") << "; its output:\n"
-                  << output;
+  std::vector<RankEnd> ends;
+  for (Rank& rank : ranks) {
+    ends.push_back(end_of(rank));
+    ends.back().output = rank.process.output();
   }
-  if (!skipped.empty()) GTEST_SKIP() << skipped;
+  report_ends(ends);
 }
 
 RankProcesses::RankProcesses(int n, const RankBody& body, RankOptions options) {
@@ -264,6 +314,8 @@ void RankProcesses::join() {
 }
 
 void run_processes(int n, const RankBody& body, RankOptions options) {
+  if (!child_identity() && reuses_ranks(options))
+    return run_reused(test_name(), run_count++, n, options);
   RankProcesses processes(n, body, std::move(options));
   processes.join();
 }

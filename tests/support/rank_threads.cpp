@@ -87,7 +87,9 @@ void run_threads(int n, const RankBody& body, RankOptions options) {
   Roll roll(n);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < n; ++rank) {
-    RankRun run{.init_options = rank_identity(rank, n, options), .folder = folder.path()};
+    RankRun run{.init_options = rank_identity(rank, n, options),
+                .folder = folder.path(),
+                .device = options.device};
     run.init_options.store = store;
     run.init_options.dump_signal = 0;  // the handler belongs to a process
     threads.emplace_back([&roll, &body, &options, rank, run = std::move(run)] {

@@ -56,6 +56,7 @@ ThreadRunScope::~ThreadRunScope() { thread_run = nullptr; }
 
 void run_body(const RankBody& body, const RankOptions& options) {
   report_exceptions("the rank", [&] {
+    use_run_device();
     if (options.init) tessera::init(rank_init_options());
     body();
   });

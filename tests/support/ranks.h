@@ -3,17 +3,17 @@
 #include <tessera/comm.h>
 
 #include "support/beacon.h"
+#include "support/device_cases.h"
+#include "support/rank_options.h"
 #include "support/subprocess.h"
 
+#include <c10/core/Device.h>
+
 #include <chrono>
-#include <cstdint>
-#include <functional>
 #include <iosfwd>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 namespace tessera::comm {
 class ContextScope;
@@ -23,26 +23,15 @@ class ContextScope;
 /// in this thread.
 namespace tessera::testing {
 
-struct RankOptions {
-  std::string backend = "auto";
-  std::chrono::milliseconds timeout = std::chrono::seconds(60);  // of the ranks' groups
-  uint64_t seed = 1234;                                          // equal on every rank
-  std::vector<int> may_die = {};                                 // ranks that may end by a signal
-  /// Of the whole run; ranks that are left then are killed and reported.
-  std::chrono::milliseconds deadline = std::chrono::seconds(120);
-  /// False: the body joins the world itself, e.g. by tessera::init(rank_init_options()).
-  bool init = true;
-  /// Added to the ranks' environment (processes only).
-  std::map<std::string, std::string> environment = {};
-};
-
-using RankBody = std::function<void()>;
-
 /// Runs `body` in n processes: this test binary again, with this test as its filter. What the test
 /// does before this call is done by every rank too; what follows is done by the parent alone. Every
 /// failure (gtest's, an exception, an exit, a signal) becomes one of the calling test with the
 /// rank's output. GTEST_SKIP in a body skips the test. Once a rank has failed the others have ten
 /// seconds to end. Several calls in a test are fine, nested ones are not.
+///
+/// With TESSERA_REUSE_RANKS=1 the processes stay for the next run of this test binary with as many
+/// ranks and the same environment, as long as no rank fails: starting them with CUDA takes seconds.
+/// Then the test is unwound in the ranks after the body, so TearDown runs there, too.
 void run_processes(int n, const RankBody& body, RankOptions options = {});
 
 /// Runs `body` in n threads of this process, each with its own context. The default random
@@ -63,6 +52,8 @@ InitOptions rank_init_options();
 /// This rank and the number of ranks of the run, before init as well.
 int run_rank();
 int run_world_size();
+/// Where tensors of the current run live: CPU, or cuda:(rank % number of devices).
+c10::Device run_device();
 
 /// Ranks as processes whose parent acts while they run: kills, stops, releases them. One object is
 /// one run, counted like a run_processes call. In a rank the constructor runs the body and never

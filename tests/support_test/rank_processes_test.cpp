@@ -1,4 +1,5 @@
 #include "support/ranks.h"
+#include "support/variables.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -7,6 +8,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <stdexcept>
 
 namespace tessera::testing {
@@ -15,6 +17,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Most of these tests are about processes; joining a world would only add to their time.
 RankOptions apart(RankOptions options = {}) {
@@ -185,6 +188,117 @@ TEST(RankProcesses, RanksOfALaterRunPassByTheParentsControl) {
     first.join();
   }
   run_processes(1, [] { EXPECT_EQ(run_world_size(), 1); }, apart());
+}
+
+/// Within a test of this fixture ranks are used again.
+class ReusedRanks : public ::testing::Test {
+ protected:
+  const Variables reuse_{{{"TESSERA_REUSE_RANKS", "1"}}};
+};
+
+/// How often the process has run bodies of this test before: 0 in a new one.
+int times_here() {
+  static std::map<std::string, int> times;
+  return times[::testing::UnitTest::GetInstance()->current_test_info()->name()]++;
+}
+
+/// For tests with runs after this one, whose ranks pass by.
+void expect_failure(int n, const RankBody& body, RankOptions options,
+                    const ::testing::Matcher<std::string>& matcher) {
+  const std::string text = failure_of_run(n, body, std::move(options));
+  if (in_rank()) return;
+  EXPECT_THAT(text, matcher);
+}
+
+TEST_F(ReusedRanks, ServeOneRunAfterTheOther) {
+  for (int run = 0; run < 3; ++run) {
+    run_processes(2, [run] {
+      EXPECT_EQ(times_here(), run);
+      EXPECT_EQ(gather_bytes(std::to_string(run_rank())), (std::vector<std::string>{"0", "1"}));
+    });
+  }
+  if (in_rank()) std::abort();  // only the parent comes here
+}
+
+TEST_F(ReusedRanks, AreApartByTheirNumberAndEnvironment) {
+  const auto is_new = [] { EXPECT_EQ(times_here(), 0); };
+  run_processes(2, is_new, apart());
+  run_processes(1, is_new, apart());
+  run_processes(2, is_new, apart({.environment = {{"TEAPOT", "blue"}}}));
+  run_processes(2, is_new, apart({.fresh = true}));
+  run_processes(2, is_new, apart({.may_die = {1}}));
+  run_processes(2, [] { EXPECT_EQ(times_here(), 1); }, apart());
+}
+
+TEST_F(ReusedRanks, EndWithARunThatFails) {
+  run_processes(2, [] { EXPECT_EQ(times_here(), 0) << "the first run"; }, apart());
+  const auto fail = [] {
+    EXPECT_EQ(times_here(), 1);
+    EXPECT_NE(run_rank(), 1) << "only rank 1";
+  };
+  expect_failure(2, fail, {},
+                 AllOf(HasSubstr("rank 1 of 2 (process)"), HasSubstr("exit code 1"),
+                       HasSubstr("only rank 1"), Not(HasSubstr("exception"))));
+  const auto die = [] {
+    EXPECT_EQ(times_here(), 0);
+    if (run_rank() == 0) std::raise(SIGKILL);
+  };
+  expect_failure(2, die, {}, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("signal 9 (Killed)")));
+  const auto hang = [] { static_cast<void>(Beacon("never").wait(std::chrono::minutes(5))); };
+  expect_failure(1, hang, {.deadline = std::chrono::seconds(3)},
+                 AllOf(HasSubstr("rank 0 of 1"), HasSubstr("still running")));
+  run_processes(2, [] { EXPECT_EQ(times_here(), 0); }, apart());
+}
+
+TEST_F(ReusedRanks, SkipTheTestAndStay) {
+  const auto body = [] {
+    EXPECT_EQ(times_here(), 0);
+    GTEST_SKIP() << "for lack of tea";
+  };
+  if (in_rank()) {
+    run_processes(1, body, apart());
+  } else {
+    ::testing::TestPartResultArray results;
+    intercept([&] { run_processes(1, body, apart()); }, results);
+    ASSERT_EQ(results.size(), 1);
+    EXPECT_TRUE(results.GetTestPartResult(0).skipped());
+    EXPECT_THAT(results.GetTestPartResult(0).message(),
+                AllOf(HasSubstr("for lack of tea"), Not(HasSubstr("exception"))));
+  }
+  run_processes(1, [] { EXPECT_EQ(times_here(), 1); }, apart());
+}
+
+TEST_F(ReusedRanks, SayWhenATestEndsBeforeTheirRun) {
+  if (in_rank()) return;
+  EXPECT_THAT(failure_of_run(1, [] {}), HasSubstr("ended before its run 0"));
+}
+
+TEST(DeviceCases, AreNamedByWhatTheyRunOn) {
+  std::vector<std::string> names;
+  for (const DeviceCase& each : cuda_cases({"nccl", "gloo"}, {2, 4})) names.push_back(each.name());
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("cuda_nccl_2", "cuda_gloo_2", "cuda_nccl_4", "cuda_gloo_4"));
+}
+
+TEST(DeviceCases, RunOnTheirDevice) {
+  run_on({.device = c10::DeviceType::CPU, .backend = "gloo", .ranks = 2}, [] {
+    EXPECT_EQ(run_device(), c10::Device(c10::DeviceType::CPU));
+    EXPECT_EQ(default_group()->getBackendName(), "gloo");
+    EXPECT_EQ(std::getenv("NCCL_HOSTID"), nullptr);
+  });
+}
+
+TEST(DeviceCasesOnCuda, GiveRanksThatShareAGpuHostsOfTheirOwn) {
+  run_on({.device = c10::DeviceType::CUDA, .backend = "shm", .ranks = 2}, [] {
+    EXPECT_EQ(run_device().index(), run_rank() % gpu_count());
+    EXPECT_EQ(at::empty({1}, at::kCUDA).device(), run_device()) << "the current device";
+    const char* host = std::getenv("NCCL_HOSTID");
+    if (gpu_count() > 1) {
+      EXPECT_EQ(host, nullptr);
+    } else {
+      EXPECT_EQ(std::string(host), "rank" + std::to_string(run_rank()));
+    }
+  });
 }
 
 class RankProcessesByCount : public ::testing::TestWithParam<int> {};

@@ -175,9 +175,7 @@ class FakeBackend final : public c10d::Backend {
   }
 
  private:
-  Arguments checks(const char* name) const {
-    return {"fake", name, rank_, size_, /*only_cpu=*/false};
-  }
+  Arguments checks(const char* name) const { return {"fake", name, rank_, size_, Devices::Any}; }
   WorkPtr done(OpType type, Tensors outputs) {
     return completed_work(type, std::move(outputs), ++sequence_);
   }

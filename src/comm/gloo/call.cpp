@@ -19,13 +19,16 @@ namespace {
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return memory_as(tensor, at::kByte); }
 
-/// Whether the tensor's memory holds its elements in order, with nothing between and nothing left
-/// to apply.
+/// Whether the tensor's memory is the host's and holds its elements in order, with nothing between
+/// and nothing left to apply.
 bool is_plain(const at::Tensor& tensor) {
-  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-at::Tensor empty_plain(const at::Tensor& like) { return at::empty(like.sizes(), like.options()); }
+at::Tensor empty_plain(const at::Tensor& like) {
+  return like.is_cpu() ? at::empty(like.sizes(), like.options())
+                       : Staging::make_room(like.sizes(), like.scalar_type());
+}
 
 std::vector<uint64_t> sizes_of(const Tensors& tensors) {
   std::vector<uint64_t> sizes;
@@ -41,7 +44,8 @@ constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 36
 GlooBackend::Call::Call(GlooBackend& backend, const char* name, c10d::OpType type,
                         std::chrono::milliseconds timeout, bool in_background)
     : backend_(backend),
-      check_("gloo", name, backend.getRank(), backend.getSize(), /*only_cpu=*/true),
+      check_("gloo", name, backend.getRank(), backend.getSize(),
+             at::hasCUDA() ? Devices::CpuAndCuda : Devices::Cpu),
       type_(type),
       timeout_(timeout),
       in_background_(in_background) {
@@ -86,11 +90,24 @@ std::string GlooBackend::Call::title(uint64_t sequence) {
   return comm::describe(descriptor_);
 }
 
-at::Tensor GlooBackend::Call::read(const at::Tensor& tensor) const {
+void GlooBackend::Call::note_device(const at::Tensor& tensor) {
+  if (!device_) {
+    device_ = tensor.device();
+    if (!tensor.is_cpu()) staging_ = std::make_shared<const Staging>(tensor.device());
+  }
+  TORCH_CHECK_VALUE(*device_ == tensor.device(), "gloo: ", check_.name(),
+                    ": expected tensors on one device, got some on ", *device_, " and some on ",
+                    tensor.device(), "; move them with .to()");
+}
+
+at::Tensor GlooBackend::Call::read(const at::Tensor& tensor) {
+  note_device(tensor);
+  if (staging_) return Staging::fetch(tensor);
   return is_plain(tensor) ? tensor : empty_plain(tensor).copy_(tensor);
 }
 
 at::Tensor GlooBackend::Call::write(const at::Tensor& tensor) {
+  note_device(tensor);
   outputs.push_back(tensor);
   if (is_plain(tensor)) return tensor;
   return copies_.emplace_back(tensor, empty_plain(tensor)).second;
@@ -169,12 +186,16 @@ void GlooBackend::Call::add_exchange(const Tensors& parts, const Tensors& inputs
   }
   for (const auto& part : parts) received.push_back(bytes(part));
   const auto total = std::accumulate(received.begin(), received.end(), int64_t{0});
-  const auto memory = at::empty({total}, at::kByte);
+  const bool is_staged =
+      std::ranges::any_of(parts, [](const auto& part) { return part.defined() && !part.is_cpu(); });
+  const auto memory =
+      is_staged ? Staging::make_room({total}, at::kByte) : at::empty({total}, at::kByte);
   add_alltoall_bytes(memory, received, packed.empty() ? at::empty({0}, at::kByte) : at::cat(packed),
                      sent);
   int64_t begin = 0;
   for (const auto& part : parts) {
     if (!part.defined()) continue;
+    note_device(part);
     outputs.push_back(part);
     // Parts of one dtype lie at multiples of its size.
     copies_.emplace_back(
@@ -204,15 +225,16 @@ std::function<void()> GlooBackend::Call::take_afterwards() {
   if (afterwards_.empty() && copies_.empty()) return {};
   return [functions = std::move(afterwards_), copies = std::move(copies_)] {
     for (const auto& function : functions) function();
-    for (const auto& [to, from] : copies) to.copy_(from);
+    for (const auto& [to, from] : copies)
+      to.is_cpu() ? void(to.copy_(from)) : Staging::give_back(to, from);
   };
 }
 
 WorkPtr GlooBackend::Call::submit() {
   const auto sequence = ++backend_.sequence_;
-  auto work =
-      c10::make_intrusive<CollectiveWork>(type_, backend_.log_->add(title(sequence), sequence),
-                                          backend_.log_, std::move(outputs), backend_.queue_);
+  auto work = c10::make_intrusive<CollectiveWork>(
+      type_, backend_.log_->add(title(sequence), sequence), backend_.log_, std::move(outputs),
+      staging_, backend_.queue_);
   CollectiveWork::begin(work, take_afterwards());
   if (backend_.queue_) {
     const auto timeout =

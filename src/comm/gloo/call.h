@@ -1,8 +1,11 @@
 #pragma once
 
 #include "comm/gloo/gloo_backend.h"
+#include "comm/gloo/staging.h"
 
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +37,7 @@ class GlooBackend::Call {
   /// As one all-reduce of all of them, which have one dtype.
   void add_all_reduce(const Tensors& tensors, const c10d::ReduceOp& op);
   void add_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root);
+  /// `input`: memory that read() gave.
   void add_reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                           const c10d::ReduceOp& op);
   void add_all_gather(const at::Tensor& output, const at::Tensor& input);
@@ -46,19 +50,22 @@ class GlooBackend::Call {
   void add_barrier(const c10d::BarrierOptions& opts);
   WorkPtr submit();
 
-  /// Memory that gloo may use for a tensor which it reads, writes, or both: its own, or a copy if
-  /// it is not contiguous.
-  at::Tensor read(const at::Tensor& tensor) const;
+  /// Host memory that gloo may use for a tensor which it reads, writes, or both: its own, or a copy
+  /// if it is not contiguous or on a GPU. All tensors of a call are on one device.
+  at::Tensor read(const at::Tensor& tensor);
   at::Tensor write(const at::Tensor& tensor);
   at::Tensor update(const at::Tensor& tensor);
   std::function<void()> take_afterwards();
   std::string title(uint64_t sequence);
+  const StagingPtr& staging() const { return staging_; }
   Tensors outputs;
 
  private:
   std::vector<int64_t> equal_parts(int64_t bytes) const {
     return std::vector<int64_t>(backend_.getSize(), bytes);
   }
+  void note_device(const at::Tensor& tensor);
+  void add_all_reduce_of(const at::Tensor& memory, const c10d::ReduceOp& op);
   void add_allgather_bytes(const at::Tensor& output, const at::Tensor& input);
   void add_alltoall_bytes(const at::Tensor& output, std::vector<int64_t> output_counts,
                           const at::Tensor& input, std::vector<int64_t> input_counts);
@@ -76,6 +83,8 @@ class GlooBackend::Call {
   const c10d::OpType type_;
   const std::chrono::milliseconds timeout_;
   const bool in_background_;
+  std::optional<c10::Device> device_;
+  StagingPtr staging_;  // null: CPU tensors
   Descriptor descriptor_;
   std::vector<Movement> movements_;
   std::vector<std::function<WorkPtr(Engine&)>> starts_;

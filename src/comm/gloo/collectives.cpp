@@ -216,7 +216,7 @@ WorkPtr GlooBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
   call.check_reduction(output, opts.reduceOp);
   call.describe(Kind::ReduceScatter, {input}, opts.reduceOp.op_);
   call.set_largest_part(output.nbytes());
-  call.add_reduce_scatter(output, input, opts.reduceOp);
+  call.add_reduce_scatter(output, call.read(input), opts.reduceOp);
   return call.submit();
 }
 

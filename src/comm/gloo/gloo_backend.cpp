@@ -7,6 +7,7 @@
 #include "comm/gloo/call.h"
 #include "comm/store_keys.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -80,7 +81,9 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
 bool available() { return true; }
 
 bool supports(c10::DeviceType device, c10::ScalarType dtype) {
-  return device == c10::DeviceType::CPU && !c10::isQIntType(dtype);
+  const bool has_device = device == c10::DeviceType::CPU ||
+                          (device == c10::DeviceType::CUDA && at::hasCUDA());  // Note [staging]
+  return has_device && !c10::isQIntType(dtype);
 }
 
 GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine)
@@ -148,10 +151,27 @@ WorkPtr GlooBackend::endCoalescing() {
 }
 
 WorkPtr GlooBackend::join(c10d::OpType type, const std::vector<WorkPtr>& parts, Tensors outputs) {
+  StagingPtr staging;
+  const bool has_outputs = !outputs.empty();
+  for (const auto& part : parts) {
+    const auto& own = static_cast<const GlooWork&>(*part).staging();
+    if (!own) continue;
+    TORCH_CHECK_VALUE(!staging || staging->device() == own->device(),
+                      "gloo: endCoalescing: expected tensors of one GPU, got some on ",
+                      own->device(), " and some on ", staging->device(),
+                      "; coalesce the calls of each device apart");
+    staging = own;
+    if (has_outputs) continue;
+    // The future waits for the streams of what it holds.
+    const auto results = part->result();
+    outputs.insert(outputs.end(), results.begin(), results.end());
+  }
   auto work = c10::make_intrusive<CollectiveWork>(
       type, log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
-      std::move(outputs));
-  CollectiveWork::begin(work, {});
+      std::move(outputs), staging);
+  CollectiveWork::begin(work, [parts] {
+    for (const auto& part : parts) part->synchronize();
+  });
   CollectiveWork::follow(work, parts);
   return work;
 }
@@ -180,9 +200,9 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
   auto watch = [watchers = watchers_, inner](std::function<void()> wait) {
     watchers->add(std::move(wait), inner);
   };
-  auto work =
-      c10::make_intrusive<PointWork>(type, log_->add(call.title(sequence), sequence), log_, tensors,
-                                     inner, call.take_afterwards(), std::move(watch));
+  auto work = c10::make_intrusive<PointWork>(type, log_->add(call.title(sequence), sequence), log_,
+                                             tensors, call.staging(), inner, call.take_afterwards(),
+                                             std::move(watch));
   if (coalescing_) coalescing_->push_back(work);
   return work;
 }

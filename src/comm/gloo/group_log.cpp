@@ -27,6 +27,11 @@ std::string without_ornaments(std::string text) {
   return text.substr(0, text.find(". This is typically"));
 }
 
+std::exception_ptr make_error(const std::string& message) {
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
+}
+
 /// Spans outlive the groups that they are of.
 const char* interned(const std::string& name) {
   static std::mutex mutex;
@@ -37,11 +42,12 @@ const char* interned(const std::string& name) {
 
 }  // namespace
 
-GroupLog::GroupLog(const BackendRequest& request)
-    : rank_(request.rank),
+GroupLog::GroupLog(const BackendRequest& request, const char* backend)
+    : backend_(backend),
+      rank_(request.rank),
       group_name_(request.group_name),
       world_ranks_(request.world_ranks),
-      span_name_(interned("gloo (" + request.group_name + ")")) {
+      span_name_(interned(c10::str(backend, " (", request.group_name, ")"))) {
   place_ = c10::str(" in group '", request.group_name, "' on ", label(request.rank));
 }
 
@@ -68,21 +74,26 @@ std::string GroupLog::explain(const std::exception_ptr& failure, const std::stri
 }
 
 std::string GroupLog::describe(const Issue& issue, const std::string& what) const {
-  return "gloo: " + issue.what + place_ + ": " + what;
+  return c10::str(backend_, ": ", issue.what, place_, ": ", what);
 }
 
 void GroupLog::check_usable(const std::string& what) const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK_WITH(DistBackendError, failure_.empty(), "gloo: ", what, place_,
+  TORCH_CHECK_WITH(DistBackendError, failure_.empty(), backend_, ": ", what, place_,
                    ": the group can't be used after an earlier error; end this rank, or shut ",
                    "down and init again. The error was: ", failure_);
-  TORCH_CHECK_WITH(DistBackendError, !closed_, "gloo: ", what, place_,
+  TORCH_CHECK_WITH(DistBackendError, !closed_, backend_, ": ", what, place_,
                    ": the group was shut down; init again or make a new group");
 }
 
 bool GroupLog::has_failed() const {
   const std::lock_guard lock(mutex_);
   return !failure_.empty();
+}
+
+std::exception_ptr GroupLog::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.empty() ? nullptr : make_error(failure_);
 }
 
 void GroupLog::close() {
@@ -170,7 +181,7 @@ std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause)
     if (!message.empty()) throw Cause(message);
     std::rethrow_exception(cause);
   } catch (const Cause& known) {
-    message = known.for_all ? c10::str("gloo: in group '", group_name_, "' ", known.what())
+    message = known.for_all ? c10::str(backend_, ": in group '", group_name_, "' ", known.what())
                             : describe(issue, known.what());
   } catch (...) {
     message = describe(issue, explain(cause, "a peer", issue.since));
@@ -184,8 +195,7 @@ std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause)
     message = failure_;
   }
   if (is_first) std::cerr << recent() << std::flush;  // the cause comes with the exception
-  return std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
+  return make_error(message);
 }
 
 void GroupLog::throw_impatient(const Issue& issue) const {

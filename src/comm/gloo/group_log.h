@@ -42,23 +42,26 @@ struct Issue {
 };
 using IssuePtr = std::shared_ptr<Issue>;
 
-/// What a group did last and whether it still works. Its collectives share it and may outlive the
-/// group.
+/// What a group of gloo or nccl did last and whether it still works. Its collectives share it and
+/// may outlive the group.
 class GroupLog {
  public:
-  explicit GroupLog(const BackendRequest& request);
+  /// `backend` starts the errors.
+  explicit GroupLog(const BackendRequest& request, const char* backend = "gloo");
 
   /// Throws if an earlier collective failed or the group was shut down.
   void check_usable(const std::string& what) const;
   bool has_failed() const;
+  /// The error that made the group unusable; null: there was none.
+  std::exception_ptr failure() const;
   void close();
 
-  /// gloo is at work on `issue` until leave(); cancel_all() calls `cancel` of those it is still at
-  /// work on, once.
+  /// The backend is at work on `issue` until leave(); cancel_all() calls `cancel` of those it is
+  /// still at work on, once.
   void enter(const IssuePtr& issue, std::function<void()> cancel);
   void leave(const IssuePtr& issue);
   void cancel_all();
-  /// Whether gloo has nothing left to do, now or within `grace`.
+  /// Whether the backend has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
 
   /// Since when a call has not completed; none: all have.
@@ -68,7 +71,7 @@ class GroupLog {
   void end_wait();
   /// Tells of that wait if it is long, once.
   void tell_late() const;
-  /// What is under way, or comes, fails because of `cause`, whatever gloo says of it.
+  /// What is under way, or comes, fails because of `cause`, whatever the backend says of it.
   void blame(std::string cause);
 
   IssuePtr add(std::string what, uint64_t sequence);
@@ -100,6 +103,7 @@ class GroupLog {
     bool is_told = false;
   };
 
+  const char* const backend_;
   const int rank_;
   const std::string group_name_;
   const std::vector<int> world_ranks_;

@@ -59,14 +59,17 @@ void combine(const shm::Combine& how, const at::Tensor& output, const at::Tensor
 }  // namespace
 
 void GlooBackend::Call::add_all_reduce(const at::Tensor& tensor, const ReduceOp& op) {
-  const auto dtype = tensor.scalar_type();
-  const auto memory = update(tensor);
+  add_all_reduce_of(update(tensor), op);
+}
+
+void GlooBackend::Call::add_all_reduce_of(const at::Tensor& memory, const ReduceOp& op) {
+  const auto dtype = memory.scalar_type();
   const int size = backend_.getSize();
   const auto carrier = find_carrier(dtype, op.op_);
   if (!carrier || is_carried()) {
-    const auto gathered = at::empty({size, tensor.numel()}, tensor.options());
+    const auto gathered = at::empty({size, memory.numel()}, memory.options());
     add_allgather_bytes(gathered, memory);
-    const auto how = find_combine(check_, tensor, op);
+    const auto how = find_combine(check_, memory, op);
     return afterwards([=] { combine(how, memory, gathered); });
   }
   const auto carried =
@@ -82,7 +85,7 @@ void GlooBackend::Call::add_all_reduce(const Tensors& tensors, const ReduceOp& o
   Tensors flat;
   for (const auto& tensor : tensors) flat.push_back(read(tensor).view({-1}));
   const auto whole = at::cat(flat);
-  add_all_reduce(whole, op);
+  add_all_reduce_of(whole, op);
   outputs = tensors;
   int64_t begin = 0;
   for (const auto& tensor : tensors) {
@@ -105,7 +108,7 @@ void GlooBackend::Call::add_reduce(const at::Tensor& tensor, const ReduceOp& op,
     std::vector<int64_t> sent(size, 0);
     sent[root] = static_cast<int64_t>(tensor.nbytes());
     const std::vector<int64_t> received(size, is_root ? sent[root] : 0);
-    const auto gathered = at::empty({is_root ? size : 0, tensor.numel()}, tensor.options());
+    const auto gathered = at::empty({is_root ? size : 0, tensor.numel()}, memory.options());
     add_alltoall_bytes(gathered, received, memory, sent);
     const auto how = find_combine(check_, tensor, op);
     if (is_root) afterwards([=] { combine(how, memory, gathered); });
@@ -126,8 +129,8 @@ void GlooBackend::Call::add_reduce_scatter(const at::Tensor& output, const at::T
                                            const ReduceOp& op) {
   const auto how = find_combine(check_, output, op);
   const auto memory = write(output);
-  const auto gathered = at::empty({backend_.getSize(), output.numel()}, output.options());
-  add_alltoall_bytes(gathered, {}, read(input),
+  const auto gathered = at::empty({backend_.getSize(), output.numel()}, memory.options());
+  add_alltoall_bytes(gathered, {}, input,
                      {});  // half the bytes of c10d's, which all-reduces and slices
   afterwards([=] { combine(how, memory, gathered); });
 }

@@ -4,17 +4,29 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 namespace tessera::comm::gloo {
 
-GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs)
+namespace {
+
+std::vector<c10::Device> devices_of(const StagingPtr& staging) {
+  if (!staging) return {};
+  return {staging->device()};
+}
+
+}  // namespace
+
+GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+                   StagingPtr staging)
     : Work(/*rank=*/-1, type),
       issue_(std::move(issue)),
       log_(std::move(log)),
       outputs_(std::move(outputs)),
-      future_(
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      staging_(std::move(staging)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), devices_of(staging_))),
       future_result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())) {}
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
@@ -30,6 +42,10 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   }
 }
 
+void GlooWork::synchronize() {
+  if (staging_) future_->wait();
+}
+
 float GlooWork::getDuration() const {
   TORCH_CHECK(duration_us_ >= 0,
               "gloo: getDuration: expected a completed collective, got one under way; ",
@@ -40,10 +56,14 @@ float GlooWork::getDuration() const {
 void GlooWork::complete(const std::exception_ptr& gloo_error,
                         const std::function<void()>& afterwards) {
   std::exception_ptr error = gloo_error ? log_->fail(*issue_, gloo_error) : nullptr;
+  std::optional<c10::StreamGuard> on_stream;  // the future records its events on it
+  if (!error && staging_) on_stream.emplace(staging_->begin_return());
   if (!error) {
     try {
       const at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;
       if (afterwards) afterwards();
+      // Here, not where somebody waits: who polls takes a complete work for one that can be read.
+      if (on_stream) on_stream->current_stream().synchronize();
       issue_->state = Issue::State::Done;
     } catch (...) {
       error = std::current_exception();
@@ -101,9 +121,10 @@ void CollectiveWork::complete_once(const std::exception_ptr& error) {
   afterwards_ = nullptr;
 }
 
-PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, WorkPtr inner,
-                     std::function<void()> afterwards, Watchers watchers)
-    : GlooWork(type, std::move(issue), std::move(log), std::move(outputs)),
+PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+                     StagingPtr staging, WorkPtr inner, std::function<void()> afterwards,
+                     Watchers watchers)
+    : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(staging)),
       inner_(std::move(inner)),
       afterwards_(std::move(afterwards)),
       watchers_(std::move(watchers)) {}

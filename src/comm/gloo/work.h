@@ -2,6 +2,7 @@
 
 #include "comm/arguments.h"
 #include "comm/gloo/group_log.h"
+#include "comm/gloo/staging.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -18,6 +19,7 @@ namespace tessera::comm::gloo {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using LogPtr = std::shared_ptr<GroupLog>;
+using StagingPtr = std::shared_ptr<const Staging>;
 
 class CallQueue;
 
@@ -25,9 +27,13 @@ class CallQueue;
 /// where.
 class GlooWork : public c10d::Work {
  public:
-  GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs);
+  /// `staging`: of CUDA tensors, else null.
+  GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging);
 
   bool wait(std::chrono::milliseconds timeout) override;
+  /// Of a completed work: the current stream waits for the copies back.
+  void synchronize() override;
+  const StagingPtr& staging() const { return staging_; }
   std::vector<at::Tensor> result() override { return outputs_; }
   FuturePtr getFuture() override { return future_; }
   FuturePtr getFutureResult() override { return future_result_; }
@@ -47,6 +53,7 @@ class GlooWork : public c10d::Work {
 
  private:
   const Tensors outputs_;
+  const StagingPtr staging_;
   const FuturePtr future_;
   const FuturePtr future_result_;
   std::atomic<int64_t> duration_us_{-1};
@@ -57,9 +64,9 @@ class GlooWork : public c10d::Work {
 class CollectiveWork final : public GlooWork {
  public:
   /// `queue`: where it starts; null if it is not checked.
-  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging,
                  std::shared_ptr<CallQueue> queue = nullptr)
-      : GlooWork(type, std::move(issue), std::move(log), std::move(outputs)),
+      : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(staging)),
         queue_(std::move(queue)) {}
 
   /// From here on it counts as under way. `self` keeps the work alive until it has ended.
@@ -93,8 +100,8 @@ class CollectiveWork final : public GlooWork {
 class PointWork final : public GlooWork {
  public:
   using Watchers = std::function<void(std::function<void()>)>;  // runs its argument on a thread
-  PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, WorkPtr inner,
-            std::function<void()> afterwards, Watchers watch);
+  PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging,
+            WorkPtr inner, std::function<void()> afterwards, Watchers watch);
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;

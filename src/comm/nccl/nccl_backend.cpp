@@ -1,46 +1,268 @@
-// c10d's NCCL backend as it is: it speaks DistBackendError and has all dtypes and operations that
-// GPUs train with.
-#include "comm/backends.h"
+// Making, watching and ending; what all calls share. See Note [watching NCCL].
+#include "comm/nccl/nccl_backend.h"
+
+#include "base/environment.h"
+#include "base/error_text.h"
+#include "base/text.h"
+#include "comm/backend_choice.h"
+#include "comm/store_keys.h"
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <c10/util/env.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <future>
+#include <thread>
 
 namespace tessera::comm::nccl {
+namespace {
+
+// c10d's own timeout comes only after ours, which can say more.
+constexpr std::chrono::minutes kAfterOurs(1);
+constexpr std::chrono::seconds kCloseGrace(5);
+
+/// c10d's watchdog cleans up and leaves the rest to us, at once and without ending the process.
+/// What the user has set stays.
+void tame_watchdog() {
+  c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/false);  // CleanUpOnly
+  c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
+  c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", /*overwrite=*/false);
+  c10::utils::set_env("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/false);
+}
+
+EnginePtr make_engine(const BackendRequest& request) {
+  tame_watchdog();
+  auto options = Engine::Options::create(/*is_high_priority_stream=*/true);
+  options->timeout = request.timeout + kAfterOurs;
+  options->group_name = request.group_name;
+  options->global_ranks_in_group.assign(request.world_ranks.begin(), request.world_ranks.end());
+  return c10::make_intrusive<Engine>(request.store, request.rank, request.size, std::move(options));
+}
+
+bool is_capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+/// NCCL refuses it ("invalid usage") or hangs, unless every rank says that it is another host.
+void check_devices(const BackendRequest& request) {
+  if (Environment().get("NCCL_HOSTID")) return;
+  const auto shared = find_shared_device(request.devices);
+  TORCH_CHECK_VALUE(shared.first < 0, "nccl: group '", request.group_name,
+                    "': expected a GPU for each rank, but ranks ", shared.first, " and ",
+                    shared.second, " share ", request.devices[std::max(shared.first, 0)],
+                    "; use the backend shm (ranks of one host), give each rank a device by ",
+                    "InitOptions::device or CUDA_VISIBLE_DEVICES, or, for tests alone, set another "
+                    "NCCL_HOSTID on each rank");
+}
+
+void end_quietly(const std::function<void(Engine&)>& how, Engine& engine) {
+  try {
+    how(engine);
+  } catch (const std::exception& error) {
+    TORCH_WARN("nccl: a communicator did not end cleanly: ", error.what());
+  }
+}
+
+}  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   TORCH_CHECK_VALUE(available(), "nccl: group '", request.group_name, "' on rank ", request.rank,
                     ": expected a CUDA device, found none; use the backend shm (ranks of one host) "
                     "or gloo with CPU tensors");
-  auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout =
-      request.timeout;  // a collective that takes longer ends with the ranks it waits for
-  options->group_name = request.group_name;
-  options->global_ranks_in_group.assign(request.world_ranks.begin(), request.world_ranks.end());
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.rank, request.size,
-                                                     std::move(options));
+  check_devices(request);
+  auto backend = c10::make_intrusive<NcclBackend>(request);
+  if (request.binds_device) backend->connect_now();
+  return backend;
 }
 
 bool available() { return c10::cuda::device_count() > 0; }
 
-bool supports(c10::DeviceType device, c10::ScalarType dtype) {
-  if (device != c10::DeviceType::CUDA) return false;
-  switch (dtype) {
-    case c10::kDouble:
-    case c10::kFloat:
-    case c10::kHalf:
-    case c10::kBFloat16:
-    case c10::kChar:
-    case c10::kByte:
-    case c10::kInt:
-    case c10::kLong:
-    case c10::kBool:
-    case c10::kComplexFloat:
-    case c10::kComplexDouble:
-      return true;
-    default:
-      return false;
+NcclBackend::NcclBackend(const BackendRequest& request)
+    : Backend(request.rank, request.size),
+      request_(request),
+      log_(std::make_shared<GroupLog>(request, "nccl")),
+      timeout_(request.timeout) {}
+
+NcclBackend::~NcclBackend() {
+  try {
+    shutdown();
+  } catch (const std::exception& error) {
+    TORCH_WARN("nccl: group '", request_.group_name, "' did not end cleanly: ", error.what());
   }
+}
+
+Engine& NcclBackend::engine() {
+  if (engine_) return *engine_;
+  engine_ = make_engine(request_);
+  // Works may keep the watch; it lets go of the engine when it is closed, and must not wait for it.
+  watch_ = std::make_shared<Watch>(request_, log_, [engine = engine_] {
+    std::thread([engine] { end_quietly([](Engine& nccl) { nccl.abort(); }, *engine); }).detach();
+  });
+  return *engine_;
+}
+
+void NcclBackend::connect_now() {
+  meet({.type = c10d::OpType::BARRIER, .descriptor = {}});
+  const c10::cuda::CUDAGuard on_device(*request_.device);
+  engine().setBoundDeviceId(request_.device);
+  engine_->eagerConnectSingleDevice(*request_.device);
+}
+
+void NcclBackend::meet(const Call& call) {
+  if (has_met_ || size_ == 1) return;
+  exchange({.store = *request_.store,
+            .rank = rank_,
+            .size = size_,
+            .timeout = call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout,
+            .caller = c10::str("nccl: the first call", log_->place()),
+            .processes = request_.processes},
+           "nccl/first", "here");
+  has_met_ = true;
+}
+
+void NcclBackend::meet_peer(int peer) {
+  if (has_met_ && request_.binds_device) return;
+  if (!met_peers_.insert(peer).second) return;
+  const int low = std::min(rank_, peer);
+  const int high = std::max(rank_, peer);
+  c10d::PrefixStore store(c10::str("nccl/pair/", low, "/", high), request_.store);
+  Processes processes;
+  if (!request_.processes.empty()) processes = {request_.processes[low], request_.processes[high]};
+  exchange({.store = store,
+            .rank = rank_ == low ? 0 : 1,
+            .size = 2,
+            .timeout = timeout_,
+            .caller = c10::str("nccl: the first message with ", log_->label(peer), log_->place(),
+                               " (the two are counted 0 and 1)"),
+            .processes = processes},
+           "first", "here");
+}
+
+Arguments NcclBackend::check(const char* name) const {
+  log_->check_usable(name);
+  return {"nccl", name, rank_, size_, Devices::Cuda};
+}
+
+WorkPtr NcclBackend::run(Call call, const Start& start) {
+  const bool is_point = call.peer >= 0;
+  if (coalesced_) {
+    ++coalesced_->count;
+    is_point ? void(coalesced_->peer = call.peer) : void(coalesced_->has_collectives = true);
+    return start(engine());
+  }
+  // Coalesced calls use the communicator of the whole group, messages alone one of the two ranks.
+  is_point&& call.type != c10d::OpType::COALESCED ? meet_peer(call.peer) : meet(call);
+  auto& used = engine();
+  call.descriptor.sequence = is_point ? ++point_sequence_ : ++sequence_;
+  const auto issue = log_->add(call.count < 0 ? describe(call.descriptor)
+                                              : c10::str("coalesced #", call.descriptor.sequence,
+                                                         " (", call.count, " calls)"),
+                               call.descriptor.sequence);
+  const bool is_captured = is_capturing();
+  has_captures_ = has_captures_ || is_captured;
+  if (!is_captured)
+    watch_->add(issue, call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout, call.peer);
+  WorkPtr inner;
+  try {
+    inner = start(used);
+  } catch (...) {
+    // A call of one rank that its peers will wait for.
+    if (is_captured) throw;
+    std::rethrow_exception(watch_->fail(*issue, text_of(std::current_exception())));
+  }
+  if (is_captured) {
+    issue->state = gloo::Issue::State::Done;  // events of a capture can't be asked
+  } else {
+    // Completed by c10d's watchdog, when the device has done it.
+    inner->getFutureResult()->addCallback(
+        [issue, watch = std::weak_ptr(watch_)](c10::ivalue::Future& future) {
+          const auto result = static_cast<c10d::WorkResult>(future.constValue().toInt());
+          if (result == c10d::WorkResult::SUCCESS) {
+            issue->state = gloo::Issue::State::Done;
+          } else if (const auto known = watch.lock()) {
+            known->fail(*issue, "a peer or the connection to it is gone");
+          }
+        });
+  }
+  auto work = c10::make_intrusive<NcclWork>(call.type, std::move(inner), issue, log_, watch_,
+                                            std::move(call.outputs));
+  if (!call.in_background) work->wait(kNoTimeout);
+  return work;
+}
+
+void NcclBackend::startCoalescing() {
+  log_->check_usable("startCoalescing");
+  TORCH_CHECK(!coalesced_, "nccl: startCoalescing: already coalescing; call endCoalescing first");
+  meet({.type = c10d::OpType::COALESCED, .descriptor = {}});
+  engine().startCoalescing();
+  coalesced_.emplace();
+}
+
+WorkPtr NcclBackend::endCoalescing() {
+  TORCH_CHECK(coalesced_, "nccl: endCoalescing: call startCoalescing first");
+  const auto coalesced = *std::exchange(coalesced_, std::nullopt);
+  return run({.type = c10d::OpType::COALESCED,
+              .descriptor = {},
+              .peer = coalesced.has_collectives ? -1 : coalesced.peer,
+              .count = coalesced.count},
+             [](Engine& nccl) { return nccl.endCoalescing(); });
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> NcclBackend::getBackendOptions() {
+  if (engine_) return engine_->getBackendOptions();
+  return c10::make_intrusive<Options>("nccl", timeout_);
+}
+
+void NcclBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  if (engine_) engine_->setTimeout(timeout + kAfterOurs);
+}
+
+c10d::ErrorType NcclBackend::getError() {
+  if (log_->has_failed()) return c10d::ErrorType::COMM_ERROR;
+  return engine_ ? engine_->getError() : c10d::ErrorType::SUCCESS;
+}
+
+void NcclBackend::shutdown() {
+  log_->close();
+  if (!engine_ || has_ended_) return;
+  const auto grace = close_by_ ? std::max(*close_by_ - Clock::now(), Clock::duration(0))
+                               : Clock::duration(kCloseGrace);
+  const bool is_idle = !log_->has_failed() &&
+                       watch_->await_idle(std::chrono::ceil<std::chrono::milliseconds>(grace / 2));
+  // To shut down is to wait for the peers and for graphs that hold the communicator.
+  const bool waits = is_idle && !has_captures_;
+  end([waits](Engine& nccl) { waits ? nccl.shutdown() : nccl.abort(); });
+}
+
+void NcclBackend::abort() {
+  log_->close();
+  if (engine_ && !has_ended_) end([](Engine& nccl) { nccl.abort(); });
+}
+
+void NcclBackend::end(const std::function<void(Engine&)>& how) {
+  has_ended_ = true;
+  watch_->close();
+  // On a thread that can be left behind, with the engine: NCCL waits without an end for graphs
+  // that are still alive.
+  std::promise<void> ended;
+  auto done = ended.get_future();
+  std::thread([how, ended = std::move(ended), engine = std::move(engine_),
+               device = request_.device]() mutable {
+    const c10::cuda::OptionalCUDAGuard on_device(device);
+    end_quietly(how, *engine);
+    engine.reset();
+    ended.set_value();
+  }).detach();
+  const auto deadline =
+      std::max(close_by_.value_or(Clock::now() + kCloseGrace), Clock::now() + kCloseGrace / 5);
+  if (done.wait_until(deadline) == std::future_status::ready) return;
+  TORCH_WARN("nccl: group '", request_.group_name,
+             "' did not end in time and was left behind; release CUDA graphs with collectives "
+             "before tessera::shutdown()");
 }
 
 }  // namespace tessera::comm::nccl

@@ -1,9 +1,14 @@
-// Stands in for nccl_backend.cpp in builds against a libtorch without CUDA.
+// Stands in for the other files of this folder in builds against a libtorch without CUDA.
 #include "comm/backends.h"
+#include "comm/cuda_devices.h"
 
 #include <c10/util/Exception.h>
 
-namespace tessera::comm::nccl {
+namespace tessera::comm {
+
+std::vector<std::string> cuda_device_uuids() { return {}; }
+
+namespace nccl {
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -16,4 +21,5 @@ bool available() { return false; }
 
 bool supports(c10::DeviceType, c10::ScalarType) { return false; }
 
-}  // namespace tessera::comm::nccl
+}  // namespace nccl
+}  // namespace tessera::comm

@@ -1,7 +1,5 @@
 #include "comm/shm/all_reduce_large.h"
 
-#include "comm/shm/copy.h"
-
 #include <algorithm>
 
 namespace tessera::comm::shm {
@@ -13,20 +11,20 @@ constexpr size_t kLeastChunks = 8;  // enough of them to overlap one's sum with 
 
 }  // namespace
 
-AllReduceLarge::AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data,
+AllReduceLarge::AllReduceLarge(const Place& place, const Descriptor& descriptor, Bytes data,
                                Combine combine)
-    : Collective(descriptor),
-      rank_(channel.rank()),
-      size_(channel.size()),
+    : Collective(place.medium, descriptor),
+      rank_(place.channel.rank()),
+      size_(place.channel.size()),
       data_(data),
       combine_(combine),
-      chunk_bytes_(std::min(channel.slot_bytes(),
+      chunk_bytes_(std::min(place.medium.slot_bytes(),
                             std::max(kSmallestChunk, data.size / kLeastChunks / 4096 * 4096))),
       chunks_(divide_up(data.size, chunk_bytes_)),
       peers_(all_but(rank_, size_)),
       operands_(size_) {
   descriptor_.bytes = data.size;
-  const auto offset = Arena::own()->offset_of(data.data, data.size);
+  const auto offset = medium_.offset_of(data.data, data.size);
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 
@@ -48,7 +46,7 @@ bool AllReduceLarge::all_share(Channel& channel) const {
 }
 
 void AllReduceLarge::combine_into(uint8_t* out, size_t bytes) {
-  combine_.kernel(out, operands_.data(), size_, bytes / combine_.element_size);
+  medium_.combine(combine_, out, operands_, bytes);
 }
 
 void AllReduceLarge::complete(Channel& channel) {
@@ -67,15 +65,16 @@ void AllReduceLarge::exchange_whole(Channel& channel) {
   const int peer = peers_[0];
   for (uint64_t step = 0; step <= chunks_; ++step) {
     if (step < chunks_) {
-      copy_for_peers(channel.slot(first + step), data_.data + at(step), length(step));
-      channel.post_through(first + step + 1);
+      medium_.copy(medium_.slot(first + step), data_.data + at(step), length(step),
+                   Fate::ReadByPeers);
+      medium_.post_through(first + step + 1);
     }
     if (step == 0) continue;
     const uint64_t chunk = step - 1;
-    operands_[peer] = channel.peer_slot(peer, first + chunk);
+    operands_[peer] = medium_.peer_slot(peer, first + chunk);
     operands_[rank_] = data_.data + at(chunk);
     combine_into(data_.data + at(chunk), length(chunk));
-    channel.consume_through(first + chunk + 1);
+    medium_.consume_through(first + chunk + 1);
   }
 }
 
@@ -87,29 +86,31 @@ void AllReduceLarge::exchange_parts(Channel& channel) {
   for (uint64_t step = 0; step < steps; ++step) {
     const uint64_t chunk_round = first + 2 * step;
     if (step < chunks_)
-      copy_for_peers(channel.slot(chunk_round), data_.data + at(step), length(step));
-    channel.post_through(chunk_round + 1);
+      medium_.copy(medium_.slot(chunk_round), data_.data + at(step), length(step),
+                   Fate::ReadByPeers);
+    medium_.post_through(chunk_round + 1);
     if (step >= 1 && step <= chunks_) {
       const auto own = part(step - 1, rank_);
       for (const int peer : peers_)
-        operands_[peer] = channel.peer_slot(peer, chunk_round - 2) + own.begin;
-      operands_[rank_] = channel.peer_slot(rank_, chunk_round - 2) + own.begin;
-      auto* result = channel.slot(chunk_round + 1);
+        operands_[peer] = medium_.peer_slot(peer, chunk_round - 2) + own.begin;
+      operands_[rank_] = medium_.peer_slot(rank_, chunk_round - 2) + own.begin;
+      auto* result = medium_.slot(chunk_round + 1);
       combine_into(result, own.bytes);
-      copy_past_cache(data_.data + at(step - 1) + own.begin, result, own.bytes);
+      medium_.copy(data_.data + at(step - 1) + own.begin, result, own.bytes, Fate::NotReadSoon);
     }
-    channel.post_through(chunk_round + 2);
+    medium_.post_through(chunk_round + 2);
     if (step >= 2) {
       for (const int peer : peers_) {
         const auto theirs = part(step - 2, peer);
-        const auto* result = channel.peer_slot(peer, chunk_round - 1);
-        copy_past_cache(data_.data + at(step - 2) + theirs.begin, result, theirs.bytes);
+        const auto* result = medium_.peer_slot(peer, chunk_round - 1);
+        medium_.copy(data_.data + at(step - 2) + theirs.begin, result, theirs.bytes,
+                     Fate::NotReadSoon);
       }
     }
     // Read so far: chunks before this step's and results before the previous step's round.
-    channel.consume_through(chunk_round);
+    medium_.consume_through(chunk_round);
   }
-  channel.consume_through(first + 2 * steps);
+  medium_.consume_through(first + 2 * steps);
 }
 
 void AllReduceLarge::work_in_place(Channel& channel) {
@@ -119,7 +120,7 @@ void AllReduceLarge::work_in_place(Channel& channel) {
           kSmallestChunk);  // nothing goes through the slots: larger chunks, fewer meetings
   chunks_ = divide_up(data_.size, chunk_bytes_);
   const uint64_t first = channel.take_rounds(chunks_ + 1);
-  channel.post_through(first + 1);  // the tensor is ready to be read
+  medium_.post_through(first + 1);  // the tensor is ready to be read
   std::vector<uint8_t*> tensors(size_);
   for (const int peer : peers_) {
     channel.await_posted(peer, first + 1);
@@ -133,18 +134,18 @@ void AllReduceLarge::work_in_place(Channel& channel) {
       for (int rank = 0; rank < size_; ++rank)
         operands_[rank] = tensors[rank] + at(step) + own.begin;
       combine_into(data_.data + at(step) + own.begin, own.bytes);
-      channel.post_through(first + step + 2);
+      medium_.post_through(first + step + 2);
     }
     if (step == 0) continue;
     for (const int peer : peers_) {
       const auto theirs = part(step - 1, peer);
       channel.await_posted(peer, first + step + 1);
       const size_t begin = at(step - 1) + theirs.begin;
-      copy_past_cache(data_.data + begin, tensors[peer] + begin, theirs.bytes);
+      medium_.copy(data_.data + begin, tensors[peer] + begin, theirs.bytes, Fate::NotReadSoon);
     }
   }
   for (const int peer : peers_) channel.check_kept(peer);
-  channel.consume_through(first + chunks_ + 1);
+  medium_.consume_through(first + chunks_ + 1);
   channel.await_readers(first + chunks_ + 1);
 }
 

@@ -19,7 +19,7 @@ namespace tessera::comm::shm {
 ///   is safe.
 class AllReduceLarge final : public Collective {
  public:
-  AllReduceLarge(const Channel& channel, const Descriptor& descriptor, Bytes data, Combine combine);
+  AllReduceLarge(const Place& place, const Descriptor& descriptor, Bytes data, Combine combine);
   bool starts_at_once(const Channel&) const override { return false; }
 
  protected:

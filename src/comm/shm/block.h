@@ -21,7 +21,9 @@ inline constexpr uint64_t kDescriptorRing =
 inline constexpr size_t kFlightEntries = 32;
 inline constexpr size_t kMailEntries = 16;  // messages under way from one rank to another
 inline constexpr size_t kReasonBytes = 1024;
-inline constexpr uint32_t kLayoutVersion = 3;
+inline constexpr uint64_t kDeviceSlots = 4;  // of a rank on a GPU
+inline constexpr size_t kDeviceHandleBytes = 64;
+inline constexpr uint32_t kLayoutVersion = 4;
 
 /// A number that one thread may print while another writes it.
 template <class T>
@@ -54,6 +56,20 @@ enum class Health : uint32_t { Alive, Left, Failed };
 /// peer, so that it holds for whoever hears it; or all, told alike by everybody.
 enum class About : uint32_t { Self, Peer, All };
 
+/// How peers reach this rank's slots on a GPU, Note [slots on a device]: by handles, or by address
+/// in the same process.
+struct DeviceHandles {
+  using Handle = std::array<char, kDeviceHandleBytes>;
+  std::atomic<uint64_t> stage;  // how far this rank has come in sharing them
+  Handle memory;
+  std::array<Handle, kDeviceSlots> filled;
+  std::array<Handle, kDeviceSlots> read;
+  uintptr_t memory_here;
+  std::array<uintptr_t, kDeviceSlots> filled_here;
+  std::array<uintptr_t, kDeviceSlots> read_here;
+  std::array<char, 256> problem;  // why it can't share them; written before `stage`
+};
+
 struct alignas(64) RankBlock {
   uint32_t layout_version;
   int32_t pid;
@@ -82,6 +98,7 @@ struct alignas(64) RankBlock {
   std::atomic<uint64_t> gates;  // how often it has come to any gate `Written` of the group's memory
   std::array<FlightEntry, kFlightEntries> flight;
   std::atomic<uint64_t> flight_count;
+  DeviceHandles device;
 };
 
 /// A message from the block's owner to one peer.

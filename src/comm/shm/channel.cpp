@@ -82,7 +82,7 @@ Channel::~Channel() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) members_[peer].block->departed.fetch_or(uint64_t{1} << rank_);
   }
-  bury(arena_, block_offset_, rank_, std::move(members_));
+  bury(arena_, block_offset_, rank_, std::move(members_), std::move(kept_));
 }
 
 void Channel::enter(const Descriptor& descriptor, std::chrono::milliseconds timeout) {

@@ -86,6 +86,8 @@ class Channel {
   [[noreturn]] void fail_disagreement(uint64_t sequence);
   /// Tells the peers that this rank takes part in nothing any more.
   void leave();
+  /// Until no peer can look at this rank's block any more.
+  void keep_until_forgotten(std::shared_ptr<void> shared) { kept_.push_back(std::move(shared)); }
   /// False in a process forked from the rank: it must not act in the rank's name.
   bool is_own_process() const;
   /// Throws if `peer`, whose memory was just read by address, has failed: it may have changed that
@@ -135,7 +137,7 @@ class Channel {
   std::shared_ptr<Arena> arena_;
   size_t block_offset_ = 0;
   std::vector<Member> members_;
-
+  std::vector<std::shared_ptr<void>> kept_;
   uint64_t sequence_ = 0, round_ = 0;  // of the newest announced collective; the next free one
   Pending entered_;
   std::atomic<bool> failed_{false};

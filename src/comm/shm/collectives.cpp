@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <limits>
 #include <numeric>
 
 namespace tessera::comm::shm {
@@ -12,6 +13,15 @@ namespace tessera::comm::shm {
 using c10d::OpType;
 
 namespace {
+
+// What a rank sends others need not be what they send: no number is alike on all.
+constexpr size_t kAnySize = std::numeric_limits<size_t>::max();
+
+size_t total_bytes(const Tensors& tensors) {
+  size_t total = 0;
+  for (const auto& tensor : tensors) total += tensor.nbytes();
+  return total;
+}
 
 /// Equal parts, one per rank.
 std::vector<Bytes> cut(Bytes memory, int ranks) {
@@ -44,13 +54,15 @@ WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
   check.check_written(tensor);
   Issue issue(*this, "tessera:broadcast", OpType::BROADCAST, opts.timeout, opts.asyncOp);
   const auto descriptor = issue.describe(Kind::Broadcast, tensor, -1, opts.rootRank);
-  issue.add(make_broadcast(channel(), descriptor, issue.update(tensor)));
+  const auto place = issue.place(tensor, tensor.nbytes());
+  issue.add(make_broadcast(place, descriptor, issue.update(tensor)));
   return issue.submit();
 }
 
 void ShmBackend::add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto combine = find_combine("shm: all_reduce", tensor, op);
-  issue.add(make_all_reduce(channel(), issue.describe(Kind::AllReduce, tensor, op.op_),
+  const auto place = issue.place(tensor, tensor.nbytes());
+  issue.add(make_all_reduce(place, issue.describe(Kind::AllReduce, tensor, op.op_),
                             issue.update(tensor), combine));
 }
 
@@ -81,7 +93,8 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Issue issue(*this, "tessera:reduce", OpType::REDUCE, opts.timeout, opts.asyncOp);
   const auto combine = find_combine("shm: reduce", tensor, opts.reduceOp);
   const auto descriptor = issue.describe(Kind::Reduce, tensor, opts.reduceOp.op_, opts.rootRank);
-  issue.add(make_reduce(channel(), descriptor, issue.update(tensor), combine));
+  const auto place = issue.place(tensor, tensor.nbytes());
+  issue.add(make_reduce(place, descriptor, issue.update(tensor), combine));
   return issue.submit();
 }
 
@@ -94,16 +107,17 @@ WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
   check.check_own_part(input.numel(), parts[rank_].numel());
   for (const auto& part : parts) check.check_written(part);
   Issue issue(*this, "tessera:all_gather", OpType::ALLGATHER, opts.timeout, opts.asyncOp);
+  const auto place = issue.place(input, total_bytes(parts));
   const auto memory = issue.read(input);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), memory,
+  issue.add(make_all_gather(place, issue.describe(Kind::AllGather, input), memory,
                             issue.write_all(parts)));
   return issue.submit();
 }
 
 void ShmBackend::add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output) {
-  const auto memory = issue.write(output);
-  auto parts = cut(memory, size_);
-  issue.add(make_all_gather(channel(), issue.describe(Kind::AllGather, input), issue.read(input),
+  const auto place = issue.place(input, output.nbytes());
+  auto parts = cut(issue.write(output), size_);
+  issue.add(make_all_gather(place, issue.describe(Kind::AllGather, input), issue.read(input),
                             std::move(parts)));
 }
 
@@ -158,14 +172,14 @@ WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::Ga
   const auto& input = check.only(inputs);
   check.check_root(opts.rootRank);
   check.check_root_list("outputs", outputs, opts.rootRank, input);
+  const bool is_root = rank_ == opts.rootRank;
+  for (size_t i = 0; is_root && i < outputs[0].size(); ++i) check.check_written(outputs[0][i]);
   Issue issue(*this, "tessera:gather", OpType::GATHER, opts.timeout, opts.asyncOp);
+  const auto place = issue.place(input, input.nbytes());
   std::vector<Bytes> parts;
-  if (rank_ == opts.rootRank) {
-    for (const auto& part : outputs[0]) check.check_written(part);
-    parts = issue.write_all(outputs[0]);
-  }
+  if (is_root) parts = issue.write_all(outputs[0]);
   const auto descriptor = issue.describe(Kind::Gather, input, -1, opts.rootRank);
-  issue.add(make_gather(channel(), descriptor, issue.read(input), std::move(parts)));
+  issue.add(make_gather(place, descriptor, issue.read(input), std::move(parts)));
   return issue.submit();
 }
 
@@ -177,10 +191,11 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
   check.check_root_list("inputs", inputs, opts.rootRank, output);
   check.check_written(output);
   Issue issue(*this, "tessera:scatter", OpType::SCATTER, opts.timeout, opts.asyncOp);
+  const auto place = issue.place(output, output.nbytes());
   std::vector<Bytes> parts;
   if (rank_ == opts.rootRank) parts = issue.read_all(inputs[0]);
   const auto descriptor = issue.describe(Kind::Scatter, output, -1, opts.rootRank);
-  issue.add(make_scatter(channel(), descriptor, std::move(parts), issue.write(output)));
+  issue.add(make_scatter(place, descriptor, std::move(parts), issue.write(output)));
   return issue.submit();
 }
 
@@ -194,8 +209,9 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   Issue issue(*this, "tessera:reduce_scatter", OpType::REDUCE_SCATTER, opts.timeout, opts.asyncOp);
   const auto combine = find_combine("shm: reduce_scatter", output, opts.reduceOp);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
+  const auto place = issue.place(output, output.nbytes());
   auto parts = issue.read_all(list);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), false, issue.write(output),
+  issue.add(make_reduce_scatter(place, descriptor, std::move(parts), false, issue.write(output),
                                 combine));
   return issue.submit();
 }
@@ -203,10 +219,11 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
 void ShmBackend::add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
                                     const c10d::ReduceOp& op) {
   const auto combine = find_combine("shm: reduce_scatter_tensor", output, op);
+  const auto place = issue.place(output, output.nbytes());
   auto parts = cut(issue.read(input), size_);
   const auto descriptor = issue.describe(Kind::ReduceScatter, output, op.op_);
-  issue.add(make_reduce_scatter(channel(), descriptor, std::move(parts), true, issue.write(output),
-                                combine));
+  issue.add(
+      make_reduce_scatter(place, descriptor, std::move(parts), true, issue.write(output), combine));
 }
 
 WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -244,9 +261,10 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
   check.check_own_part(inputs[rank_].numel(), outputs[rank_].numel());
   for (const auto& output : outputs) check.check_written(output);
   Issue issue(*this, "tessera:all_to_all", OpType::ALLTOALL, opts.timeout, opts.asyncOp);
+  const auto place = issue.place(inputs[0], kAnySize);
   auto parts = issue.read_all(inputs);
   const auto descriptor = issue.describe(Kind::AllToAll, inputs[0]);
-  issue.add(make_all_to_all(channel(), descriptor, std::move(parts), issue.write_all(outputs)));
+  issue.add(make_all_to_all(place, descriptor, std::move(parts), issue.write_all(outputs)));
   return issue.submit();
 }
 
@@ -262,11 +280,12 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   const auto received = check.rows("output", output, output_splits);
   Issue issue(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout,
               opts.asyncOp);
+  const auto place = issue.place(input, kAnySize);
   auto inputs = cut_rows(issue.read(input), sent);
   auto outputs = cut_rows(issue.write(output), received);
   check.check_own_part(static_cast<int64_t>(inputs[rank_].size),
                        static_cast<int64_t>(outputs[rank_].size));
-  issue.add(make_all_to_all(channel(), issue.describe(Kind::AllToAll, input), std::move(inputs),
+  issue.add(make_all_to_all(place, issue.describe(Kind::AllToAll, input), std::move(inputs),
                             std::move(outputs)));
   return issue.submit();
 }

@@ -13,6 +13,7 @@ struct Grave {
   const RankBlock* block;
   const Outbox* outboxes;
   std::vector<std::shared_ptr<PeerProcess>> peers;  // null for the own rank
+  std::vector<std::shared_ptr<void>> kept;          // what else the peers could reach
 };
 
 bool is_forgotten(const Grave& grave) {
@@ -39,8 +40,8 @@ void release(const Grave& grave) {
 
 }  // namespace
 
-void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank,
-          std::vector<Member> members) {
+void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank, std::vector<Member> members,
+          std::vector<std::shared_ptr<void>> kept) {
   static std::mutex mutex;
   static auto& graves =
       *new std::list<Grave>();  // outlives static destructors, which may still bury
@@ -48,7 +49,8 @@ void bury(std::shared_ptr<Arena> arena, size_t block_offset, int rank,
               .block_offset = block_offset,
               .block = members[rank].block,
               .outboxes = members[rank].outboxes,
-              .peers = {}};
+              .peers = {},
+              .kept = std::move(kept)};
   for (auto& member : members) grave.peers.push_back(std::move(member.process));
   grave.peers[rank] = nullptr;
   members.clear();

@@ -2,13 +2,22 @@
 
 #include "comm/completed_work.h"
 #include "comm/foreground.h"
+#include "comm/shm/device_medium.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>
 #include <iterator>
 
 namespace tessera::comm::shm {
+namespace {
+
+// Up to here tensors of a device go through pinned memory and the host's slots: on a device that
+// ranks share a round costs more than the copies.
+constexpr size_t kMostStaged = size_t{64} << 10;
+
+}  // namespace
 
 ShmBackend::Issue::Issue(ShmBackend& backend, const char* name, c10d::OpType type,
                          std::chrono::milliseconds timeout, bool in_background)
@@ -27,13 +36,30 @@ Descriptor ShmBackend::Issue::describe(Kind kind, const at::Tensor& tensor, int 
                         .dtype = tensor.defined() ? static_cast<int32_t>(tensor.scalar_type()) : -1,
                         .reduce = reduce,
                         .root = static_cast<int32_t>(root)};
+  // A rank with a tensor elsewhere would look for the others' in other memory.
+  std::optional<CallNote> note;
+  if (tensor.defined() && !tensor.is_cpu())
+    note.emplace("on " + tensor.device().str().substr(0, 4));
   add_notes(descriptor);
   return descriptor;
 }
 
-at::Tensor ShmBackend::Issue::keep(const at::Tensor& tensor) {
-  parts_.kept.push_back(tensor);
-  return tensor;
+Place ShmBackend::Issue::place(const at::Tensor& like, size_t bytes) {
+  Place place{.channel = backend_.channel(), .medium = backend_.host_medium_};
+  on_device_ = false;
+  if (like.is_cpu()) return place;
+  const auto* collective = std::strchr(name_, ':') + 1;
+  check_not_captured(collective, like.device());
+  auto* medium = backend_.device_medium(collective, like.device());
+  parts_.device = std::make_shared<DeviceCall>(backend_.device_stream(like.device()));
+  on_device_ = medium != nullptr && bytes > kMostStaged;
+  if (!on_device_) return place;
+  return {.channel = backend_.channel(), .medium = *medium};
+}
+
+Bytes ShmBackend::Issue::keep(const at::Tensor& memory) {
+  parts_.kept.push_back(memory);
+  return bytes_of(memory);
 }
 
 void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) {
@@ -42,19 +68,37 @@ void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) 
 }
 
 Bytes ShmBackend::Issue::read(const at::Tensor& tensor) {
-  return bytes_of(keep(make_plain(tensor)));
+  if (is_staged(tensor)) {
+    parts_.is_staged = true;
+    return keep(parts_.device->to_host(tensor));
+  }
+  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
+                                                  : std::nullopt);
+  return keep(make_plain(tensor));
 }
 
 Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
-  const auto memory = keep(is_plain(tensor) ? tensor : empty_plain(tensor));
+  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
+                                                  : std::nullopt);
+  const auto memory = is_staged(tensor)  ? DeviceCall::empty_host(tensor)
+                      : is_plain(tensor) ? tensor
+                                         : empty_plain(tensor);
   copy_back(tensor, memory);
-  return bytes_of(memory);
+  return keep(memory);
 }
 
 Bytes ShmBackend::Issue::update(const at::Tensor& tensor) {
-  const auto memory = keep(is_plain(tensor) ? tensor : make_plain(tensor));
+  if (is_staged(tensor)) {
+    parts_.is_staged = true;
+    const auto memory = parts_.device->to_host(tensor);
+    copy_back(tensor, memory);
+    return keep(memory);
+  }
+  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
+                                                  : std::nullopt);
+  const auto memory = is_plain(tensor) ? tensor : make_plain(tensor);
   copy_back(tensor, memory);
-  return bytes_of(memory);
+  return keep(memory);
 }
 
 std::vector<Bytes> ShmBackend::Issue::read_all(const std::vector<at::Tensor>& tensors) {
@@ -83,6 +127,9 @@ void ShmBackend::Issue::absorb(Issue& other) {
   move_all(parts_.kept, other.parts_.kept);
   move_all(parts_.outputs, other.parts_.outputs);
   move_all(copies_, other.copies_);
+  // All on one stream: what the later call waited for includes what the earlier did.
+  if (other.parts_.device) parts_.device = std::move(other.parts_.device);
+  parts_.is_staged = parts_.is_staged || other.parts_.is_staged;
 }
 
 WorkPtr ShmBackend::Issue::join(WorkPtr message) {
@@ -99,7 +146,8 @@ WorkPtr ShmBackend::Issue::submit() {
   if (!copies_.empty()) {
     parts_.afterwards = [copies = std::move(copies_)] {
       const at::NoGradGuard no_grad;
-      for (const auto& [to, from] : copies) to.detach().copy_(from);
+      for (const auto& [to, from] : copies)
+        from.is_cpu() && !to.is_cpu() ? copy_from_host(to, from) : void(to.detach().copy_(from));
     };
   }
   parts_.inputs = parts_.outputs;

@@ -17,7 +17,11 @@ class ShmBackend::Issue {
   Descriptor describe(Kind kind, const at::Tensor& tensor, int reduce = -1,
                       int64_t root = -1) const;
 
-  /// Memory of a tensor that is only read, only written, or both; a copy if it is not contiguous.
+  /// Where a collective of so many bytes, alike on all ranks, on tensors like this one takes place:
+  /// what the functions below give is memory there.
+  Place place(const at::Tensor& like, size_t bytes);
+  /// Memory of a tensor that is only read, only written, or both; a copy if it is not contiguous or
+  /// lies elsewhere.
   Bytes read(const at::Tensor& tensor);
   Bytes write(const at::Tensor& tensor);
   Bytes update(const at::Tensor& tensor);
@@ -31,7 +35,8 @@ class ShmBackend::Issue {
   WorkPtr submit();
 
  private:
-  at::Tensor keep(const at::Tensor& tensor);
+  Bytes keep(const at::Tensor& memory);
+  bool is_staged(const at::Tensor& tensor) const { return !tensor.is_cpu() && !on_device_; }
   void copy_back(const at::Tensor& to, const at::Tensor& from);
   void absorb(Issue& other);
 
@@ -39,6 +44,7 @@ class ShmBackend::Issue {
   const char* name_;
   std::chrono::milliseconds timeout_;
   bool in_background_;
+  bool on_device_ = false;
   ShmWork::Parts parts_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
   std::vector<WorkPtr> messages_;

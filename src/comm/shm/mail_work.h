@@ -11,7 +11,7 @@ class MailWork final : public c10d::Work {
  public:
   MailWork(int rank, Mailroom::Message message, std::shared_ptr<Mailroom> mailroom);
 
-  bool isCompleted() override { return is_done() || mailroom_->poll(*this); }
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override { wait(kNoTimeout); }
   void abort() override;

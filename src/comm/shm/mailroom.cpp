@@ -4,6 +4,7 @@
 #include "comm/shm/copy.h"
 #include "comm/shm/mail_work.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 
@@ -33,7 +34,13 @@ bool MailWork::wait(std::chrono::milliseconds timeout) {
   if (!is_done()) mailroom_->wait_for(*this, timeout);
   const std::lock_guard lock(mutex_);
   if (exception_) std::rethrow_exception(exception_);
+  if (message_.device) message_.device->join();
   return true;
+}
+
+bool MailWork::isCompleted() {
+  if (!is_done() && !mailroom_->poll(*this)) return false;
+  return !message_.device || exception() || message_.device->has_ended();
 }
 
 void MailWork::abort() {
@@ -45,6 +52,8 @@ void MailWork::tell_future() {
     const std::lock_guard lock(future_mutex_);
     if (!future_ || std::exchange(future_told_, true)) return;
   }
+  const c10::OptionalStreamGuard guard(message_.device ? std::optional(message_.device->stream())
+                                                       : std::nullopt);
   exception_ ? future_->setError(exception_) : future_->markCompleted(c10::IValue(result()));
 }
 
@@ -52,8 +61,8 @@ c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
   {
     const std::lock_guard lock(future_mutex_);
     if (!future_)
-      future_ =
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), devices_of(message_.device));
   }
   is_done() ? tell_future() : mailroom_->start_worker();
   return future_;
@@ -62,7 +71,15 @@ c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
 void MailWork::end(const std::exception_ptr& exception) {
   if (!exception && !message_.is_send && !message_.contiguous.is_same(message_.original)) {
     const at::NoGradGuard no_grad;
-    message_.original.detach().copy_(message_.contiguous);
+    const c10::OptionalStreamGuard guard(message_.device ? std::optional(message_.device->stream())
+                                                         : std::nullopt);
+    if (!message_.device) {
+      message_.original.detach().copy_(message_.contiguous);
+    } else {
+      copy_from_host(message_.original, message_.contiguous);
+      message_.device->keep(message_.original);
+      message_.device->end();
+    }
   }
   mailroom_->channel_.update(record_, pending_.descriptor.sequence,
                              exception ? FlightEntry::Failed : FlightEntry::Done);

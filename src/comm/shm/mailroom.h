@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/device_call.h"
 #include "comm/shm/collective.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -34,6 +35,7 @@ class Mailroom : public std::enable_shared_from_this<Mailroom> {
     at::Tensor original;  // what the caller gave
     at::Tensor
         contiguous;  // whose memory `data` is; copied to `original` at the end if it is another
+    std::shared_ptr<DeviceCall> device = {};  // where that copy is made; null: by the host
   };
   c10::intrusive_ptr<c10d::Work> submit(Message message);
   /// Lets sends go out that nobody waited for and ends receives, with an error, and the worker

@@ -1,5 +1,4 @@
 // Collectives that move bytes and leave them as they are.
-#include "comm/shm/copy.h"
 #include "comm/shm/rounds.h"
 
 #include <algorithm>
@@ -7,17 +6,12 @@
 namespace tessera::comm::shm {
 namespace {
 
-void copy(uint8_t* to, const uint8_t* from, size_t bytes) {
-  if (bytes > 0 && to != from) copy_to_cache(to, from, bytes);
-}
-
 // Results from this size on leave the cache before anybody reads them.
 constexpr size_t kStreamedBytes = size_t{4} << 20;
 
-/// Writes a part of a result of `total` bytes.
-void deliver(uint8_t* to, const uint8_t* from, size_t bytes, size_t total) {
-  if (total < kStreamedBytes) return copy(to, from, bytes);
-  if (bytes > 0 && to != from) copy_past_cache(to, from, bytes);
+/// Of a part of a result of `total` bytes.
+Fate fate_of_result(size_t total) {
+  return total < kStreamedBytes ? Fate::ReadSoon : Fate::NotReadSoon;
 }
 
 /// Bytes of a stream of `total` that go into chunk `chunk` of at most `chunk_bytes`.
@@ -28,10 +22,12 @@ size_t chunk_length(size_t total, uint64_t chunk, size_t chunk_bytes) {
 
 class Broadcast final : public RoundsCollective {
  public:
-  Broadcast(const Channel& channel, const Descriptor& descriptor, Bytes data)
-      : RoundsCollective(descriptor), data_(data), chunk_bytes_(channel.slot_bytes()) {
+  Broadcast(const Place& place, const Descriptor& descriptor, Bytes data)
+      : RoundsCollective(place.medium, descriptor),
+        data_(data),
+        chunk_bytes_(place.medium.slot_bytes()) {
     descriptor_.bytes = data.size;
-    fills_ = channel.rank() == descriptor_.root;
+    fills_ = place.channel.rank() == descriptor_.root;
     if (fills_)
       offer(data.data, data.size, chunk_bytes_);
     else
@@ -43,12 +39,14 @@ class Broadcast final : public RoundsCollective {
     return divide_up(data_.size, chunk_bytes_);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
-    copy(slot, data_.data + chunk * chunk_bytes_, chunk_length(data_.size, chunk, chunk_bytes_));
+    medium_.copy(slot, data_.data + chunk * chunk_bytes_,
+                 chunk_length(data_.size, chunk, chunk_bytes_), Fate::ReadSoon);
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     const size_t at = chunk * chunk_bytes_;
     const auto* from = read(channel, descriptor_.root, round, at);
-    deliver(data_.data + at, from, chunk_length(data_.size, chunk, chunk_bytes_), data_.size);
+    medium_.copy(data_.data + at, from, chunk_length(data_.size, chunk, chunk_bytes_),
+                 fate_of_result(data_.size));
   }
 
  private:
@@ -65,20 +63,19 @@ std::vector<uint64_t> sizes_of(const std::vector<Bytes>& parts) {
 /// Every rank (all_gather) or the root alone (gather) receives what every rank sends.
 class Gather final : public RoundsCollective {
  public:
-  Gather(const Channel& channel, const Descriptor& descriptor, Bytes input,
-         std::vector<Bytes> outputs)
-      : RoundsCollective(descriptor),
-        rank_(channel.rank()),
+  Gather(const Place& place, const Descriptor& descriptor, Bytes input, std::vector<Bytes> outputs)
+      : RoundsCollective(place.medium, descriptor),
+        rank_(place.channel.rank()),
         input_(input),
         outputs_(std::move(outputs)),
-        chunk_bytes_(channel.slot_bytes()) {
+        chunk_bytes_(place.medium.slot_bytes()) {
     descriptor_.bytes = input.size;
     descriptor_.largest_part = input.size;
     const bool receives = !outputs_.empty();
     fills_ = descriptor_.kind == Kind::AllGather || !receives;
     if (fills_) offer(input.data, input.size, chunk_bytes_);
     if (descriptor_.kind == Kind::AllGather) set_parts(descriptor_, sizes_of(outputs_));
-    if (receives) sources_ = all_but(rank_, channel.size());
+    if (receives) sources_ = all_but(rank_, place.channel.size());
     largest_ = input.size;
     for (const auto& output : outputs_) {
       largest_ = std::max(largest_, output.size);
@@ -91,20 +88,22 @@ class Gather final : public RoundsCollective {
   void move_own_part() override {
     // Otherwise fill() does it, while the chunk is in the cache.
     if (!outputs_.empty() && (!fills_ || is_offered()))
-      copy(outputs_[rank_].data, input_.data, input_.size);
+      medium_.copy(outputs_[rank_].data, input_.data, input_.size, Fate::ReadSoon);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     const size_t at = chunk * chunk_bytes_;
     const size_t length = chunk_length(input_.size, chunk, chunk_bytes_);
-    copy(slot, input_.data + at, length);
-    if (!outputs_.empty()) deliver(outputs_[rank_].data + at, input_.data + at, length, total_);
+    medium_.copy(slot, input_.data + at, length, Fate::ReadSoon);
+    if (!outputs_.empty())
+      medium_.copy(outputs_[rank_].data + at, input_.data + at, length, fate_of_result(total_));
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     const size_t at = chunk * chunk_bytes_;
     for (const int source : sources_) {
       const auto& output = outputs_[source];
       const auto* from = read(channel, source, round, at);
-      deliver(output.data + at, from, chunk_length(output.size, chunk, chunk_bytes_), total_);
+      medium_.copy(output.data + at, from, chunk_length(output.size, chunk, chunk_bytes_),
+                   fate_of_result(total_));
     }
   }
 
@@ -121,13 +120,13 @@ class Gather final : public RoundsCollective {
 /// is cut into as many equal parts as there are ranks.
 class Exchange final : public RoundsCollective {
  public:
-  Exchange(const Channel& channel, const Descriptor& descriptor, std::vector<Bytes> inputs,
+  Exchange(const Place& place, const Descriptor& descriptor, std::vector<Bytes> inputs,
            std::vector<Bytes> outputs)
-      : RoundsCollective(descriptor),
-        rank_(channel.rank()),
+      : RoundsCollective(place.medium, descriptor),
+        rank_(place.channel.rank()),
         inputs_(std::move(inputs)),
         outputs_(std::move(outputs)),
-        chunk_bytes_(channel.slot_bytes() / channel.size() / 64 * 64) {
+        chunk_bytes_(place.medium.slot_bytes() / place.channel.size() / 64 * 64) {
     fills_ = !inputs_.empty();
     const bool is_scatter = descriptor_.kind == Kind::Scatter;
     needs_peers_for_rounds_ = !is_scatter;
@@ -139,7 +138,7 @@ class Exchange final : public RoundsCollective {
     } else {
       for (const auto& input : inputs_) descriptor_.bytes += input.size;
       set_parts(descriptor_, rank_, sizes_of(inputs_), sizes_of(outputs_));
-      sources_ = all_but(rank_, channel.size());
+      sources_ = all_but(rank_, place.channel.size());
     }
   }
 
@@ -162,21 +161,21 @@ class Exchange final : public RoundsCollective {
   void move_own_part() override {
     if (inputs_.empty()) return;
     const auto& output = output_from(rank_);
-    copy(output.data, inputs_[rank_].data, output.size);
+    medium_.copy(output.data, inputs_[rank_].data, output.size, Fate::ReadSoon);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (size_t peer = 0; peer < inputs_.size(); ++peer) {
       if (static_cast<int>(peer) == rank_) continue;
-      copy(slot + peer * chunk_bytes_, inputs_[peer].data + chunk * chunk_bytes_,
-           chunk_length(inputs_[peer].size, chunk, chunk_bytes_));
+      medium_.copy(slot + peer * chunk_bytes_, inputs_[peer].data + chunk * chunk_bytes_,
+                   chunk_length(inputs_[peer].size, chunk, chunk_bytes_), Fate::ReadSoon);
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     for (const int source : sources_) {
       const auto& output = output_from(source);
-      const auto* part = channel.peer_slot(source, round) + rank_ * chunk_bytes_;
-      deliver(output.data + chunk * chunk_bytes_, part,
-              chunk_length(output.size, chunk, chunk_bytes_), output.size);
+      const auto* part = medium_.peer_slot(source, round) + rank_ * chunk_bytes_;
+      medium_.copy(output.data + chunk * chunk_bytes_, part,
+                   chunk_length(output.size, chunk, chunk_bytes_), fate_of_result(output.size));
     }
   }
 
@@ -204,26 +203,28 @@ class Barrier final : public RoundsCollective {
 
 }  // namespace
 
-CollectivePtr make_broadcast(const Channel& channel, Descriptor descriptor, Bytes data) {
-  return std::make_unique<Broadcast>(channel, descriptor, data);
+CollectivePtr make_broadcast(const Place& place, Descriptor descriptor, Bytes data) {
+  return std::make_unique<Broadcast>(place, descriptor, data);
 }
-CollectivePtr make_all_gather(const Channel& channel, Descriptor descriptor, Bytes input,
+CollectivePtr make_all_gather(const Place& place, Descriptor descriptor, Bytes input,
                               std::vector<Bytes> outputs) {
-  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+  return std::make_unique<Gather>(place, descriptor, input, std::move(outputs));
 }
-CollectivePtr make_gather(const Channel& channel, Descriptor descriptor, Bytes input,
+CollectivePtr make_gather(const Place& place, Descriptor descriptor, Bytes input,
                           std::vector<Bytes> outputs) {
-  return std::make_unique<Gather>(channel, descriptor, input, std::move(outputs));
+  return std::make_unique<Gather>(place, descriptor, input, std::move(outputs));
 }
-CollectivePtr make_scatter(const Channel& channel, Descriptor descriptor, std::vector<Bytes> inputs,
+CollectivePtr make_scatter(const Place& place, Descriptor descriptor, std::vector<Bytes> inputs,
                            Bytes output) {
-  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs),
+  return std::make_unique<Exchange>(place, descriptor, std::move(inputs),
                                     std::vector<Bytes>{output});
 }
-CollectivePtr make_all_to_all(const Channel& channel, Descriptor descriptor,
-                              std::vector<Bytes> inputs, std::vector<Bytes> outputs) {
-  return std::make_unique<Exchange>(channel, descriptor, std::move(inputs), std::move(outputs));
+CollectivePtr make_all_to_all(const Place& place, Descriptor descriptor, std::vector<Bytes> inputs,
+                              std::vector<Bytes> outputs) {
+  return std::make_unique<Exchange>(place, descriptor, std::move(inputs), std::move(outputs));
 }
-CollectivePtr make_barrier(Descriptor descriptor) { return std::make_unique<Barrier>(descriptor); }
+CollectivePtr make_barrier(const Place& place, Descriptor descriptor) {
+  return std::make_unique<Barrier>(place.medium, descriptor);
+}
 
 }  // namespace tessera::comm::shm

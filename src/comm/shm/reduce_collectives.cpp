@@ -1,7 +1,6 @@
 // Collectives that combine what the ranks contribute. Operands are always combined in rank order,
 // on whichever rank it happens, so every rank gets the same bits.
 #include "comm/shm/all_reduce_large.h"
-#include "comm/shm/copy.h"
 #include "comm/shm/rounds.h"
 
 #include <algorithm>
@@ -10,24 +9,20 @@
 namespace tessera::comm::shm {
 namespace {
 
-// Up to here every rank reads every slot itself: one round instead of two, at the price of reading
-// it all.
-constexpr size_t kDirectBytes = size_t{128} << 10;
-
 /// Every rank (all_reduce) or the root alone (reduce) combines the slots of all.
 class DirectReduce final : public RoundsCollective {
  public:
-  DirectReduce(const Channel& channel, const Descriptor& descriptor, Bytes data, Combine combine)
-      : RoundsCollective(descriptor),
-        rank_(channel.rank()),
+  DirectReduce(const Place& place, const Descriptor& descriptor, Bytes data, Combine combine)
+      : RoundsCollective(place.medium, descriptor),
+        rank_(place.channel.rank()),
         data_(data),
         combine_(combine),
-        chunk_bytes_(channel.slot_bytes()),
-        operands_(channel.size()) {
+        chunk_bytes_(place.medium.slot_bytes()),
+        operands_(place.channel.size()) {
     descriptor_.bytes = data.size;
     const bool receives = descriptor_.kind == Kind::AllReduce || descriptor_.root == rank_;
     fills_ = descriptor_.kind == Kind::AllReduce || !receives;
-    if (receives) sources_ = all_but(rank_, channel.size());
+    if (receives) sources_ = all_but(rank_, place.channel.size());
     if (!receives) offer(data.data, data.size, chunk_bytes_);
   }
 
@@ -36,13 +31,12 @@ class DirectReduce final : public RoundsCollective {
     return channel.size() == 1 ? 0 : divide_up(data_.size, chunk_bytes_);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
-    copy_to_cache(slot, data_.data + at(chunk), length(chunk));
+    medium_.copy(slot, data_.data + at(chunk), length(chunk), Fate::ReadSoon);
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     for (const int source : sources_) operands_[source] = read(channel, source, round, at(chunk));
     operands_[rank_] = data_.data + at(chunk);
-    combine_.kernel(data_.data + at(chunk), operands_.data(), static_cast<int>(operands_.size()),
-                    length(chunk) / combine_.element_size);
+    medium_.combine(combine_, data_.data + at(chunk), operands_, length(chunk));
   }
 
  private:
@@ -59,18 +53,18 @@ class DirectReduce final : public RoundsCollective {
 /// A slot is cut into one part per receiving rank.
 class ReduceScatter final : public RoundsCollective {
  public:
-  ReduceScatter(const Channel& channel, const Descriptor& descriptor, std::vector<Bytes> inputs,
+  ReduceScatter(const Place& place, const Descriptor& descriptor, std::vector<Bytes> inputs,
                 bool inputs_adjoin, Bytes output, Combine combine)
-      : RoundsCollective(descriptor),
-        rank_(channel.rank()),
+      : RoundsCollective(place.medium, descriptor),
+        rank_(place.channel.rank()),
         inputs_(std::move(inputs)),
         output_(output),
         combine_(combine),
-        chunk_bytes_(channel.slot_bytes() / channel.size() / 64 * 64),
-        operands_(channel.size()) {
+        chunk_bytes_(place.medium.slot_bytes() / place.channel.size() / 64 * 64),
+        operands_(place.channel.size()) {
     descriptor_.bytes = output.size * inputs_.size();
-    fills_ = channel.size() > 1;
-    sources_ = all_but(rank_, channel.size());
+    fills_ = place.channel.size() > 1;
+    sources_ = all_but(rank_, place.channel.size());
     if (inputs_adjoin) offer(inputs_[0].data, descriptor_.bytes, chunk_bytes_ * inputs_.size());
   }
 
@@ -80,11 +74,12 @@ class ReduceScatter final : public RoundsCollective {
   }
   void move_own_part() override {
     if (sources_.empty() && output_.size > 0)
-      std::memmove(output_.data, inputs_[0].data, output_.size);
+      medium_.copy(output_.data, inputs_[0].data, output_.size, Fate::ReadSoon);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (const int peer : sources_) {
-      copy_for_peers(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk));
+      medium_.copy(slot + peer * chunk_bytes_, inputs_[peer].data + at(chunk), length(chunk),
+                   Fate::ReadByPeers);
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
@@ -93,8 +88,7 @@ class ReduceScatter final : public RoundsCollective {
           read(channel, source, round, rank_ * output_.size + at(chunk), rank_ * chunk_bytes_);
     }
     operands_[rank_] = inputs_[rank_].data + at(chunk);
-    combine_.kernel(output_.data + at(chunk), operands_.data(), static_cast<int>(operands_.size()),
-                    length(chunk) / combine_.element_size);
+    medium_.combine(combine_, output_.data + at(chunk), operands_, length(chunk));
   }
 
  private:
@@ -111,23 +105,19 @@ class ReduceScatter final : public RoundsCollective {
 
 }  // namespace
 
-CollectivePtr make_all_reduce(const Channel& channel, Descriptor descriptor, Bytes data,
+CollectivePtr make_all_reduce(const Place& place, Descriptor descriptor, Bytes data,
                               Combine combine) {
-  const auto ranks = static_cast<size_t>(channel.size());
-  const size_t direct =
-      ranks <= 2 ? channel.slot_bytes() : std::min(channel.slot_bytes(), kDirectBytes / ranks);
-  if (ranks == 1 || data.size <= direct)
-    return std::make_unique<DirectReduce>(channel, descriptor, data, combine);
-  return std::make_unique<AllReduceLarge>(channel, descriptor, data, combine);
+  if (place.channel.size() == 1 || data.size <= place.medium.most_direct())
+    return std::make_unique<DirectReduce>(place, descriptor, data, combine);
+  return std::make_unique<AllReduceLarge>(place, descriptor, data, combine);
 }
-CollectivePtr make_reduce(const Channel& channel, Descriptor descriptor, Bytes data,
-                          Combine combine) {
-  return std::make_unique<DirectReduce>(channel, descriptor, data, combine);
+CollectivePtr make_reduce(const Place& place, Descriptor descriptor, Bytes data, Combine combine) {
+  return std::make_unique<DirectReduce>(place, descriptor, data, combine);
 }
-CollectivePtr make_reduce_scatter(const Channel& channel, Descriptor descriptor,
+CollectivePtr make_reduce_scatter(const Place& place, Descriptor descriptor,
                                   std::vector<Bytes> inputs, bool inputs_adjoin, Bytes output,
                                   Combine combine) {
-  return std::make_unique<ReduceScatter>(channel, descriptor, std::move(inputs), inputs_adjoin,
+  return std::make_unique<ReduceScatter>(place, descriptor, std::move(inputs), inputs_adjoin,
                                          output, combine);
 }
 

@@ -5,11 +5,6 @@
 namespace tessera::comm::shm {
 namespace {
 
-// Two chunks under way keep both ranks busy and the data in the second-level cache. With more ranks
-// than cores the others are asleep anyway: then run ahead as far as the slots allow before giving
-// up the core.
-constexpr uint64_t kChunksAhead = 2;
-
 // Below this a copy is cheaper than waiting until the peers have read the original.
 constexpr size_t kLeastOffered = size_t{64} << 10;
 
@@ -38,20 +33,20 @@ std::vector<int> all_but(int rank, int size) {
 
 void RoundsCollective::offer(const void* data, size_t bytes, size_t one_round) {
   const bool is_large = bytes > one_round && bytes >= kLeastOffered;
-  const auto offset = is_large ? Arena::own()->offset_of(data, bytes) : std::nullopt;
+  const auto offset = is_large ? medium_.offset_of(data, bytes) : std::nullopt;
   descriptor_.shared_offset = offset ? static_cast<int64_t>(*offset) : -1;
 }
 
 const uint8_t* RoundsCollective::read(Channel& channel, int peer, uint64_t round,
                                       size_t displacement, size_t in_slot) {
   const auto& theirs = channel.descriptor_of(peer, descriptor_.sequence);
-  if (theirs.shared_offset < 0) return channel.peer_slot(peer, round) + in_slot;
+  if (theirs.shared_offset < 0) return medium_.peer_slot(peer, round) + in_slot;
   channel.await_posted(peer, round + 1);
   return channel.member(peer).arena_base + theirs.shared_offset + displacement;
 }
 
 bool RoundsCollective::starts_at_once(const Channel& channel) const {
-  return !needs_peers_for_rounds_ && count_rounds(channel) <= 1;
+  return medium_.starts_at_issue() && !needs_peers_for_rounds_ && count_rounds(channel) <= 1;
 }
 
 void RoundsCollective::take(Channel& channel) {
@@ -59,20 +54,20 @@ void RoundsCollective::take(Channel& channel) {
   first_ = channel.take_rounds(rounds_);
   if (!fills_ || is_offered()) {
     filled_ = rounds_;
-    if (rounds_ > 0) channel.post_through(first_ + rounds_);
+    if (rounds_ > 0) medium_.post_through(first_ + rounds_);
   }
 }
 
-void RoundsCollective::fill_next(Channel& channel) {
-  fill(filled_, channel.slot(first_ + filled_));
+void RoundsCollective::fill_next() {
+  fill(filled_, medium_.slot(first_ + filled_));
   ++filled_;
-  channel.post_through(first_ + filled_);
+  medium_.post_through(first_ + filled_);
 }
 
 void RoundsCollective::begin(Channel& channel) {
   if (!starts_at_once(channel)) return;
   take(channel);
-  if (filled_ < rounds_) fill_next(channel);
+  if (filled_ < rounds_) fill_next();
 }
 
 void RoundsCollective::drain_next(Channel& channel) {
@@ -84,7 +79,7 @@ void RoundsCollective::drain_next(Channel& channel) {
         channel.descriptor_of(sources_[i], descriptor_.sequence).shared_offset >= 0;
     if (by_address) channel.check_kept(sources_[i]);
   }
-  channel.consume_through(first_ + drained_);
+  medium_.consume_through(first_ + drained_);
 }
 
 void RoundsCollective::complete(Channel& channel) {
@@ -95,12 +90,12 @@ void RoundsCollective::complete(Channel& channel) {
   check_sources(channel);
   if (!starts_at_once(channel)) take(channel);
   // A rank that reads nothing must not hold up the slots of those that do.
-  if (sources_.empty()) channel.consume_through(first_ + rounds_);
+  if (sources_.empty()) medium_.consume_through(first_ + rounds_);
   move_own_part();
-  const uint64_t ahead = channel.is_oversubscribed() ? kSlots - 1 : kChunksAhead;
+  const uint64_t ahead = medium_.rounds_ahead();
   while (filled_ < rounds_ || (!sources_.empty() && drained_ < rounds_)) {
     const bool may_fill = filled_ < rounds_ && (sources_.empty() || filled_ - drained_ < ahead);
-    may_fill ? fill_next(channel) : drain_next(channel);
+    may_fill ? fill_next() : drain_next(channel);
   }
   // The caller may write to its tensor again after this.
   if (is_offered()) channel.await_readers(first_ + rounds_);

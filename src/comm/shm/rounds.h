@@ -45,7 +45,7 @@ class RoundsCollective : public Collective {
 
  private:
   void take(Channel& channel);
-  void fill_next(Channel& channel);
+  void fill_next();
   void drain_next(Channel& channel);
 
   uint64_t first_ = 0;

@@ -1,12 +1,17 @@
 // Making, ending and the parts of a group that are no collectives of tensors.
 #include "comm/shm/shm_backend.h"
 
+#include "comm/shm/device_medium.h"
 #include "comm/shm/issue.h"
 #include "comm/shm/join.h"
 #include "comm/shm/shared_tensor.h"
 #include "comm/shm/tensors.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
 
 namespace tessera::comm::shm {
 
@@ -26,7 +31,9 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
 bool available() { return true; }
 
 bool supports(c10::DeviceType device, c10::ScalarType dtype) {
-  return device == c10::DeviceType::CPU && !c10::isQIntType(dtype);
+  if (c10::isQIntType(dtype)) return false;
+  return device == c10::DeviceType::CPU ||
+         (device == c10::DeviceType::CUDA && device_medium_available());
 }
 
 ShmBackend::ShmBackend(const BackendRequest& request)
@@ -34,7 +41,8 @@ ShmBackend::ShmBackend(const BackendRequest& request)
       executor_(std::make_shared<Executor>(request)),
       mailroom_(
           std::make_shared<Mailroom>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
-      timeout_(request.timeout) {}
+      timeout_(request.timeout),
+      host_medium_(executor_->channel()) {}
 
 ShmBackend::~ShmBackend() {
   if (channel().is_own_process()) {
@@ -51,7 +59,66 @@ void ShmBackend::shutdown() {
   if (!channel().has_limit()) channel().set_limit(Clock::now() + kCloseTimeout);
   executor_->close();
   mailroom_->close();
+  device_medium_.reset();
   channel().leave();
+}
+
+namespace {
+
+/// Ranks come together to share memory of their devices.
+class DeviceMeeting final : public Collective {
+ public:
+  DeviceMeeting(Medium& medium, const Descriptor& descriptor, c10::Device device,
+                DeviceMediumResult& result)
+      : Collective(medium, descriptor), device_(device), result_(result) {}
+  bool starts_at_once(const Channel&) const override { return false; }
+
+ protected:
+  void begin(Channel&) override {}
+  void complete(Channel& channel) override {
+    for (int peer = 0; peer < channel.size(); ++peer)
+      if (peer != channel.rank()) channel.meet(peer);
+    const auto now = Clock::now();
+    result_ = make_device_medium(channel, device_,
+                                 {.descriptor = descriptor_,
+                                  .since = now,
+                                  .deadline = now + std::min(timeout, kLongestTimeout)});
+  }
+
+ private:
+  c10::Device device_;
+  DeviceMediumResult& result_;
+};
+
+}  // namespace
+
+const c10::Stream& ShmBackend::device_stream(c10::Device device) {
+  if (!device_stream_) device_stream_ = communication_stream(device);
+  TORCH_CHECK_VALUE(device_stream_->device() == device, "shm: group '", channel().group_name(),
+                    "' on ", channel().label(rank_), ": expected tensors on ",
+                    device_stream_->device(), ", where its first one was, got one on ", device);
+  return *device_stream_;
+}
+
+Medium* ShmBackend::device_medium(const char* collective, c10::Device device) {
+  device_stream(device);
+  if (std::exchange(has_met_on_device_, true)) return device_medium_.get();
+  DeviceMediumResult result;
+  {
+    const Bookkeeping function(collective);
+    const CallNote note("first with CUDA tensors in this group");
+    auto coalesced = std::move(coalescing_);
+    Issue issue(*this, "tessera:device_meeting", c10d::OpType::BARRIER, timeout_, false);
+    issue.add(std::make_unique<DeviceMeeting>(host_medium_, issue.describe(Kind::Barrier, {}),
+                                              device, result));
+    issue.submit()->wait();
+    coalescing_ = std::move(coalesced);
+  }
+  if (!result.medium && rank_ == 0)
+    TORCH_WARN("shm: group '", channel().group_name(),
+               "': CUDA tensors go through pinned host memory, which is slower: ", result.problem);
+  device_medium_ = std::move(result.medium);
+  return device_medium_.get();
 }
 
 void ShmBackend::begin_close(Clock::time_point deadline) {
@@ -69,6 +136,7 @@ c10d::ErrorType ShmBackend::getError() {
 }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (!options.device().is_cpu()) return at::empty({size}, options);
   return make_shared_tensor({size}, options);
 }
 
@@ -94,13 +162,13 @@ WorkPtr ShmBackend::endCoalescing() {
 
 WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& opts) {
   Issue issue(*this, "tessera:barrier", OpType::BARRIER, opts.timeout, opts.asyncOp);
-  issue.add(make_barrier(issue.describe(Kind::Barrier, {})));
+  issue.add(make_barrier({channel(), host_medium_}, issue.describe(Kind::Barrier, {})));
   return issue.submit();
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
   Issue issue(*this, "tessera:monitored_barrier", OpType::BARRIER, opts.timeout, false);
-  issue.add(make_barrier(issue.describe(Kind::MonitoredBarrier, {})));
+  issue.add(make_barrier({channel(), host_medium_}, issue.describe(Kind::MonitoredBarrier, {})));
   issue.submit()->wait();
 }
 
@@ -109,12 +177,19 @@ WorkPtr ShmBackend::post(Mailroom::Message message) {
   return coalescing_ ? coalescing_->join(std::move(work)) : work;
 }
 
+at::Tensor ShmBackend::copy_to_host(const at::Tensor& tensor) {
+  DeviceCall call(device_stream(tensor.device()));
+  auto copy = call.to_host(tensor);
+  call.await_host();
+  return copy;
+}
+
 WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
   channel().check_usable("send");
   const Check check = arguments("send");
   const auto& tensor = check.only(tensors);
   check.check_peer(destination);
-  const auto contiguous = make_plain(tensor);
+  const auto contiguous = tensor.is_cpu() ? make_plain(tensor) : copy_to_host(tensor);
   return post({.is_send = true,
                .peer = destination,
                .tag = tag,
@@ -131,7 +206,11 @@ WorkPtr ShmBackend::receive(const char* caller, Tensors& tensors, int source, in
   const auto& tensor = check.only(tensors);
   check.check_written(tensor);
   if (source != kAnyPeer) check.check_peer(source);
-  const auto contiguous = is_plain(tensor) ? tensor : empty_plain(tensor);
+  std::shared_ptr<DeviceCall> device;
+  if (!tensor.is_cpu()) device = std::make_shared<DeviceCall>(device_stream(tensor.device()));
+  const auto contiguous = device             ? DeviceCall::empty_host(tensor)
+                          : is_plain(tensor) ? tensor
+                                             : empty_plain(tensor);
   return post({.is_send = false,
                .peer = source,
                .tag = tag,
@@ -139,7 +218,8 @@ WorkPtr ShmBackend::receive(const char* caller, Tensors& tensors, int source, in
                .data = bytes_of(contiguous),
                .timeout = timeout_,
                .original = tensor,
-               .contiguous = contiguous});
+               .contiguous = contiguous,
+               .device = device});
 }
 
 WorkPtr ShmBackend::recv(Tensors& tensors, int source, int tag) {

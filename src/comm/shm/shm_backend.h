@@ -2,6 +2,7 @@
 
 #include "comm/arguments.h"
 #include "comm/closing.h"
+#include "comm/device_call.h"
 #include "comm/recorded.h"
 #include "comm/shm/executor.h"
 #include "comm/shm/mailroom.h"
@@ -88,7 +89,8 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
   class Check : public Arguments {
    public:
     Check(ShmBackend& backend, const char* collective)
-        : Arguments("shm", collective, backend.rank_, backend.size_, /*only_cpu=*/true),
+        : Arguments("shm", collective, backend.rank_, backend.size_,
+                    supports(c10::kCUDA, c10::kFloat) ? Devices::CpuAndCuda : Devices::Cpu),
           backend_(backend) {}
     ~Check();
 
@@ -97,6 +99,11 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
     int exceptions_ = std::uncaught_exceptions();
   };
   Check arguments(const char* collective) { return {*this, collective}; }
+  /// The slots on the device, Note [slots on a device]; null if ranks can't share its memory. The
+  /// first call is collective and waits for all ranks.
+  Medium* device_medium(const char* collective, c10::Device device);
+  const c10::Stream& device_stream(c10::Device device);
+  at::Tensor copy_to_host(const at::Tensor& tensor);
   WorkPtr post(Mailroom::Message message);
   WorkPtr receive(const char* caller, Tensors& tensors, int source, int tag);
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;
@@ -106,6 +113,10 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
   std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> issued_{0};
   std::unique_ptr<Issue> coalescing_;  // between startCoalescing and endCoalescing
+  HostMedium host_medium_;
+  std::optional<c10::Stream> device_stream_;
+  bool has_met_on_device_ = false;
+  std::shared_ptr<Medium> device_medium_;
 };
 
 }  // namespace tessera::comm::shm

@@ -105,7 +105,10 @@ Combine find_combine(const char* caller, const at::Tensor& tensor, const c10d::R
   TORCH_CHECK_TYPE(kernel != nullptr, caller, ": ", name_of_reduce(op.op_), " of ",
                    name_of_dtype(tensor.scalar_type()),
                    " tensors has no meaning here; this dtype has: ", supported_ops(element));
-  return {.kernel = kernel, .element_size = static_cast<size_t>(tensor.element_size())};
+  return {.kernel = kernel,
+          .element_size = static_cast<size_t>(tensor.element_size()),
+          .dtype = tensor.scalar_type(),
+          .reduction = reduction_of(op.op_)};
 }
 
 }  // namespace tessera::comm::shm

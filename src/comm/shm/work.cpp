@@ -2,6 +2,7 @@
 
 #include "comm/shm/executor.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ bool ShmWork::isCompleted() {
     executor_->nudge();  // a caller that only polls must see it end
     return false;
   }
+  if (parts_.device && !exception() && !parts_.device->has_ended()) return false;
   return std::all_of(parts_.messages.begin(), parts_.messages.end(),
                      [](auto& message) { return message->isCompleted(); });
 }
@@ -35,6 +37,7 @@ bool ShmWork::wait(std::chrono::milliseconds timeout) {
     const std::lock_guard lock(mutex_);
     if (exception_) std::rethrow_exception(exception_);
   }
+  if (parts_.device) parts_.device->join();
   for (const auto& message : parts_.messages) message->wait(timeout);
   return true;
 }
@@ -76,6 +79,7 @@ bool ShmWork::has_started() const {
 }
 
 bool ShmWork::try_start(Channel& channel) {
+  if (parts_.is_staged) return false;  // what it would give is not there yet
   for (auto& collective : parts_.collectives) {
     if (collective->has_started()) continue;
     if (!collective->starts_at_once(channel) || !channel.can_start_without_waiting()) return false;
@@ -89,6 +93,9 @@ void ShmWork::run(Channel& channel) {
   const auto begun = Clock::now();
   size_t completed = 0;
   try {
+    const c10::OptionalStreamGuard guard(parts_.device ? std::optional(parts_.device->stream())
+                                                       : std::nullopt);
+    if (parts_.is_staged) parts_.device->await_host();
     for (size_t i = 0; i < parts_.collectives.size(); ++i) {
       auto& collective = *parts_.collectives[i];
       channel.check_usable(name_of(collective.descriptor().kind));
@@ -101,6 +108,11 @@ void ShmWork::run(Channel& channel) {
       completed = i + 1;
     }
     if (parts_.afterwards) parts_.afterwards();
+    if (parts_.device) {
+      for (const auto* tensors : {&parts_.kept, &parts_.outputs})
+        for (const auto& tensor : *tensors) parts_.device->keep(tensor);
+      parts_.device->end();
+    }
   } catch (...) {
     exception = std::current_exception();
     for (size_t i = completed; i < records_.size(); ++i) {
@@ -130,8 +142,12 @@ void ShmWork::tell_future() {
     future_told_ = future_told_ || future;
     result_told_ = result_told_ || result;
   }
-  if (future)
+  if (future) {
+    // The future records what its readers' streams have to wait for on the current one.
+    const c10::OptionalStreamGuard guard(parts_.device ? std::optional(parts_.device->stream())
+                                                       : std::nullopt);
     exception_ ? future->setError(exception_) : future->markCompleted(c10::IValue(parts_.outputs));
+  }
   if (result) {
     result->markCompleted(c10::IValue(static_cast<int64_t>(
         exception_ ? c10d::WorkResult::COMM_ERROR : c10d::WorkResult::SUCCESS)));
@@ -142,8 +158,8 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
   {
     const std::lock_guard lock(future_mutex_);
     if (!future_)
-      future_ =
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      future_ = c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), devices_of(parts_.device));
   }
   is_done() ? tell_future() : executor_->nudge();
   if (parts_.messages.empty()) return future_;

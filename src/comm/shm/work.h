@@ -1,5 +1,6 @@
 #pragma once
 
+#include "comm/device_call.h"
 #include "comm/shm/collective.h"
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +28,9 @@ class ShmWork final : public c10d::Work {
     std::vector<at::Tensor> kept;      // memory the collectives use
     std::function<void()> afterwards;  // copies results to where the caller wants them
     std::vector<c10::intrusive_ptr<c10d::Work>>
-        messages;  // coalesced with them; they run by themselves
+        messages;                        // coalesced with them; they run by themselves
+    std::shared_ptr<DeviceCall> device;  // null: all of it is done by the host
+    bool is_staged = false;              // copies to the host have to be there first
   };
   ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor);
 

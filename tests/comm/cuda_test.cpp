@@ -1,0 +1,287 @@
+// What only GPUs have: streams, memory that is used again at once, and peers that end while a
+// stream waits for them.
+#include "comm/collective_bodies.h"
+#include "support/ranks.h"
+#include "support/tolerance.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <limits>
+#include <thread>
+
+namespace tessera::collective_bodies {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::AllOf;
+using testing::Beacon;
+using testing::DeviceCase;
+using testing::expect_bitwise_equal;
+using ::testing::HasSubstr;
+using testing::run_device;
+using testing::run_on;
+
+at::TensorOptions on(at::ScalarType dtype = at::kFloat) {
+  return at::TensorOptions(run_device()).dtype(dtype);
+}
+
+c10::Stream side_stream() {
+  return c10::impl::VirtualGuardImpl(run_device().type()).getStreamFromGlobalPool(run_device());
+}
+
+/// Leaves the current stream with milliseconds of work, so that whoever does not wait for it comes
+/// too early.
+void keep_busy() {
+  auto product = at::full({2048, 2048}, 1e-4, on());
+  for (int i = 0; i < 10; ++i) product = at::mm(product, product);
+}
+
+int64_t sum_of_numbers() { return world_size() * (world_size() + 1) / 2; }  // rank + 1
+
+at::Tensor own_number(int64_t count) { return at::full({count}, rank() + 1, on()); }
+
+void expect_filled(const at::Tensor& tensor, double value, const std::string& label) {
+  expect_bitwise_equal(tensor, at::full(tensor.sizes(), value, tensor.options().device(at::kCPU)),
+                       label);
+}
+
+class StreamsOnCuda : public ::testing::TestWithParam<DeviceCase> {};
+INSTANTIATE_TEST_SUITE_P(Every, StreamsOnCuda,
+                         ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),
+                         testing::case_name);
+
+constexpr int64_t kCounts[] = {10, 1 << 20};
+
+TEST_P(StreamsOnCuda, TensorsMayComeFromAnyStream) {
+  run_on(GetParam(), [] {
+    for (const int64_t count : kCounts) {
+      const c10::StreamGuard guard(side_stream());
+      keep_busy();
+      Tensors tensors{own_number(count)};
+      default_group()->allreduce(tensors)->wait();
+      const auto twice = tensors[0] * 2;  // on the stream that waited, without the host
+      expect_filled(twice, 2.0 * sum_of_numbers(), "in place");
+      expect_filled(all_reduce(own_number(count)), sum_of_numbers(), "functional");
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, ResultsAreThereForTheStreamThatWaits) {
+  run_on(GetParam(), [] {
+    for (const int64_t count : kCounts) {
+      keep_busy();
+      Tensors tensors{own_number(count)};
+      const auto work = default_group()->allreduce(tensors);
+      const c10::StreamGuard guard(side_stream());
+      work->wait();
+      expect_filled(tensors[0].clone(), sum_of_numbers(), "on another stream");
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, TheNextKernelWaitsForTheCollective) {
+  run_on(GetParam(), [] {
+    for (const int64_t count : kCounts) {
+      auto tensor = own_number(count);
+      for (int turn = 0; turn < 10; ++turn) {  // no host wait in between
+        Tensors tensors{tensor};
+        default_group()->allreduce(tensors, {.reduceOp = c10d::ReduceOp::AVG})->wait();
+        tensor.mul_(2);
+      }
+      // The average of 1 to n, doubled: from the second turn on all ranks hold the same.
+      expect_filled(tensor, sum_of_numbers() * 1024.0 / world_size(), "chain");
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, AFreedInputIsReadBeforeItsMemoryIsUsedAgain) {
+  run_on(GetParam(), [] {
+    const Setting setting{.backend = "", .ranks = world_size(), .device = run_device()};
+    for (int turn = 0; turn < 10; ++turn) {
+      for (const int64_t count : kCounts) {
+        keep_busy();
+        auto whole = at::zeros({world_size(), count}, on());
+        auto input = own_number(count);
+        const auto work = backend(setting)->_allgather_base(whole, input, {});
+        input.reset();
+        // The allocator hands out the input's memory again.
+        const auto poison = at::full({count}, std::numeric_limits<float>::quiet_NaN(), on());
+        work->wait();
+        for (int peer = 0; peer < world_size(); ++peer)
+          expect_filled(whole[peer], peer + 1, "turn " + std::to_string(turn));
+        EXPECT_TRUE(poison.isnan().all().item<bool>()) << "written after it was freed";
+      }
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, AFreedResultIsWrittenBeforeItsMemoryIsUsedAgain) {
+  run_on(GetParam(), [] {
+    for (int turn = 0; turn < 10; ++turn) {
+      for (const int64_t count : kCounts) {
+        keep_busy();
+        Tensors tensors{own_number(count)};
+        const auto work = default_group()->allreduce(tensors);
+        tensors.clear();
+        const auto other = at::full({count}, -1, on());
+        work->wait();
+        expect_filled(other, -1, "turn " + std::to_string(turn));
+      }
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, TensorsOfManyRoundsComeThrough) {
+  run_on(GetParam(), [] {
+    const Setting setting{.backend = "", .ranks = world_size(), .device = run_device()};
+    const int64_t count = (16 << 20) + 3;  // 64 MiB and a little
+    auto own = pattern(setting, rank(), count);
+    auto expected = at::zeros({count}, on());
+    for (int peer = 0; peer < world_size(); ++peer) expected += pattern(setting, peer, count);
+    Tensors tensors{own.clone()};
+    default_group()->allreduce(tensors)->wait();
+    EXPECT_TRUE(tensors[0].equal(expected)) << "all_reduce";
+    auto whole = at::zeros({world_size(), count}, on());
+    backend(setting)->_allgather_base(whole, own, {})->wait();
+    for (int peer = 0; peer < world_size(); ++peer)
+      EXPECT_TRUE(whole[peer].equal(pattern(setting, peer, count))) << "all_gather of " << peer;
+  });
+}
+
+class GroupsOnCuda : public ::testing::TestWithParam<DeviceCase> {};
+INSTANTIATE_TEST_SUITE_P(Every, GroupsOnCuda,
+                         ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),
+                         testing::case_name);
+
+TEST_P(GroupsOnCuda, KeepTheOrderOfTheirLists) {
+  run_on(GetParam(), [] {
+    std::vector<int> backwards;
+    for (int peer = world_size() - 1; peer >= 0; --peer) backwards.push_back(peer);
+    const auto group = new_group(backwards);
+    EXPECT_EQ(rank(group), world_size() - 1 - rank());
+    expect_bitwise_equal(all_gather(own_number(1), 0, group),
+                         at::arange(world_size(), 0, -1).to(at::kFloat), "all_gather");
+    expect_filled(broadcast(own_number(3), 0, group), world_size(), "broadcast");
+    EXPECT_EQ(gather_bytes(std::to_string(rank()), group)[0], std::to_string(world_size() - 1));
+  });
+}
+
+TEST_P(GroupsOnCuda, OfNeighboursWorkBesideTheWorld) {
+  run_on(GetParam(), [] {
+    const int first = rank() / 2 * 2;
+    const auto pair = new_group({first, first + 1});
+    for (int turn = 0; turn < 10; ++turn) {
+      expect_filled(all_reduce(own_number(100), ReduceOp::SUM, pair), 2 * first + 3, "pair");
+      expect_filled(all_reduce(own_number(100)), sum_of_numbers(), "world");
+    }
+  });
+}
+
+TEST_P(GroupsOnCuda, AreMadeAndEndedManyTimes) {
+  run_on(GetParam(), [] {
+    std::vector<int> everybody;
+    for (int peer = 0; peer < world_size(); ++peer) everybody.push_back(peer);
+    for (int turn = 0; turn < 3; ++turn) {
+      const auto group = new_group(everybody);
+      expect_filled(all_reduce(own_number(10), ReduceOp::SUM, group), sum_of_numbers(), "new");
+    }
+    shutdown();
+    auto options = testing::rank_init_options();
+    options.init_method += ".again";
+    init(options);
+    expect_filled(all_reduce(own_number(10)), sum_of_numbers(), "the next world");
+  });
+}
+
+/// What collectives on the device end with, tried until one does; empty if none did in time.
+std::string error_of_collectives(std::chrono::seconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
+  while (std::chrono::steady_clock::now() < end) {
+    try {
+      all_reduce(at::ones({4}, on())).cpu();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    std::this_thread::sleep_for(50ms);
+  }
+  return "";
+}
+
+class PeerOnCuda : public ::testing::TestWithParam<std::string> {
+ protected:
+  static DeviceCase where(int ranks) {
+    return {.device = at::kCUDA, .backend = GetParam(), .ranks = ranks};
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, PeerOnCuda, ::testing::Values("nccl", "shm", "gloo"),
+                         [](const auto& instance) { return instance.param; });
+
+TEST_P(PeerOnCuda, ThatIsKilledIsNamedWithinSeconds) {
+  const auto body = [] {
+    expect_filled(all_reduce(own_number(4)), sum_of_numbers(), "before");
+    barrier();
+    if (rank() == 1) raise(SIGKILL);
+    EXPECT_THAT(error_of_collectives(15s), HasSubstr("rank 1"));
+    // No stream waits for the dead any more.
+    EXPECT_EQ(at::ones({4}, on()).sum().item<float>(), 4);
+  };
+  run_on(where(3), body, {.timeout = 60s, .may_die = {1}});
+}
+
+TEST_P(PeerOnCuda, ThatDiesWithCollectivesUnderWayFailsThemAll) {
+  const auto body = [] {
+    expect_filled(all_reduce(own_number(4)), sum_of_numbers(), "before");
+    std::vector<Tensors> tensors;
+    for (int i = 0; i < 10; ++i) tensors.push_back({own_number(i % 2 == 0 ? 10 : 1 << 20)});
+    barrier();
+    if (rank() == 1) raise(SIGKILL);
+    std::vector<WorkPtr> works;
+    const auto begun = std::chrono::steady_clock::now();
+    std::string error;
+    try {
+      for (auto& each : tensors) works.push_back(default_group()->allreduce(each));
+      for (const auto& work : works) work->wait();
+      at::ones({1}, on()).item();  // the stream's end
+    } catch (const c10::Error& caught) {
+      error = caught.what_without_backtrace();
+    }
+    if (error.empty()) error = error_of_collectives(15s);
+    EXPECT_THAT(error, HasSubstr("rank 1"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+  };
+  run_on(where(2), body, {.timeout = 60s, .may_die = {1}});
+}
+
+TEST_P(PeerOnCuda, ThatIsStoppedIsNamedBeforeTheTimeout) {
+  if (testing::gpu_count() == 0) GTEST_SKIP() << "no GPU: " << where(2).name() << " needs one";
+  const auto body = [] {
+    auto options = testing::rank_init_options();
+    options.stopped_timeout = 3s;
+    init(options);
+    expect_filled(all_reduce(own_number(4)), sum_of_numbers(), "before");
+    if (rank() == 1) {
+      Beacon("ready").signal();
+      EXPECT_TRUE(Beacon("released").wait(60s));
+      return;
+    }
+    EXPECT_TRUE(Beacon("stopped").wait());
+    EXPECT_THAT(error_of_collectives(30s), AllOf(HasSubstr("rank 1"), HasSubstr("stopped")));
+  };
+  testing::RankProcesses ranks(
+      2, body,
+      {.backend = GetParam(), .timeout = 60s, .may_die = {1}, .init = false, .device = at::kCUDA});
+  EXPECT_TRUE(ranks.beacon("ready").wait(60s));
+  ranks.stop(1);
+  ranks.beacon("stopped").signal();
+  ranks.wait(0, 60s);
+  ranks.beacon("released").signal();
+  ranks.kill(1);
+  ranks.join();
+}
+
+}  // namespace
+}  // namespace tessera::collective_bodies

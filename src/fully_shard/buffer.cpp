@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace tessera::sharded {
 namespace {
@@ -38,12 +40,21 @@ void Buffer::fill() {
   if (is_filled_) return;
   auto* storage = storage_.unsafeGetStorageImpl();
   cure(*storage);
+  const c10::DeviceGuard guard(device_);  // allocators ask for the current one
   storage->set_data_ptr_noswap(c10::GetAllocator(device_.type())->allocate(bytes_));
   storage->set_nbytes(bytes_);
   is_filled_ = true;
 }
 
+// Kernels may still be queued that read it.
+void Buffer::keep_for_current_stream() const {
+  if (device_.is_cpu() || !is_filled_) return;
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  guard.recordDataPtrOnStream(storage_.data_ptr(), guard.getStream(device_));
+}
+
 void Buffer::free() {
+  keep_for_current_stream();
   auto* storage = storage_.unsafeGetStorageImpl();
   if (is_filled_) storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   storage->set_nbytes(0);

@@ -15,7 +15,10 @@ class Buffer {
   size_t bytes() const { return bytes_; }
   /// Memory for the bytes, of any values.
   void fill();
+  /// On a device, whoever gets the memory next waits for what is queued by now on the current
+  /// stream, and on those of keep_for_current_stream().
   void free();
+  void keep_for_current_stream() const;
   /// A tensor in it.
   at::Tensor view(size_t offset, c10::IntArrayRef sizes, at::ScalarType dtype) const;
 

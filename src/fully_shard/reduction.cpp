@@ -1,6 +1,7 @@
 #include "fully_shard/reduction.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -46,6 +47,18 @@ at::Tensor Reduction::make_extra(const std::vector<at::Tensor>& gradients) const
   return extra;
 }
 
+/// On the device: a copy of the host's memory would wait for it.
+at::Tensor Reduction::extra_for(const std::vector<at::Tensor>& gradients) {
+  if (settings_.device.is_cpu()) return make_extra(gradients);
+  std::vector<bool> has_gradient;
+  for (const auto& gradient : gradients) has_gradient.push_back(gradient.defined());
+  if (!extra_.defined() || has_gradient != extra_tells_) {
+    extra_ = make_extra(gradients).to(settings_.device);
+    extra_tells_ = std::move(has_gradient);
+  }
+  return extra_;
+}
+
 /// Many small copies: on the CPU without the dispatcher, which would cost more than they do.
 void Reduction::pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
                             const at::Tensor& rows) const {
@@ -68,24 +81,42 @@ void Reduction::pack_member(const Packing& packing, size_t position, const at::T
   }
 }
 
-at::Tensor Reduction::pack_rows(const Packing& packing,
-                                const std::vector<at::Tensor>& gradients) const {
+/// The same where a copy is a kernel: all of them in few.
+void Reduction::pack_together(const Packing& packing, const std::vector<at::Tensor>& gradients,
+                              const at::Tensor& rows) const {
+  std::vector<at::Tensor> to;
+  std::vector<at::Tensor> from;
+  for (size_t i = 0; i < packing.packed().size(); ++i) {
+    const auto member = packing.packed()[i];
+    if (!gradients[member].defined()) continue;
+    for (int64_t rank = 0; rank < packing.ranks(); ++rank) {
+      auto part = rows_[member].part(gradients[member], rank);
+      if (part.numel() == 0) continue;
+      to.push_back(packing.slot(rows.select(0, rank), i, rank));
+      from.push_back(std::move(part));
+    }
+  }
+  if (!to.empty()) at::_foreach_copy_(to, from);
+}
+
+at::Tensor Reduction::pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) {
   auto rows = at::zeros({packing.ranks(), packing.row_numel()},
                         at::TensorOptions(packing.dtype()).device(settings_.device));
-  for (size_t i = 0; i < packing.packed().size(); ++i) {
+  if (!settings_.device.is_cpu()) pack_together(packing, gradients, rows);
+  for (size_t i = 0; i < packing.packed().size() && settings_.device.is_cpu(); ++i) {
     const auto& gradient = gradients[packing.packed()[i]];
     if (gradient.defined()) pack_member(packing, i, gradient, rows);
   }
   if (packing.has_extra()) {
     const auto all =
         rows.narrow(1, packing.row_numel() - packing.extra_numel(), packing.extra_numel());
-    all.copy_(make_extra(gradients));
+    all.copy_(extra_for(gradients));
   }
   return rows.view({-1});
 }
 
 Reduction::Message Reduction::make_message(const Packing& packing,
-                                           const std::vector<at::Tensor>& gradients) const {
+                                           const std::vector<at::Tensor>& gradients) {
   const auto options = at::TensorOptions(packing.dtype()).device(settings_.device);
   Message message{
       .packing = &packing, .sent = {}, .received = {}, .alone_sent = {}, .alone_received = {}};
@@ -111,6 +142,9 @@ void Reduction::start(const std::vector<at::Tensor>& gradients, bool in_backgrou
     return;
   }
   messages_.clear();
+  is_complete_ = true;
+  for (size_t i = 0; i < gradients.size(); ++i)
+    is_complete_ = is_complete_ && (gradients[i].defined() || !is_member_[i]);
   for (const auto& packing : packings_) messages_.push_back(make_message(packing, gradients));
   launch(in_background);
 }
@@ -187,6 +221,23 @@ void Reduction::check_number(const std::vector<float>& extra) const {
               "be used alike on all ranks");
 }
 
+/// What the host would wait for if it read it at once is read in a later reduction, when it is
+/// there: ranks that reduced different units are told then.
+void Reduction::check_number_later() {
+  if (checked_later_.defined()) {
+    if (!copied_->query()) return;
+    const auto extra = std::exchange(checked_later_, at::Tensor());
+    const auto* values = extra.const_data_ptr<float>();
+    check_number({values, values + extra.numel()});
+  }
+  const auto& message = messages_.front();
+  const auto extra = message.packing->extra(message.received).to(at::kFloat);
+  checked_later_ = at::empty(extra.sizes(), at::TensorOptions(at::kFloat).pinned_memory(true));
+  checked_later_.copy_(extra, /*non_blocking=*/true);
+  copied_.emplace(settings_.device.type());
+  copied_->record(c10::impl::VirtualGuardImpl(settings_.device.type()).getStream(settings_.device));
+}
+
 std::vector<at::Tensor> Reduction::results() const {
   // Not views to autograd: zero_grad detaches gradients, which views refuse.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -214,8 +265,13 @@ std::vector<at::Tensor> Reduction::finish() {
   }
   if (work_) work_->wait();
   work_.reset();
-  auto extra = read_extra();
-  check_number(extra);
+  // Own gradients for all of them say that all are used.
+  const bool asks = settings_.device.is_cpu() || !is_complete_;
+  std::vector<float> extra;
+  if (asks)
+    check_number(extra = read_extra());
+  else
+    check_number_later();
   if (!held_.empty()) add_held();
   if (settings_.copies && !reduces_copies_) {
     held_ = received();
@@ -224,11 +280,12 @@ std::vector<at::Tensor> Reduction::finish() {
   }
   if (settings_.copies) {
     reduce_copies();
-    extra = read_extra();
+    if (asks) extra = read_extra();
   }
   auto parts = results();
   for (size_t i = 0; i < parts.size(); ++i) {
-    const bool is_used = extra[static_cast<size_t>(kNumberBits) + i] > 0;
+    const bool is_used =
+        asks ? extra[static_cast<size_t>(kNumberBits) + i] > 0 : parts[i].defined();
     if (!is_used) parts[i] = at::Tensor();
     if (is_used && factor_) parts[i].div_(*factor_);
   }

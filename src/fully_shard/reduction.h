@@ -4,6 +4,8 @@
 
 #include "fully_shard/packing.h"
 
+#include <c10/core/Event.h>
+
 #include <optional>
 
 namespace tessera::sharded {
@@ -56,11 +58,14 @@ class Reduction {
     std::vector<at::Tensor> alone_sent;
     std::vector<at::Tensor> alone_received;
   };
-  Message make_message(const Packing& packing, const std::vector<at::Tensor>& gradients) const;
+  Message make_message(const Packing& packing, const std::vector<at::Tensor>& gradients);
   void pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
                    const at::Tensor& rows) const;
-  at::Tensor pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) const;
+  void pack_together(const Packing& packing, const std::vector<at::Tensor>& gradients,
+                     const at::Tensor& rows) const;
+  at::Tensor pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients);
   at::Tensor make_extra(const std::vector<at::Tensor>& gradients) const;
+  at::Tensor extra_for(const std::vector<at::Tensor>& gradients);
   std::vector<bool> agree_on_used(const std::vector<at::Tensor>& gradients) const;
   std::vector<at::Tensor> reduce_by_operators(const std::vector<size_t>& members,
                                               const std::vector<at::Tensor>& gradients) const;
@@ -68,6 +73,7 @@ class Reduction {
   void reduce_copies();
   std::vector<at::Tensor> received() const;
   void check_number(const std::vector<float>& extra) const;
+  void check_number_later();
   void add_held();
   std::vector<at::Tensor> results() const;
   std::vector<float> read_extra() const;
@@ -82,6 +88,11 @@ class Reduction {
   bool reduces_copies_ = true;
   std::vector<Packing> packings_;
   std::vector<Message> messages_;
+  bool is_complete_ = true;        // this rank had a gradient for every member
+  at::Tensor extra_;               // on a device, as it was sent last
+  std::vector<bool> extra_tells_;  // what that says of gradients
+  at::Tensor checked_later_;       // of an earlier reduction, on its way to the host
+  std::optional<c10::Event> copied_;
   std::vector<at::Tensor>
       held_;  // received in batches before this one, not yet averaged over copies
   std::vector<at::Tensor> own_;           // one rank: what it gave

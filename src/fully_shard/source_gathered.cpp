@@ -80,11 +80,15 @@ class GatheredSource final : public Source {
   void finish() override {
     if (work_) work_->wait();
     work_.reset();
+    std::vector<at::Tensor> to;
+    std::vector<at::Tensor> from;
     for (size_t i = 0; i < packed_.size(); ++i) {
-      if (packed_[i].defined()) unpack(from_->packings[now_][i], packed_[i]);
+      if (packed_[i].defined()) unpack(from_->packings[now_][i], packed_[i], to, from);
     }
+    copy_all(to, from);
     packed_.clear();
     if (from_ != nullptr && near_ && from_ == &*near_) kept_.clear();
+    now_->buffer->keep_for_current_stream();  // backward may compute on another
   }
 
   void free() override { now_->buffer->free(); }
@@ -135,21 +139,41 @@ class GatheredSource final : public Source {
 
   at::Tensor pack_parts(const Packing& packing, const std::vector<at::Tensor>& parts) const {
     auto row = at::zeros({packing.row_numel()}, at::TensorOptions(packing.dtype()).device(device_));
-    for (size_t i = 0; i < packing.packed().size(); ++i)
-      packing.slot(row, i, from_->rank).copy_(parts[packing.packed()[i]]);
+    std::vector<at::Tensor> to;
+    std::vector<at::Tensor> from;
+    for (size_t i = 0; i < packing.packed().size(); ++i) {
+      const auto& part = parts[packing.packed()[i]];
+      if (part.numel() == 0) continue;
+      to.push_back(packing.slot(row, i, from_->rank));
+      from.push_back(part);
+    }
+    copy_all(to, from);
     return row;
   }
 
-  void unpack(const Packing& packing, const at::Tensor& rows) {
+  /// Where the parts in `rows` belong.
+  void unpack(const Packing& packing, const at::Tensor& rows, std::vector<at::Tensor>& to,
+              std::vector<at::Tensor>& from) const {
     for (int64_t rank = 0; rank < from_->ranks; ++rank) {
       const auto row = rows.narrow(0, rank * packing.row_numel(), packing.row_numel());
       for (size_t i = 0; i < packing.packed().size(); ++i) {
         const size_t member = packing.packed()[i];
         const auto& of = from_->rows[member];
-        if (of.is_split() || rank == from_->rank)
-          of.part(wholes_[member], rank).copy_(packing.slot(row, i, rank));
+        if (!of.is_split() && rank != from_->rank) continue;
+        auto part = of.part(wholes_[member], rank);
+        if (part.numel() == 0) continue;
+        to.push_back(std::move(part));
+        from.push_back(packing.slot(row, i, rank));
       }
     }
+  }
+
+  /// On a device in few kernels.
+  void copy_all(std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) const {
+    const bool is_host_involved =
+        device_.is_cpu() || (!from.empty() && from.front().device() != device_);
+    if (!to.empty() && !is_host_involved) return at::_foreach_copy_(to, from);
+    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
   }
 
   c10::Device device_;

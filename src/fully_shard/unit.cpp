@@ -1,6 +1,7 @@
 #include "fully_shard/unit.h"
 
 #include "base/capture.h"
+#include "base/text.h"
 #include "comm/call_check.h"
 #include "dtensor/part.h"
 #include "dtensor/registration.h"
@@ -38,6 +39,15 @@ int64_t writes_to(const std::vector<at::Tensor>& tensors) {
 
 std::string what_for(Use use, const std::string& unit) {
   return (use == Use::Forward ? "forward of " : "backward of ") + unit;
+}
+
+/// Adds to libtorch's words which unit wanted how much, and what may help.
+void explain_memory(c10::OutOfMemoryError& error, const Source& source, const std::string& unit) {
+  error.add_context(c10::str(
+      "fully_shard: expected ", format_bytes(source.private_bytes()), " on ",
+      source.wholes()[0].device(), " for the gathered parameters of ", unit,
+      "; use smaller units, forward_prefetch = false, a param_dtype of 16 bits, checkpoint() or "
+      "smaller batches"));
 }
 
 bool is_shm(const Group& group, c10::Device device) {
@@ -217,7 +227,12 @@ void Unit::prefetch(Use use) {
   notice_writes();
   if (is_filled_ && !is_stale_) return;
   const comm::CallNote note(what_for(use, where));
-  start(use);
+  try {
+    start(use);
+  } catch (c10::OutOfMemoryError& error) {
+    explain_memory(error, *source_, where);
+    throw;
+  }
   is_started_ = true;
 }
 
@@ -235,6 +250,9 @@ void Unit::gather(Use use) {
     if (!is_started_) start(use);
     is_started_ = false;
     source_->finish();
+  } catch (c10::OutOfMemoryError& error) {
+    explain_memory(error, *source_, where);
+    throw;
   } catch (c10::Error& error) {
     error.add_context("fully_shard: gathering the parameters of " + where +
                       "; every rank comes to each forward of it");

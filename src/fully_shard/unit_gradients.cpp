@@ -1,5 +1,6 @@
 // What a unit does with gradients.
 #include "base/capture.h"
+#include "base/text.h"
 #include "comm/call_check.h"
 #include "dtensor/redistribute.h"
 #include "fully_shard/unit.h"
@@ -7,11 +8,29 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 namespace tessera::sharded {
 
 using dtensor::has_part;
 using dtensor::part_of;
+
+namespace {
+
+/// Adds to libtorch's words whose gradients wanted how much, and what may help.
+void explain_memory(c10::OutOfMemoryError& error, const Reduction& reduction,
+                    const std::vector<Rows>& rows, const std::string& unit) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (reduction.is_member(i))
+      bytes += c10::elementSize(reduction.dtype(i)) * static_cast<size_t>(rows[i].numel());
+  }
+  error.add_context(
+      c10::str("fully_shard: expected room for ", format_bytes(bytes), " of gradients of ", unit,
+               " on their way; use smaller units, a reduce_dtype of 16 bits or smaller batches"));
+}
+
+}  // namespace
 
 void Unit::hook_gradients() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -174,7 +193,12 @@ void Unit::reduce(bool synchronise, bool in_background) {
                               (!is_compared ? ""
                                : is_updated ? ", updated since the last ones"
                                             : ", not updated since the last ones"));
-    reduction_->start(gradients, in_background);
+    try {
+      reduction_->start(gradients, in_background);
+    } catch (c10::OutOfMemoryError& error) {
+      explain_memory(error, *reduction_, rows_, where);
+      throw;
+    }
   }
   is_reducing_ = true;
   ++stats_.reductions;

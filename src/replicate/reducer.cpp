@@ -73,12 +73,23 @@ void Reducer::make_buckets(const Assignment& assignment) {
                                                           : Travel::Flat;
     for (size_t position = 0; position < members.size(); ++position)
       places_[members[position]] = {buckets_.size(), position};
-    buckets_.emplace_back(
-        members, parameters_.tensors,
-        BucketSettings{.group = settings_.group,
-                       .travel = travel,
-                       .gradients_are_views = settings_.views && travel == Travel::Flat,
-                       .in_background = settings_.in_background});
+    try {
+      buckets_.emplace_back(
+          members, parameters_.tensors,
+          BucketSettings{.group = settings_.group,
+                         .travel = travel,
+                         .gradients_are_views = settings_.views && travel == Travel::Flat,
+                         .in_background = settings_.in_background});
+    } catch (c10::OutOfMemoryError& error) {
+      size_t bytes = 0;
+      for (const size_t member : members) bytes += local_part(parameters_.tensors[member]).nbytes();
+      error.add_context(c10::str(
+          "replicate: expected ", format_bytes(bytes), " for a bucket of ", members.size(),
+          " gradients of ", settings_.module_name, ", '", parameters_.names[members[0]],
+          "' among them; gradient_as_bucket_view = true keeps no second copy, fully_shard() takes "
+          "less"));
+      throw;
+    }
   }
 }
 

@@ -139,9 +139,10 @@ void State::build() {
     broadcast_values(buffers_, group_);
   }
   const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
+  // A device needs no core of the host to go on.
+  const bool has_help = device != c10::kCPU || !is_shm || comm::has_cores_to_spare(group_);
   // All ranks alike, or collectives of several engines would come in different orders.
-  const bool in_background =
-      agree(options_.overlap.value_or(!is_shm || comm::has_cores_to_spare(group_)), group_);
+  const bool in_background = agree(options_.overlap.value_or(has_help), group_);
   const auto reducer = std::make_shared<Reducer>(
       std::move(parameters), ReducerSettings{.module_name = nn::name_of(module_),
                                              .group = group_,

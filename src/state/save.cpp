@@ -4,6 +4,7 @@
 #include "comm/context.h"
 #include "state/save_job.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <map>
@@ -109,7 +110,11 @@ class WritingGroups {
       const auto found = groups_.find(group.get());
       if (found != groups_.end()) return found->second.writing;
     }
-    auto writing = new_group(ranks(group), {.description = "save_async"});
+    // Bytes of the host are told: beside training, and not on the device.
+    const auto served = group->getDeviceTypes();
+    const bool has_cpu = std::ranges::find(served, c10::Device(c10::kCPU)) != served.end();
+    auto writing =
+        new_group(ranks(group), {.backend = has_cpu ? "" : "auto", .description = "save_async"});
     const std::lock_guard lock(mutex_);
     groups_.insert_or_assign(group.get(),
                              Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), writing});

@@ -11,11 +11,13 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <vector>
 
 namespace tessera::state {
 namespace {
@@ -123,6 +125,7 @@ void SaveJob::copy_values() {
   };
   size_t total = 0;
   bool is_pinned = false;
+  std::vector<c10::Device> devices;
   for (const auto& value : values_) {
     total += rounded(byte_count(value));
     is_pinned = is_pinned || value.is_cuda();
@@ -137,16 +140,25 @@ void SaveJob::copy_values() {
     if (value.is_cpu() && value.is_contiguous() && !value.is_conj() && !value.is_neg()) {
       copy_past_cache(room.data_ptr(), value.const_data_ptr(), bytes);
     } else {
-      room.copy_(value);
+      room.copy_(value, /*non_blocking=*/is_pinned);
     }
+    if (!value.is_cpu() && std::ranges::find(devices, value.device()) == devices.end())
+      devices.push_back(value.device());
     value = std::move(room);
     position += rounded(bytes);
+  }
+  // In the order of the stream: what is queued after this does not change what is saved, and the
+  // host goes on. The writer waits.
+  for (const auto& device : devices) {
+    auto& event = copies_.emplace_back(device.type());
+    event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   holdings_ = {};
 }
 
 std::string SaveJob::write_own_file() const {
   if (copy_error_) std::rethrow_exception(copy_error_);
+  for (const auto& copy : copies_) copy.synchronize();
   const auto rank = static_cast<size_t>(ranks_.rank());
   const auto path =
       GrowingFolder::path_for(dir_) / rank_file_name(rank, static_cast<size_t>(ranks_.size()));

@@ -6,6 +6,8 @@
 #include "state/save_plan.h"
 #include "state/together.h"
 
+#include <c10/core/Event.h>
+
 #include <exception>
 #include <filesystem>
 #include <memory>
@@ -49,6 +51,7 @@ class SaveJob {
   SavePlan plan_;
   std::vector<at::Tensor> values_;  // of this rank's file, in its order
   at::Tensor host_memory_;
+  std::vector<c10::Event> copies_;  // one per device, on their way to host memory
   std::exception_ptr copy_error_;
 };
 

@@ -96,6 +96,34 @@ TEST(Bench, NamesTheOptionsItKnows) {
             "bench comm --help\n");
 }
 
+TEST(BenchComm, WritesRowsOfEveryBackendAndBoundsAgainstGloo) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "comm.csv";
+  const auto result = bench({"comm", "--ops", "all_reduce", "--sizes", "4096", "--repeats", "2",
+                             "--wait", "0", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  EXPECT_THAT(table.columns, ElementsAre("op", "dtype", "bytes", "ranks", "device", "backend", "us",
+                                         "gbps", "vs_gloo", "vs_memcpy"));
+  Words backends;
+  for (const auto& row : table.rows) {
+    EXPECT_EQ(row.at("device"), "cpu");
+    backends.push_back(row.at("backend"));
+  }
+  EXPECT_THAT(backends,
+              ElementsAre("shm", "shm (shared tensors)", "gloo", "gloo (calls unchecked)"));
+  std::ifstream bounds(folder.path() / "comm.bounds.txt");
+  std::string first;
+  std::getline(bounds, first);
+  EXPECT_THAT(first, HasSubstr("all_reduce of 4096 bytes of float32 on cpu, 2 ranks, shm against "
+                               "gloo, medians over 2 repeats: ratio "));
+}
+
+TEST(BenchComm, RefusesBackendsThatCannotTakeTheTensors) {
+  expect_refused({"comm", "--backends", "nccl"},
+                 "expected --backends that take float32 tensors on cpu", "got nccl");
+}
+
 TEST(BenchTrain, ListsItsChoices) {
   const auto result = bench({"train", "--list"});
   EXPECT_TRUE(result.status.ok());

@@ -38,6 +38,9 @@ Outcome outcome_of(const torch::nn::Module& module, const std::vector<at::Tensor
   for (const auto& item : module.named_buffers())
     outcome.tensors.emplace_back("buffer " + item.key(), item.value());
   outcome.tensors.emplace_back("next random numbers", torch::rand({4}));
+  if (!output.is_cpu())
+    outcome.tensors.emplace_back("next random numbers of the device",
+                                 torch::rand({4}, output.device()));
   return outcome;
 }
 
@@ -55,6 +58,7 @@ inline void expect_same(const Outcome& actual, const Outcome& expected) {
 template <class M, class... A>
 void expect_same_training(const std::vector<at::Tensor>& inputs, const A&... arguments) {
   auto [plain, checkpointed] = twins<M>(3, arguments...);
+  for (auto* module : {&plain, &checkpointed}) (*module)->to(inputs[0].device());
   checkpoint(checkpointed);
   const auto run = [&inputs](M& module) {
     return outcome_of(*module, inputs, [&](auto& leaves) { return module(leaves[0]); });

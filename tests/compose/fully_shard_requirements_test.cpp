@@ -5,6 +5,7 @@
 #include <tessera/state_dict.h>
 
 #include "compose/models.h"
+#include "compose/on_device.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/training.h"
@@ -14,12 +15,12 @@
 namespace tessera::testing {
 namespace {
 
-class ComposeOn : public ::testing::TestWithParam<std::string> {
+class ComposeOn : public OnBackends {
  protected:
-  void run(const RankBody& body) { run_processes(2, body, {.backend = GetParam()}); }
+  void run(const RankBody& body) { OnBackends::run(2, body); }
 };
-INSTANTIATE_TEST_SUITE_P(Every, ComposeOn, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Every, ComposeOn, ::testing::ValuesIn(cpu_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, ComposeOn, ::testing::ValuesIn(cuda_backends()), backend_name);
 
 const auto kLinearUnits = ModuleWrapPolicy::of<torch::nn::LinearImpl>();
 const auto kUnitModules = ModuleWrapPolicy::of<UnitModuleImpl>();
@@ -29,23 +30,23 @@ const auto kUnitModules = ModuleWrapPolicy::of<UnitModuleImpl>();
 template <class Model>
 void expect_parity(const std::function<void(Model&)>& recipe) {
   for (const bool to_none : {true, false}) {
-    auto [base, test] = twins<Model>(0);
+    auto [base, test] = device_twins<Model>(0);
     recipe(test);
-    expect_training_parity(base, test, {.zero_grad_to_none = to_none, .full = whole});
+    expect_training_parity(fed(base), fed(test), {.zero_grad_to_none = to_none, .full = whole});
   }
-  auto [base, test] = twins<Model>(0);
+  auto [base, test] = device_twins<Model>(0);
   recipe(test);
   replicate(base);
-  expect_training_parity(base, test, {.same_inputs = false, .full = whole, .seed = 7});
+  expect_training_parity(fed(base), fed(test), {.same_inputs = false, .full = whole, .seed = 7});
 }
 
 TEST_P(ComposeOn, R_001_1_CheckpointAndFullyShardOneModule) {
   run([] {
     // l1 and l2 stay local: equal inputs only.
     for (const bool to_none : {true, false}) {
-      auto [base, test] = twins<UnitModule>(0);
+      auto [base, test] = device_twins<UnitModule>(0);
       test->seq = fully_shard(checkpoint(test->seq), {.policy = kLinearUnits});
-      expect_training_parity(base, test, {.zero_grad_to_none = to_none, .full = whole});
+      expect_training_parity(fed(base), fed(test), {.zero_grad_to_none = to_none, .full = whole});
       EXPECT_TRUE(fully_shard_state(test->seq)->param_names().empty());
       EXPECT_FALSE(is_dtensor(test->l1->weight));
       EXPECT_TRUE(is_dtensor(get_parameter(test, "seq.1.weight")));
@@ -56,12 +57,12 @@ TEST_P(ComposeOn, R_001_1_CheckpointAndFullyShardOneModule) {
 TEST_P(ComposeOn, R_001_2_CheckpointInsideOfUnits) {
   run([] {
     for (const bool to_none : {true, false}) {
-      auto [base, test] = twins<CompositeModel>(0);
+      auto [base, test] = device_twins<CompositeModel>(0);
       fully_shard(test->u1);
       fully_shard(test->u2);
       checkpoint(test->u1->seq);
       checkpoint(test->u2->seq);
-      expect_training_parity(base, test, {.zero_grad_to_none = to_none, .full = whole});
+      expect_training_parity(fed(base), fed(test), {.zero_grad_to_none = to_none, .full = whole});
     }
   });
 }
@@ -71,7 +72,7 @@ TEST_P(ComposeOn, R_001_3_RecomputationSeesCastInputs) {
     for (const auto low : {torch::kHalf, torch::kBFloat16}) {
       for (const bool is_strict : {false, true}) {
         const auto record = std::make_shared<InputRecord>();
-        SaveForwardInputsModel model(record);
+        auto model = on_device(SaveForwardInputsModel(record));
         const MixedPrecision low_precision{.param_dtype = low, .cast_forward_inputs = true};
         const MixedPrecision full_precision{.param_dtype = torch::kFloat,
                                             .cast_forward_inputs = true};
@@ -81,7 +82,7 @@ TEST_P(ComposeOn, R_001_3_RecomputationSeesCastInputs) {
         else
           checkpoint(model->c2);
         fully_shard(model, {.mixed_precision = full_precision});
-        model(torch::zeros({2, 100})).sum().backward();
+        model(torch::zeros({2, 100}, run_device())).sum().backward();
         EXPECT_EQ((*record)[model.get()].scalar_type(), torch::kFloat);
         EXPECT_EQ((*record)[model->c1.get()].scalar_type(), torch::kFloat);
         EXPECT_EQ((*record)[model->c2.get()].scalar_type(), low);
@@ -94,12 +95,12 @@ TEST_P(ComposeOn, R_001_3_RecomputationSeesCastInputs) {
 
 TEST_P(ComposeOn, R_001_4_ReplicateTakesWhatIsLeft) {
   run([] {
-    CompositeParamModel model;
+    auto model = on_device(CompositeParamModel());
     fully_shard(model->u1, {.policy = kLinearUnits});
     fully_shard(model->u2, {.policy = kLinearUnits});
     replicate(model);
     EXPECT_THAT(replicate_state(model)->param_names(), ::testing::IsEmpty());
-    model(torch::randn({2, 100})).sum().backward();
+    model(torch::randn({2, 100}, run_device())).sum().backward();
     EXPECT_THAT(replicate_state(model)->param_names(),
                 ::testing::UnorderedElementsAre("l.weight", "l.bias", "p"));
   });
@@ -129,7 +130,7 @@ TEST_P(ComposeOn, R_001_6_CheckpointInsideOfAnUnshardedUnit) {
 
 TEST_P(ComposeOn, R_001_7_NotBothOnOneModule) {
   run([] {
-    CompositeModel model;
+    auto model = on_device(CompositeModel());
     fully_shard(model->l1);
     EXPECT_THAT(message_of<c10::Error>([&] { replicate(model->l1); }),
                 ::testing::ContainsRegex("Cannot apply .*replicate"));
@@ -141,11 +142,11 @@ TEST_P(ComposeOn, R_001_7_NotBothOnOneModule) {
 
 TEST_P(ComposeOn, R_001_8_EveryNestingOfReplicateAndFullyShard) {
   run([] {
-    auto [base, test] = twins<CompositeModel>(0);
+    auto [base, test] = device_twins<CompositeModel>(0);
     fully_shard(test->l1);
     replicate(test);
     replicate(base);
-    expect_training_parity(base, test, {.same_inputs = false, .full = whole, .seed = 1});
+    expect_training_parity(fed(base), fed(test), {.same_inputs = false, .full = whole, .seed = 1});
 
     const std::map<std::string, std::function<void(CompositeParamModel&)>> nestings = {
         {"1r,1fm",
@@ -181,10 +182,11 @@ TEST_P(ComposeOn, R_001_8_EveryNestingOfReplicateAndFullyShard) {
     };
     for (const auto& [name, recipe] : nestings) {
       SCOPED_TRACE(name);
-      auto [reference, nested] = twins<CompositeParamModel>(0);
+      auto [reference, nested] = device_twins<CompositeParamModel>(0);
       recipe(nested);
       replicate(reference);
-      expect_training_parity(reference, nested, {.same_inputs = false, .full = whole, .seed = 2});
+      expect_training_parity(fed(reference), fed(nested),
+                             {.same_inputs = false, .full = whole, .seed = 2});
     }
   });
 }

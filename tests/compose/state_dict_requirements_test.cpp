@@ -3,6 +3,7 @@
 #include <tessera/state_dict.h>
 
 #include "compose/models.h"
+#include "compose/on_device.h"
 #include "support/ranks.h"
 #include "support/training.h"
 
@@ -11,12 +12,14 @@
 namespace tessera::testing {
 namespace {
 
-class ComposeStateDictOn : public ::testing::TestWithParam<std::string> {
+class ComposeStateDictOn : public OnBackends {
  protected:
-  void run(const RankBody& body) { run_processes(2, body, {.backend = GetParam()}); }
+  void run(const RankBody& body) { OnBackends::run(2, body); }
 };
-INSTANTIATE_TEST_SUITE_P(Every, ComposeStateDictOn, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Every, ComposeStateDictOn, ::testing::ValuesIn(cpu_backends()),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, ComposeStateDictOn, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
 
 void expect_halves(const at::Tensor& value, const at::Tensor& expected, const std::string& name) {
   ASSERT_TRUE(is_dtensor(value)) << name;
@@ -36,7 +39,7 @@ void expect_halves(const at::Tensor& value, const at::Tensor& expected, const st
 
 TEST_P(ComposeStateDictOn, R_001_9_UnitsGiveShardsOrWholeTensorsByTheirStrategy) {
   run([] {
-    auto [plain, model] = twins<CompositeModel>(0);
+    auto [plain, model] = device_twins<CompositeModel>(0);
     fully_shard(model->u1, {.strategy = ShardingStrategy::FULL_SHARD});
     fully_shard(model->u2, {.strategy = ShardingStrategy::NO_SHARD});
     EXPECT_EQ(get_state_dict_type(model).type, StateDictType::FULL_STATE_DICT);
@@ -61,8 +64,8 @@ TEST_P(ComposeStateDictOn, R_001_9_UnitsGiveShardsOrWholeTensorsByTheirStrategy)
 
 TEST_P(ComposeStateDictOn, R_001_9_TheDictIsLoadedAgain) {
   run([] {
-    auto model = seeded(1, [] { return CompositeModel(); });
-    auto [plain, other] = twins<CompositeModel>(2);
+    auto model = on_device(seeded(1, [] { return CompositeModel(); }));
+    auto [plain, other] = device_twins<CompositeModel>(2);
     for (auto* net : {&model, &other}) {
       fully_shard((*net)->u1);
       fully_shard((*net)->u2, {.strategy = ShardingStrategy::NO_SHARD});

@@ -65,7 +65,8 @@ Tensors weights_for(const Tensors& results) {
   Tensors weights;
   for (const auto& result : results) {
     weights.push_back(result.defined()
-                          ? at::linspace(0.5, 1.5, std::max<int64_t>(result.numel(), 1))
+                          ? at::linspace(0.5, 1.5, std::max<int64_t>(result.numel(), 1),
+                                         at::TensorOptions(result.device()))
                                 .narrow(0, 0, result.numel())
                                 .view(result.sizes())
                           : at::Tensor());
@@ -172,69 +173,102 @@ std::vector<std::string> families() {
   return names;
 }
 
+namespace {
+
+/// Cases of a family with their inputs and what one device makes of them.
+struct Prepared {
+  std::vector<const Case*> tried;
+  std::vector<Tensors> inputs;
+  std::vector<Truth> truths;
+  std::vector<std::string> failed;  // by themselves, without ranks
+};
+
+Prepared prepare(const std::string& family, c10::Device device) {
+  Prepared prepared;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(testing::test_seed());
+  const char* only = std::getenv("TESSERA_DTENSOR_CASE");  // to look at one
+  for (const auto& test : all_cases().at(family)) {
+    if (only != nullptr && test.name != std::string(only)) continue;
+    Tensors inputs;
+    for (const auto& input : test.inputs) inputs.push_back(draw(input, generator).to(device));
+    try {
+      prepared.truths.push_back(truth_of(test, inputs));
+    } catch (const c10::Error& error) {
+      prepared.failed.push_back(family + '/' + test.name +
+                                " without ranks: " + error.what_without_backtrace());
+      continue;
+    }
+    prepared.inputs.push_back(std::move(inputs));
+    prepared.tried.push_back(&test);
+  }
+  return prepared;
+}
+
+/// On this rank. Failures are gtest's.
+Report try_all(const std::string& family, const Prepared& prepared, const DeviceMesh& mesh,
+               Range range, double share) {
+  const auto mesh_shape = mesh.shape();
+  std::mt19937_64 random(testing::test_seed());
+  dtensor::DispatchLog log;
+  Report report;
+  for (size_t i = 0; i < prepared.tried.size(); ++i) {
+    int failures = 0;
+    for (const auto& placements :
+         placements_to_try(prepared.inputs[i], mesh_shape, range, share, random)) {
+      ++report.calls;
+      std::string wrong;
+      try {
+        wrong =
+            attempt(*prepared.tried[i], prepared.inputs[i], prepared.truths[i], mesh, placements);
+      } catch (const c10::DistBackendError&) {
+        throw;  // the ranks are out of step: nothing that follows can be trusted
+      } catch (const c10::Error& error) {
+        wrong = std::string("threw: ") + error.what_without_backtrace();
+      }
+      if (wrong.empty() || ++failures > 2) continue;
+      ADD_FAILURE() << family << '/' << prepared.tried[i]->name << " rank " << rank() << " of "
+                    << c10::IntArrayRef(mesh_shape) << ", inputs " << text_of(placements) << ": "
+                    << wrong;
+    }
+  }
+  for (const auto& [name, entry] : log.entries()) {
+    (entry.without_rule > 0 ? report.without_rule : report.operators).insert(name);
+    if (entry.kept_sharded > 0) report.kept_sharded.insert(name);
+  }
+  return report;
+}
+
+}  // namespace
+
 Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, Range range,
                   double share) {
   Report report;
   std::mutex mutex;
-  const auto& cases = all_cases().at(family);
-  const auto seed = testing::test_seed();
   // Drawn before the ranks start: the generator of the process is shared by its threads.
-  std::vector<const Case*> tried;
-  std::vector<Tensors> inputs;
-  std::vector<Truth> truths;
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  const char* only = std::getenv("TESSERA_DTENSOR_CASE");  // to look at one
-  for (const auto& test : cases) {
-    if (only != nullptr && test.name != std::string(only)) continue;
-    inputs.emplace_back();
-    for (const auto& input : test.inputs) inputs.back().push_back(draw(input, generator));
-    try {
-      truths.push_back(truth_of(test, inputs.back()));
-    } catch (const c10::Error& error) {
-      ADD_FAILURE() << family << '/' << test.name
-                    << " without ranks: " << error.what_without_backtrace();
-      inputs.pop_back();
-      continue;
-    }
-    tried.push_back(&test);
-  }
+  const auto prepared = prepare(family, at::kCPU);
+  for (const auto& failure : prepared.failed) ADD_FAILURE() << failure;
   const auto body = [&] {
-    const auto mesh = init_device_mesh(torch::kCPU, mesh_shape);
-    std::mt19937_64 random(seed);
-    dtensor::DispatchLog log;
-    int64_t calls = 0;
-    for (size_t i = 0; i < tried.size(); ++i) {
-      int failures = 0;
-      for (const auto& placements :
-           placements_to_try(inputs[i], mesh_shape, range, share, random)) {
-        ++calls;
-        std::string wrong;
-        try {
-          wrong = attempt(*tried[i], inputs[i], truths[i], mesh, placements);
-        } catch (const c10::DistBackendError&) {
-          throw;  // the ranks are out of step: nothing that follows can be trusted
-        } catch (const c10::Error& error) {
-          wrong = std::string("threw: ") + error.what_without_backtrace();
-        }
-        if (wrong.empty() || ++failures > 2) continue;
-        ADD_FAILURE() << family << '/' << tried[i]->name << " rank " << rank() << " of "
-                      << c10::IntArrayRef(mesh_shape) << ", inputs " << text_of(placements) << ": "
-                      << wrong;
-      }
-    }
+    const auto own =
+        try_all(family, prepared, init_device_mesh(torch::kCPU, mesh_shape), range, share);
     const std::lock_guard lock(mutex);
-    if (rank() != 0) return;
-    report.calls = calls;
-    for (const auto& [name, entry] : log.entries()) {
-      (entry.without_rule > 0 ? report.without_rule : report.operators).insert(name);
-      if (entry.kept_sharded > 0) report.kept_sharded.insert(name);
-    }
+    if (rank() == 0) report = own;
   };
   testing::run_threads(static_cast<int>(c10::multiply_integers(mesh_shape)), body,
                        {.backend = "shm",
                         .timeout = std::chrono::seconds(30),
                         .deadline = std::chrono::minutes(14)});
   return report;
+}
+
+void try_family_on(const testing::DeviceCase& where, const std::string& family, Range range,
+                   double share) {
+  testing::run_on(where, [&] {
+    const auto device = testing::run_device();
+    const auto prepared = prepare(family, device);
+    // Some make tensors of their own on the CPU.
+    EXPECT_GT(prepared.tried.size(), prepared.failed.size());
+    try_all(family, prepared, init_device_mesh(device.type(), {world_size()}), range, share);
+  });
 }
 
 }  // namespace tessera::brute_force

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dtensor/input_placements.h"
+#include "support/device_cases.h"
 
 #include <functional>
 #include <set>
@@ -72,5 +73,9 @@ std::vector<std::string> families();
 /// the part of the range's placements that is drawn, by the test's seed.
 Report try_family(const std::string& family, const std::vector<int64_t>& mesh_shape, Range range,
                   double share);
+/// The same on a device, with ranks as processes in a row. Cases that one device can't run there,
+/// for tensors of their own on the CPU, are left out.
+void try_family_on(const testing::DeviceCase& where, const std::string& family, Range range,
+                   double share);
 
 }  // namespace tessera::brute_force

@@ -84,11 +84,19 @@ inline void on_mesh(const MeshShape& shape, const std::function<void(const Devic
               {.backend = "shm", .timeout = std::chrono::seconds(20)});
 }
 
+/// The same on a device, with ranks as processes; the case says which backend.
+inline void on_mesh(DeviceCase where, const MeshShape& shape,
+                    const std::function<void(const DeviceMesh&)>& body) {
+  where.ranks = static_cast<int>(c10::multiply_integers(shape));
+  run_on(where, [&] { body(init_device_mesh(run_device().type(), shape)); });
+}
+
 /// Values that tell every element apart, without the generator that threads share.
-inline at::Tensor numbered(at::IntArrayRef sizes) {
+inline at::Tensor numbered(at::IntArrayRef sizes, c10::Device device = torch::kCPU) {
   const auto count = c10::multiply_integers(sizes);
   return (torch::arange(count, torch::kFloat) * 0.37 - 0.11 * static_cast<double>(count))
-      .view(sizes);
+      .view(sizes)
+      .to(device);
 }
 
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
 // Draws on all ranks are the one-device draw of the same seed.
+#include "compose/on_device.h"
 #include "dtensor/placed.h"
 
 namespace tessera::testing {
@@ -15,21 +16,21 @@ void expect_same_draw(const DeviceMesh& mesh, const std::string& what,
     const auto label = c10::str(what, " ", placements);
     torch::manual_seed(7);
     const auto expected = plain();
-    const auto next = torch::rand({3});
+    const auto next = torch::rand({3}, run_device());
     torch::manual_seed(7);
     const auto actual = distributed(placements);
     expect_bitwise_equal(full_of(actual), expected, label);
-    expect_bitwise_equal(torch::rand({3}), next, label + ", what is drawn next");
+    expect_bitwise_equal(torch::rand({3}, run_device()), next, label + ", what is drawn next");
   }
 }
 
 void expect_one_device_draws(const DeviceMesh& mesh) {
-  const auto whole = numbered({5, 7});
+  const auto whole = numbered({5, 7}, run_device());
   expect_same_draw(
-      mesh, "randn", [] { return torch::randn({5, 7}); },
+      mesh, "randn", [] { return torch::randn({5, 7}, run_device()); },
       [&](const Placements& to) { return dtensor::randn({5, 7}, mesh, to); });
   expect_same_draw(
-      mesh, "rand", [] { return torch::rand({5, 7}); },
+      mesh, "rand", [] { return torch::rand({5, 7}, run_device()); },
       [&](const Placements& to) { return dtensor::rand({5, 7}, mesh, to); });
   expect_same_draw(
       mesh, "dropout", [&] { return torch::dropout(whole, 0.4, true); },
@@ -44,21 +45,26 @@ void expect_one_device_draws(const DeviceMesh& mesh) {
       [&](const Placements& to) { return torch::rand_like(placed(whole, mesh, to)); });
   expect_same_draw(
       mesh, "kaiming_uniform_",
-      [] { return torch::nn::init::kaiming_uniform_(torch::empty({5, 7})); },
+      [] { return torch::nn::init::kaiming_uniform_(torch::empty({5, 7}, run_device())); },
       [&](const Placements& to) {
         return torch::nn::init::kaiming_uniform_(dtensor::empty({5, 7}, mesh, to));
       });
   expect_same_draw(
-      mesh, "normal_", [] { return torch::empty({5, 7}).normal_(1, 2); },
+      mesh, "normal_", [] { return torch::empty({5, 7}, run_device()).normal_(1, 2); },
       [&](const Placements& to) { return dtensor::empty({5, 7}, mesh, to).normal_(1, 2); });
 }
 
-TEST(DTensorRandom, EqualsOneDevice) {
-  run_processes(2, [] { expect_one_device_draws(init_device_mesh(torch::kCPU, {2})); });
+class DTensorRandom : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Every, DTensorRandom,
+                         ::testing::ValuesIn(device_cases(at::kCPU, {"shm"}, {2})), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, DTensorRandom, ::testing::ValuesIn(cuda_backends()), backend_name);
+
+TEST_P(DTensorRandom, EqualsOneDevice) {
+  run(2, [] { expect_one_device_draws(init_device_mesh(run_device().type(), {2})); });
 }
 
-TEST(DTensorRandom, EqualsOneDeviceOnTwoDimensions) {
-  run_processes(4, [] { expect_one_device_draws(init_device_mesh(torch::kCPU, {2, 2})); });
+TEST_P(DTensorRandom, EqualsOneDeviceOnTwoDimensions) {
+  run(4, [] { expect_one_device_draws(init_device_mesh(run_device().type(), {2, 2})); });
 }
 
 void expect_agreement(const DeviceMesh& mesh) {
@@ -73,17 +79,18 @@ void expect_agreement(const DeviceMesh& mesh) {
       << "the next draw is another";
 }
 
-TEST(DTensorRandom, RanksWithDifferentSeedsAgree) {
-  run_processes(3, [] {
-    const auto mesh = init_device_mesh(torch::kCPU, {3});
+TEST_P(DTensorRandom, RanksWithDifferentSeedsAgree) {
+  run(3, [] {
+    const auto mesh = init_device_mesh(run_device().type(), {3});
     torch::manual_seed(100 + rank());
-    const auto own = torch::rand({3});
+    const auto own = torch::rand({3}, run_device());
     torch::manual_seed(100 + rank());
     expect_agreement(mesh);
-    if (rank() != 0) expect_bitwise_equal(torch::rand({3}), own, "a rank's own draws go on");
+    if (rank() != 0)
+      expect_bitwise_equal(torch::rand({3}, run_device()), own, "a rank's own draws go on");
     // The mesh draws what its first rank would.
     torch::manual_seed(100);
-    const auto expected = torch::randn({4, 3});
+    const auto expected = torch::randn({4, 3}, run_device());
     for (int i = 0; i < 2; ++i) {
       torch::manual_seed(100 + rank());
       expect_bitwise_equal(dtensor::randn({4, 3}, mesh, {Shard(0)}).full_tensor(), expected);
@@ -110,10 +117,10 @@ TEST(DTensorRandomOnThreads, SeedsCountWheneverTheyAreSet) {
   });
 }
 
-TEST(DTensorRandom, AttentionDropsWhatOneDeviceDrops) {
-  run_processes(2, [] {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
-    const auto whole = torch::sin(numbered({2, 3, 5, 4}));
+TEST_P(DTensorRandom, AttentionDropsWhatOneDeviceDrops) {
+  run(2, [] {
+    const auto mesh = init_device_mesh(run_device().type(), {2});
+    const auto whole = torch::sin(numbered({2, 3, 5, 4}, run_device()));
     const auto attend = [](const at::Tensor& x) {
       return at::scaled_dot_product_attention(x, x, x, {}, /*dropout_p=*/0.4);
     };

@@ -26,16 +26,31 @@ std::vector<Placements> with_strided(std::vector<Placements> all, const DeviceMe
   return all;
 }
 
-class Redistribute : public ::testing::TestWithParam<MeshShape> {};
+/// A mesh of threads, or of processes on a device.
+struct MeshCase {
+  MeshShape shape;
+  std::optional<DeviceCase> where = std::nullopt;
+};
+void PrintTo(const MeshCase& mesh, std::ostream* out) {  // NOLINT: gtest's name
+  *out << c10::IntArrayRef(mesh.shape) << (mesh.where ? " " + mesh.where->name() : "");
+}
+
+class Redistribute : public ::testing::TestWithParam<MeshCase> {
+ protected:
+  static void run(const std::function<void(const DeviceMesh&)>& body) {
+    const auto& [shape, where] = GetParam();
+    where ? on_mesh(*where, shape, body) : on_mesh(shape, body);
+  }
+};
 
 TEST_P(Redistribute, EveryPairGivesThePartsOfTheWhole) {
-  on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
+  run([&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<size_t>(mesh.ndim());
     const auto sources =
         with_strided(combinations({Replicate(), Shard(0), Shard(1), Partial()}, ndim), mesh);
     const auto targets = with_strided(combinations({Replicate(), Shard(0), Shard(1)}, ndim), mesh);
     for (const auto& sizes : kSizes) {
-      const auto whole = numbered(sizes);
+      const auto whole = numbered(sizes, run_device());
       for (const auto& from : sources) {
         const auto tensor = placed(whole, mesh, from);
         for (const auto& to : targets) {
@@ -52,10 +67,10 @@ TEST_P(Redistribute, EveryPairGivesThePartsOfTheWhole) {
 }
 
 TEST_P(Redistribute, GradientsComeBackToWhereTheTensorWas) {
-  on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
+  run([&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<size_t>(mesh.ndim());
-    const auto whole = numbered({5, 7});
-    const auto gradient = numbered({5, 7}).flip(0).contiguous();
+    const auto whole = numbered({5, 7}, run_device());
+    const auto gradient = numbered({5, 7}, run_device()).flip(0).contiguous();
     for (const auto& from :
          with_strided(combinations({Replicate(), Shard(0), Shard(1), Partial()}, ndim), mesh)) {
       for (const auto& to :
@@ -77,11 +92,11 @@ TEST_P(Redistribute, GradientsComeBackToWhereTheTensorWas) {
 }
 
 TEST_P(Redistribute, ShardsAreAddedToPartialTargetsWithoutSending) {
-  on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
+  run([&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<size_t>(mesh.ndim());
     const Placements sums(ndim, Partial());
     for (const auto& sizes : kSizes) {
-      const auto whole = numbered(sizes);
+      const auto whole = numbered(sizes, run_device());
       for (const auto& from :
            with_strided(combinations({Replicate(), Shard(0), Shard(1), Partial()}, ndim), mesh)) {
         auto target = placed(whole * 2, mesh, sums);
@@ -93,17 +108,17 @@ TEST_P(Redistribute, ShardsAreAddedToPartialTargetsWithoutSending) {
                      kSums);
       }
     }
-    auto average = placed(numbered({5, 7}), mesh, Placements(ndim, Partial("avg")));
+    auto average = placed(numbered({5, 7}, run_device()), mesh, Placements(ndim, Partial("avg")));
     const auto before = full_of(average);
-    average.add_(placed(numbered({5, 7}), mesh, Placements(ndim, Shard(0))));
-    expect_equal(full_of(average), before + numbered({5, 7}), "averages", kSums);
+    average.add_(placed(numbered({5, 7}, run_device()), mesh, Placements(ndim, Shard(0))));
+    expect_equal(full_of(average), before + numbered({5, 7}, run_device()), "averages", kSums);
   });
 }
 
 TEST_P(Redistribute, AsyncResultsWaitAtFirstUse) {
-  on_mesh(GetParam(), [&](const DeviceMesh& mesh) {
+  run([&](const DeviceMesh& mesh) {
     const auto ndim = static_cast<size_t>(mesh.ndim());
-    const auto whole = numbered({5, 7});
+    const auto whole = numbered({5, 7}, run_device());
     const auto targets = combinations({Replicate(), Shard(0), Shard(1)}, ndim);
     std::vector<DTensor> under_way;
     for (const auto& to : targets) {
@@ -123,13 +138,20 @@ TEST_P(Redistribute, AsyncResultsWaitAtFirstUse) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<MeshShape>& test) {
-  return c10::str("Mesh_", c10::Join("_", test.param));
+std::string name_of(const ::testing::TestParamInfo<MeshCase>& test) {
+  const auto& [shape, where] = test.param;
+  return c10::str("Mesh_", c10::Join("_", shape), where ? "_" + where->backend : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(OnThreads, Redistribute,
-                         ::testing::Values(MeshShape{2}, MeshShape{3}, MeshShape{4},
-                                           MeshShape{2, 2}, MeshShape{2, 3}),
+                         ::testing::Values(MeshCase{{2}}, MeshCase{{3}}, MeshCase{{4}},
+                                           MeshCase{{2, 2}}, MeshCase{{2, 3}}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(OnCuda, Redistribute,
+                         ::testing::Values(MeshCase{{2}, DeviceCase{at::kCUDA, "nccl"}},
+                                           MeshCase{{2}, DeviceCase{at::kCUDA, "shm"}},
+                                           MeshCase{{4}, DeviceCase{at::kCUDA, "shm"}},
+                                           MeshCase{{2, 2}, DeviceCase{at::kCUDA, "shm"}}),
                          name_of);
 
 /// An operation, what rank r of 3 holds and what the whole then is.

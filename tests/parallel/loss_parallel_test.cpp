@@ -1,4 +1,5 @@
 // Cross entropy on logits whose classes are sharded: equal to the plain one, without gathering.
+#include "compose/on_device.h"
 #include "parallel/models.h"
 #include "support/ranks.h"
 #include "support/sub_tests.h"
@@ -8,11 +9,10 @@ namespace {
 
 namespace F = torch::nn::functional;
 
-at::Tensor drawn(at::IntArrayRef sizes, uint64_t seed) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed)) * 3;
-}
+at::Tensor drawn(at::IntArrayRef sizes, uint64_t seed) { return drawn_on_device(sizes, seed) * 3; }
 at::Tensor drawn_targets(int64_t classes, at::IntArrayRef sizes, uint64_t seed) {
-  return at::randint(classes, sizes, at::detail::createCPUGenerator(seed), at::kLong);
+  return at::randint(classes, sizes, at::detail::createCPUGenerator(seed), at::kLong)
+      .to(run_device());
 }
 
 struct Case {
@@ -22,7 +22,7 @@ struct Case {
 
 void expect_equal_losses(const Case& which, const F::CrossEntropyFuncOptions& options,
                          at::ScalarType dtype = at::kFloat) {
-  const auto mesh = mesh_of_all();
+  const auto mesh = mesh_of_all(run_device().type());
   const int64_t dim = which.logits.size() == 1 ? 0 : 1;
   const int64_t classes = which.logits[dim];
   auto plain = drawn(which.logits, 3).to(dtype).requires_grad_();
@@ -63,19 +63,25 @@ void expect_all_forms() {
   }
 }
 
-TEST(LossParallel, EqualsThePlainLossOnProcesses) { run_processes(4, expect_all_forms); }
+class LossParallelOn : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Every, LossParallelOn,
+                         ::testing::ValuesIn(device_cases(at::kCPU, {"shm"}, {2})), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, LossParallelOn, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
+
+TEST_P(LossParallelOn, EqualsThePlainLossOnProcesses) { run(4, expect_all_forms); }
 TEST(LossParallelOnThreads, EqualsThePlainLoss) { run_threads(3, expect_all_forms); }
 
-TEST(LossParallel, TakesDoubleAndBfloat16) {
-  run_processes(2, [] {
+TEST_P(LossParallelOn, TakesDoubleAndBfloat16) {
+  run(2, [] {
     expect_equal_losses({{6, 11}, {6}}, F::CrossEntropyFuncOptions(), at::kDouble);
     expect_equal_losses({{6, 11}, {6}}, F::CrossEntropyFuncOptions(), at::kBFloat16);
   });
 }
 
-TEST(LossParallel, HoldsForLargeLogits) {
-  run_processes(2, [] {
-    const auto mesh = mesh_of_all();
+TEST_P(LossParallelOn, HoldsForLargeLogits) {
+  run(2, [] {
+    const auto mesh = mesh_of_all(run_device().type());
     const auto logits = drawn({4, 10}, 1) * 1e4;
     const auto expected = logits.log_softmax(1);
     const loss_parallel scope;
@@ -83,9 +89,9 @@ TEST(LossParallel, HoldsForLargeLogits) {
   });
 }
 
-TEST(LossParallel, EndsWithTheScope) {
-  run_processes(2, [] {
-    const auto mesh = mesh_of_all();
+TEST_P(LossParallelOn, EndsWithTheScope) {
+  run(2, [] {
+    const auto mesh = mesh_of_all(run_device().type());
     const auto logits = distribute_tensor(drawn({4, 10}, 1), mesh, {Shard(1)});
     const auto expected = whole(logits).log_softmax(1);
     const auto gathers = [&] {
@@ -105,9 +111,9 @@ TEST(LossParallel, EndsWithTheScope) {
   });
 }
 
-TEST(LossParallel, BackwardOutsideOfTheScopeIsRightToo) {
-  run_processes(2, [] {
-    const auto mesh = mesh_of_all();
+TEST_P(LossParallelOn, BackwardOutsideOfTheScopeIsRightToo) {
+  run(2, [] {
+    const auto mesh = mesh_of_all(run_device().type());
     auto plain = drawn({6, 11}, 3).requires_grad_();
     const auto target = drawn_targets(11, {6}, 4);
     auto parallel = distribute_tensor(plain.detach(), mesh, {Shard(1)}).requires_grad_();
@@ -122,9 +128,9 @@ TEST(LossParallel, BackwardOutsideOfTheScopeIsRightToo) {
   });
 }
 
-TEST(LossParallel, TakesRowsShardedOverAnotherMeshDimension) {
-  run_processes(4, [] {
-    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+TEST_P(LossParallelOn, TakesRowsShardedOverAnotherMeshDimension) {
+  run(4, [] {
+    const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "tp"});
     auto plain = drawn({6, 11}, 3).requires_grad_();
     const auto target = drawn_targets(11, {6}, 4);
     for (const auto& placements : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(1)},

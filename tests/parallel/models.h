@@ -48,7 +48,9 @@ struct DummyImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Dummy);
 
-inline DeviceMesh mesh_of_all() { return {torch::kCPU, at::arange(world_size(), torch::kLong)}; }
+inline DeviceMesh mesh_of_all(c10::DeviceType device = torch::kCPU) {
+  return {device, at::arange(world_size(), torch::kLong)};
+}
 
 /// A distributed tensor gathered, a plain one as it is.
 inline at::Tensor whole(const at::Tensor& tensor) {
@@ -79,7 +81,7 @@ void expect_equal_modules(M& plain, M& parallel, std::vector<int64_t> input_size
   torch::optim::SGD plain_optimizer(plain->parameters(), 0.25);
   torch::optim::SGD parallel_optimizer(parallel->parameters(), 0.25);
   torch::manual_seed(0);
-  const auto x = torch::rand(input_size);
+  const auto x = torch::rand(input_size).to(plain->parameters()[0].device());
   expect_equal_parameters(*plain, *parallel, Compared::Parameters);
 
   const auto expected = plain(x);

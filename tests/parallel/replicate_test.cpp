@@ -4,6 +4,7 @@
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 
+#include "compose/on_device.h"
 #include "parallel/models.h"
 #include "support/ranks.h"
 #include "support/twins.h"
@@ -35,7 +36,7 @@ const ParallelPlan& plan() {
 }
 
 at::Tensor input_of(int64_t replica, int step, int64_t width) {
-  return at::randn({1, width}, at::detail::createCPUGenerator(100 * replica + step));
+  return drawn_on_device({1, width}, static_cast<uint64_t>(100 * replica + step));
 }
 
 void expect_equal_to_average(const FourLayers& plain, const FourLayers& parallel, int64_t width) {
@@ -57,8 +58,8 @@ void expect_equal_to_average(const FourLayers& plain, const FourLayers& parallel
 
 /// Replicas see different rows; one device sees them all.
 void expect_2d_training(int64_t width, bool checkpoints, ReplicateOptions options = {}) {
-  const auto mesh = init_device_mesh(torch::kCPU, {2, world_size() / 2}, {"dp", "tp"});
-  auto [plain, parallel] = twins<FourLayers>(123, width, checkpoints);
+  const auto mesh = init_device_mesh(run_device().type(), {2, world_size() / 2}, {"dp", "tp"});
+  auto [plain, parallel] = device_twins<FourLayers>(123, width, checkpoints);
   parallelize_module(parallel, mesh["tp"], plan());
   options.mesh = mesh["dp"];
   replicate(parallel, options);
@@ -76,11 +77,17 @@ void expect_2d_training(int64_t width, bool checkpoints, ReplicateOptions option
   }
 }
 
-TEST(TensorParallelAndReplicate, R_003_9_GradientsAreReducedOnLocalParts) {
-  run_processes(4, [] {
+class TensorParallelAndReplicate : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Every, TensorParallelAndReplicate,
+                         ::testing::ValuesIn(device_cases(at::kCPU, {"shm"}, {4})), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, TensorParallelAndReplicate,
+                         ::testing::ValuesIn(cuda_cases({"nccl", "shm"}, {4})), backend_name);
+
+TEST_P(TensorParallelAndReplicate, R_003_9_GradientsAreReducedOnLocalParts) {
+  run(4, [] {
     constexpr int64_t kWidth = 2000;
-    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
-    auto [plain, parallel] = twins<FourLayers>(123, kWidth);
+    const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "tp"});
+    auto [plain, parallel] = device_twins<FourLayers>(123, kWidth);
     parallelize_module(parallel, mesh["tp"], plan());
     replicate(parallel, {.mesh = mesh["dp"]});
     // As upstream: the same row everywhere; the tests below draw others per replica.
@@ -91,23 +98,23 @@ TEST(TensorParallelAndReplicate, R_003_9_GradientsAreReducedOnLocalParts) {
   });
 }
 
-TEST(TensorParallelAndReplicate, R_003_9_TrainsOnDifferentRows) {
-  run_processes(4, [] { expect_2d_training(64, /*checkpoints=*/false); });
+TEST_P(TensorParallelAndReplicate, R_003_9_TrainsOnDifferentRows) {
+  run(4, [] { expect_2d_training(64, /*checkpoints=*/false); });
 }
 
-TEST(TensorParallelAndReplicate, R_003_9_TrainsWithCheckpoint) {
-  run_processes(4, [] { expect_2d_training(64, /*checkpoints=*/true); });
+TEST_P(TensorParallelAndReplicate, R_003_9_TrainsWithCheckpoint) {
+  run(4, [] { expect_2d_training(64, /*checkpoints=*/true); });
 }
 
-TEST(TensorParallelAndReplicate, R_003_9_TrainsWithBucketViews) {
-  run_processes(4, [] { expect_2d_training(64, false, {.gradient_as_bucket_view = true}); });
+TEST_P(TensorParallelAndReplicate, R_003_9_TrainsWithBucketViews) {
+  run(4, [] { expect_2d_training(64, false, {.gradient_as_bucket_view = true}); });
 }
 
-TEST(TensorParallelAndReplicate, R_003_9_TrainsWithAnyOptimizer) {
-  run_processes(4, [] {
-    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+TEST_P(TensorParallelAndReplicate, R_003_9_TrainsWithAnyOptimizer) {
+  run(4, [] {
+    const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "tp"});
     for (const bool fused : {false, true}) {
-      auto [plain, parallel] = twins<FourLayers>(123, 16);
+      auto [plain, parallel] = device_twins<FourLayers>(123, 16);
       parallelize_module(parallel, mesh["tp"], plan());
       replicate(parallel, {.mesh = mesh["dp"]});
       optim::AdamW plain_optimizer(plain->parameters(), {.foreach = !fused, .fused = fused});
@@ -138,8 +145,8 @@ TESSERA_MODULE(Normed);
 
 /// The norm's gradients are sums over the sequence, of which each rank has a summand.
 void expect_partial_gradients_averaged(const CommHook& hook, const Tolerance& tolerance) {
-  const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
-  auto [plain, parallel] = twins<Normed>(5);
+  const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "tp"});
+  auto [plain, parallel] = device_twins<Normed>(5);
   parallelize_module(parallel, mesh["tp"],
                      {{"norm", SequenceParallel()},
                       {"up", ColwiseParallel({.input_layouts = Shard(1)})},
@@ -152,7 +159,7 @@ void expect_partial_gradients_averaged(const CommHook& hook, const Tolerance& to
     parallel->zero_grad();
     at::Tensor own;
     for (int64_t replica = 0; replica < 2; ++replica) {
-      const auto x = at::randn({2, 4, 6}, at::detail::createCPUGenerator(10 * replica + step));
+      const auto x = drawn_on_device({2, 4, 6}, static_cast<uint64_t>(10 * replica + step));
       (plain(x).square().sum() / 2).backward();
       if (replica == mesh.local_rank("dp")) own = x.slice(1, 2 * tp, 2 * tp + 2);
     }
@@ -164,8 +171,8 @@ void expect_partial_gradients_averaged(const CommHook& hook, const Tolerance& to
   }
 }
 
-TEST(TensorParallelAndReplicate, AveragesGradientsThatWerePartial) {
-  run_processes(4, [] {
+TEST_P(TensorParallelAndReplicate, AveragesGradientsThatWerePartial) {
+  run(4, [] {
     expect_partial_gradients_averaged({}, {.rtol = 1e-5, .atol = 1e-5});
     expect_partial_gradients_averaged(bf16_compress_hook, {.rtol = 3e-2, .atol = 3e-2});
   });

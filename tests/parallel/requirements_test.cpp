@@ -1,4 +1,5 @@
 // REQUIREMENTS.md 1.4, test by test.
+#include "compose/on_device.h"
 #include "parallel/models.h"
 #include "support/ranks.h"
 #include "support/twins.h"
@@ -12,23 +13,23 @@ constexpr int kRanks = 4;
 
 ColwiseParallel to_all() { return ColwiseParallel({.output_layouts = Replicate()}); }
 
-class ParallelizeOn : public ::testing::TestWithParam<std::string> {
+class ParallelizeOn : public OnBackends {
  protected:
-  void run(const RankBody& body) { run_processes(kRanks, body, {.backend = GetParam()}); }
+  void run(const RankBody& body) { OnBackends::run(kRanks, body); }
 };
-INSTANTIATE_TEST_SUITE_P(Every, ParallelizeOn, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Every, ParallelizeOn, ::testing::ValuesIn(cpu_backends()), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, ParallelizeOn, ::testing::ValuesIn(cuda_backends()), backend_name);
 
 DeviceMesh mesh_of_list() {
   std::vector<int64_t> ranks(world_size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  return {torch::kCPU, ranks};
+  return {run_device().type(), ranks};
 }
 
 TEST_P(ParallelizeOn, R_004_1_LinearRowWise) {
   run([] {
     torch::manual_seed(5);
-    nn::Linear plain(16, 10);
+    auto plain = on_device(nn::Linear(16, 10));
     auto parallel = clone_module(plain);
     parallelize_module(parallel, mesh_of_list(), RowwiseParallel());
     EXPECT_EQ(DTensor::of(parallel->weight).placements(), Placements{Shard(1)});
@@ -41,7 +42,7 @@ TEST_P(ParallelizeOn, R_004_1_LinearRowWise) {
 TEST_P(ParallelizeOn, R_004_2_LinearColWise) {
   run([] {
     torch::manual_seed(5);
-    nn::Linear plain(10, 16);
+    auto plain = on_device(nn::Linear(10, 16));
     auto parallel = clone_module(plain);
     parallelize_module(parallel, mesh_of_list(), to_all());
     EXPECT_EQ(DTensor::of(parallel->weight).placements(), Placements{Shard(0)});
@@ -58,7 +59,7 @@ TEST_P(ParallelizeOn, R_004_3_PrepareModuleInput) {
         module, mesh,
         PrepareModuleInput({.input_layouts = Shard(0), .desired_input_layouts = Replicate()}));
     torch::manual_seed(rank());
-    const auto own = torch::rand({5, 7});
+    const auto own = torch::rand({5, 7}, run_device());
     const auto output = DTensor::of(module(own));
     EXPECT_EQ(output.sizes(), at::IntArrayRef({5 * kRanks, 7}));
     EXPECT_EQ(output.placements(), Placements{Replicate()});
@@ -75,7 +76,7 @@ TEST_P(ParallelizeOn, R_004_4_PrepareModuleOutput) {
         module, mesh,
         PrepareModuleOutput({.output_layouts = Replicate(), .desired_output_layouts = Shard(0)}));
     torch::manual_seed(15);
-    const auto x = torch::rand({16, 7});
+    const auto x = torch::rand({16, 7}, run_device());
     const auto distributed = DTensor::from_local(x, mesh, {Replicate()});
     const auto output = module(distributed);
     EXPECT_FALSE(is_dtensor(output));
@@ -86,9 +87,9 @@ TEST_P(ParallelizeOn, R_004_4_PrepareModuleOutput) {
 }
 
 void expect_plan_trains_mlp(const ParallelPlan& plan) {
-  MlpModule plain;
+  auto plain = on_device(MlpModule());
   auto parallel = clone_module(plain);
-  parallelize_module(parallel, mesh_of_all(), plan);
+  parallelize_module(parallel, mesh_of_all(run_device().type()), plan);
   EXPECT_EQ(DTensor::of(parallel->net2->weight).shards()[3].length[0], 1) << "10 rows: 3, 3, 3, 1";
   expect_equal_modules(plain, parallel, {12, 10});
 }
@@ -107,10 +108,10 @@ TEST_P(ParallelizeOn, R_004_7_Digit) {
 
 TEST_P(ParallelizeOn, R_004_8_SeveralWildcards) {
   run([] {
-    MlpStacked plain(2);
+    auto plain = on_device(MlpStacked(2));
     auto parallel = clone_module(plain);
     parallelize_module(
-        parallel, mesh_of_all(),
+        parallel, mesh_of_all(run_device().type()),
         {{"layers.*.net[1]", ColwiseParallel()}, {"layers.*.net[2]", RowwiseParallel()}});
     // Between the two: plain and local.
     auto& first = *parallel->layers->ptr(0)->as<MlpModule>();
@@ -131,17 +132,17 @@ TEST_P(ParallelizeOn, R_004_10_MlpNested) {
     const auto make = [] {
       nn::Sequential stack;
       stack->push_back("dummy_encoder", MlpModule());
-      return stack;
+      return on_device(stack);
     };
     auto plain = make();
     auto parallel = make();
-    parallelize_module(parallel, mesh_of_all(),
+    parallelize_module(parallel, mesh_of_all(run_device().type()),
                        {{"dummy_encoder.net1", to_all()}, {"dummy_encoder.net2", to_all()}});
     EXPECT_TRUE(is_dtensor(get_parameter(parallel, "dummy_encoder.net1.weight")));
     torch::optim::SGD plain_optimizer(plain->parameters(), 0.25);
     torch::optim::SGD parallel_optimizer(parallel->parameters(), 0.25);
     torch::manual_seed(0);
-    const auto x = torch::rand({12, 10});
+    const auto x = torch::rand({12, 10}, run_device());
     const auto expected = plain->forward(x);
     const auto output = parallel->forward(x);
     expect_equal(whole(output), expected, "output");
@@ -156,10 +157,10 @@ TEST_P(ParallelizeOn, R_004_10_MlpNested) {
 
 TEST_P(ParallelizeOn, ColumnThenRowCommunicatesOnceEachWay) {
   run([] {
-    MlpModule net;
-    parallelize_module(net, mesh_of_all(),
+    auto net = on_device(MlpModule());
+    parallelize_module(net, mesh_of_all(run_device().type()),
                        {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
-    auto x = torch::rand({12, 10}).requires_grad_();
+    auto x = torch::rand({12, 10}, run_device()).requires_grad_();
     net(x).sum().backward();
     comm_debug counted;
     const auto y = net(x);
@@ -175,9 +176,9 @@ TEST_P(ParallelizeOn, ValuesOfTheSourceRankCount) {
   run([] {
     const auto built = [] {
       torch::manual_seed(100 + rank());
-      return nn::Linear(6, 8);
+      return on_device(nn::Linear(6, 8));
     };
-    const auto mesh = mesh_of_all();
+    const auto mesh = mesh_of_all(run_device().type());
     for (const int source : {0, 2}) {
       auto net = built();
       const auto expected = broadcast(net->weight.detach(), source);

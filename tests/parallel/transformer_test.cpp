@@ -1,5 +1,6 @@
 // A transformer with everything tensor parallel: heads split, norms on parts of the sequence, the
 // loss on parts of the classes; against one device, step by step.
+#include "compose/on_device.h"
 #include "parallel/models.h"
 #include "support/ranks.h"
 #include "support/twins.h"
@@ -60,7 +61,7 @@ TESSERA_MODULE(Block);
 
 struct EmbedImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& tokens) {
-    return words(tokens) + places(at::arange(tokens.size(1)));
+    return words(tokens) + places(at::arange(tokens.size(1), tokens.options()));
   }
   nn::Embedding words{register_module("words", nn::Embedding(kWords, kWidth))};
   nn::Embedding places{register_module("places", nn::Embedding(kContext, kWidth))};
@@ -109,17 +110,17 @@ at::Tensor comparable(const std::string& name, const at::Tensor& parameter) {
 }
 
 void expect_equal_training(bool is_fused) {
-  auto [plain, parallel] = twins<Transformer>(11, is_fused);
+  auto [plain, parallel] = device_twins<Transformer>(11, is_fused);
   plain->to(torch::kDouble);
   parallel->to(torch::kDouble);
-  parallelize_module(parallel, mesh_of_all(), plan_of(is_fused));
+  parallelize_module(parallel, mesh_of_all(run_device().type()), plan_of(is_fused));
   torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2);
   torch::optim::AdamW parallel_optimizer(parallel->parameters(), 1e-2);
   torch::manual_seed(17);
   for (int step = 0; step < 10; ++step) {
     SCOPED_TRACE("step " + std::to_string(step));
-    const auto tokens = torch::randint(kWords, {kBatch, kContext}, torch::kLong);
-    const auto target = torch::randint(kWords, {kBatch * kContext}, torch::kLong);
+    const auto tokens = torch::randint(kWords, {kBatch, kContext}, torch::kLong).to(run_device());
+    const auto target = torch::randint(kWords, {kBatch * kContext}, torch::kLong).to(run_device());
     plain_optimizer.zero_grad();
     const auto expected = F::cross_entropy(plain(tokens).flatten(0, 1), target);
     expected.backward();
@@ -141,21 +142,27 @@ void expect_equal_training(bool is_fused) {
     expect_equal(comparable(item.key(), parameters[item.key()]), item.value().detach(), item.key());
 }
 
-TEST(TransformerInParallel, TrainsLikeOneDevice) {
-  run_processes(4, [] { expect_equal_training(/*is_fused=*/false); });
+class TransformerInParallel : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Every, TransformerInParallel,
+                         ::testing::ValuesIn(device_cases(at::kCPU, {"shm"}, {2})), backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, TransformerInParallel, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
+
+TEST_P(TransformerInParallel, TrainsLikeOneDevice) {
+  run(4, [] { expect_equal_training(/*is_fused=*/false); });
 }
 
-TEST(TransformerInParallel, TrainsLikeOneDeviceWithAFusedWeight) {
-  run_processes(2, [] { expect_equal_training(/*is_fused=*/true); });
+TEST_P(TransformerInParallel, TrainsLikeOneDeviceWithAFusedWeight) {
+  run(2, [] { expect_equal_training(/*is_fused=*/true); });
 }
 
-TEST(TransformerInParallel, NoOperatorGathersBehindTheUsersBack) {
-  run_processes(2, [] {
-    auto parallel = seeded(11, [] { return Transformer(false); });
-    parallelize_module(parallel, mesh_of_all(), plan_of(false));
+TEST_P(TransformerInParallel, NoOperatorGathersBehindTheUsersBack) {
+  run(2, [] {
+    auto parallel = on_device(seeded(11, [] { return Transformer(false); }));
+    parallelize_module(parallel, mesh_of_all(run_device().type()), plan_of(false));
     const StrictSharding strict;
-    const auto tokens = torch::randint(kWords, {kBatch, kContext}, torch::kLong);
-    const auto target = torch::randint(kWords, {kBatch * kContext}, torch::kLong);
+    const auto tokens = torch::randint(kWords, {kBatch, kContext}, torch::kLong).to(run_device());
+    const auto target = torch::randint(kWords, {kBatch * kContext}, torch::kLong).to(run_device());
     const loss_parallel scope;
     comm_debug counted;
     const auto loss = F::cross_entropy(parallel(tokens).flatten(0, 1), target);

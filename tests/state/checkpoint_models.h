@@ -53,9 +53,11 @@ inline const char* name_of(Layout layout) {
   return kNames[static_cast<size_t>(layout)];
 }
 
-/// The same weights on every rank and for every layout of a seed.
-inline CheckpointNet make_checkpoint_net(Layout layout, uint64_t seed = 11) {
+/// The same weights on every rank and device and for every layout of a seed.
+inline CheckpointNet make_checkpoint_net(Layout layout, uint64_t seed = 11,
+                                         c10::Device device = torch::kCPU) {
   auto net = seeded(seed, [] { return CheckpointNet(); });
+  net->to(device);
   if (layout == Layout::Plain) return net;  // also where there is no world
   const auto shard_all = [&](const FullyShardOptions& options) {
     fully_shard(net->qkv, options);
@@ -67,7 +69,7 @@ inline CheckpointNet make_checkpoint_net(Layout layout, uint64_t seed = 11) {
                        {{"qkv", ColwiseParallel({.packed = 3})}, {"out", RowwiseParallel()}});
   };
   const auto two = [&](int64_t inner) {
-    return init_device_mesh(torch::kCPU, {world_size() / inner, inner}, {"dp", "tp"});
+    return init_device_mesh(device.type(), {world_size() / inner, inner}, {"dp", "tp"});
   };
   const int64_t inner = world_size() % 2 == 0 ? 2 : 1;
   switch (layout) {
@@ -86,7 +88,7 @@ inline CheckpointNet make_checkpoint_net(Layout layout, uint64_t seed = 11) {
       break;
     case Layout::Hybrid:
       shard_all({.strategy = ShardingStrategy::HYBRID_SHARD,
-                 .mesh = init_device_mesh(torch::kCPU, {inner, world_size() / inner},
+                 .mesh = init_device_mesh(device.type(), {inner, world_size() / inner},
                                           {"copies", "shards"})});
       break;
     case Layout::Tp:

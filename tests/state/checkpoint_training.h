@@ -21,7 +21,9 @@ inline optim::AdamW make_adamw(const CheckpointNet& net) {
 
 /// Step number `step` on data that all ranks share.
 inline void train_step(CheckpointNet net, torch::optim::Optimizer& optimizer, int step) {
-  const auto x = seeded(100 + static_cast<uint64_t>(step), [] { return at::randn({4, 7}); });
+  const auto x = seeded(100 + static_cast<uint64_t>(step), [] {
+                   return at::randn({4, 7});
+                 }).to(net->mask.device());
   optimizer.zero_grad();
   net->forward(x).square().mean().backward();
   optimizer.step();

@@ -170,6 +170,26 @@ TEST(ReportTimeline, NestsSpansAndCountsTimeOnce) {
   EXPECT_EQ(shares.at("other"), 0);
 }
 
+TEST(ReportTimeline, KeepsKernelsBesideTheSpansOfTheHost) {
+  auto kernel = event(0, "gemm", "kernel", 1030, 90);
+  kernel.replace(kernel.find("\"tid\":0"), 7, "\"tid\":1");
+  const auto timeline = timeline_from(event(0, "forward", "forward", 1000, 60) + "," + kernel);
+  ASSERT_EQ(timeline.spans.size(), 2);
+  EXPECT_EQ(timeline.spans[1].category, "kernel");
+  EXPECT_EQ(timeline.spans[1].thread, 1);
+  EXPECT_EQ(timeline.spans[1].depth, 0);
+  EXPECT_EQ(timeline.duration, 120);
+  EXPECT_EQ(timeline.shares.at(0).at("forward"), 60);
+  EXPECT_FALSE(timeline.shares.at(0).contains("kernel")) << "shares are of the host's time";
+}
+
+TEST(ReportMetrics, KnowUtilizationAndTheLeadOfTheHost) {
+  const auto metrics = metrics_from(
+      "{\"step\":1,\"loss\":5.5,\"mfu\":0.4,\"host_lead_seconds\":0.03,\"seconds\":0.5}\n");
+  EXPECT_EQ(metrics.of("mfu").at(0).value, 0.4);
+  EXPECT_EQ(metrics.of("host_lead_seconds").at(0).value, 0.03);
+}
+
 TEST(ReportTimeline, TellsWhomAWaitWasFor) {
   const auto timeline = timeline_from(event(0, "all_reduce", "communication", 0, 50) + "," +
                                       event(0, "wait for rank 1", "wait", 0, 40, "{\"peer\":1}") +

@@ -76,6 +76,38 @@ TEST(TrainJob, MetricsTellOfEachStep) {
   EXPECT_LE(line["comm_share"], 1);
 }
 
+/// A step is read when the next one is issued, but before anything that is said of it.
+TEST(TrainJob, TellsOfAStepBeforeItsValidationAndItsCheckpoint) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("run", {"--steps", "9", "--eval-every", "3"}).status.ok());
+  std::istringstream lines(ground.read("run", "metrics.jsonl"));
+  int steps = 0;
+  std::vector<int> validated, saved;
+  for (std::string text; std::getline(lines, text);) {
+    const auto line = nlohmann::json::parse(text);
+    if (line.contains("loss")) {
+      EXPECT_EQ(line["step"], ++steps);
+    } else if (line.contains("val_loss")) {
+      validated.push_back(line["step"]);
+      EXPECT_EQ(line["step"], steps);
+    } else if (line["event"] == "saved") {
+      saved.push_back(line["step"]);
+      EXPECT_LE(line["step"], steps);
+    }
+  }
+  EXPECT_EQ(steps, 9);
+  EXPECT_EQ(validated, (std::vector<int>{3, 6, 9}));
+  EXPECT_EQ(saved, (std::vector<int>{4, 8, 9}));
+}
+
+/// Whether anything is read late must not show in what is computed.
+TEST(TrainJob, TrainsAlikeHoweverOftenItHalts) {
+  const TrainingGround ground;
+  ASSERT_TRUE(ground.train("seldom", {"--save-every", "0"}).status.ok());
+  ASSERT_TRUE(ground.train("often", {"--save-every", "1", "--eval-every", "2"}).status.ok());
+  EXPECT_EQ(ground.losses("seldom"), ground.losses("often"));
+}
+
 TEST(TrainJob, SameSeedSameLosses) {
   const TrainingGround ground;
   ASSERT_TRUE(ground.train("first", {"--steps", "4"}).status.ok());

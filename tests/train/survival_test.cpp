@@ -144,6 +144,12 @@ TEST(TrainSurvives, ALossThatIsNotFiniteByLeavingStepsOut) {
   EXPECT_THAT(result.output, HasSubstr("step left out"));
   EXPECT_THAT(ground.read("few", "metrics.jsonl"), HasSubstr("\"nonfinite\""));
   EXPECT_LT(ground.checkpoints("few").size(), 10) << "steps that were left out are not saved";
+  // Where nothing halts the next step is issued before it is known that one was left out.
+  const Words unhalted = {
+      "--lr",         "1e20", "--clip",  "0", "--warmup", "0", "--skip-nonfinite",
+      "--save-every", "0",    "--steps", "10"};
+  ASSERT_TRUE(ground.train("unhalted", unhalted).status.ok());
+  EXPECT_EQ(ground.losses("unhalted"), ground.losses("few"));
 
   auto many = diverging;
   many.insert(many.end(), {"--steps", "60"});

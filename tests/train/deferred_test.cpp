@@ -1,0 +1,215 @@
+// What lets a step be issued before the one before it is read: values on the device, messages
+// between hosts, batches that are fetched ahead, updates that the device leaves out.
+#include <tessera/optim.h>
+
+#include "support/ranks.h"
+#include "support/temporary_folder.h"
+#include "support/tolerance.h"
+#include "train/batches.h"
+#include "train/measured.h"
+#include "train/moment.h"
+#include "train/utilization.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <limits>
+
+namespace tessera::train {
+namespace {
+
+using testing::expect_bitwise_equal;
+using testing::run_threads;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
+
+StepValues values_of(float loss, float norm, bool may_overflow = false) {
+  return {at::scalar_tensor(loss, at::kFloat), at::scalar_tensor(norm, at::kFloat), at::kCPU,
+          may_overflow};
+}
+
+TEST(StepValues, AreTheMeanLossOfAllRanksAndTheNormAsItIs) {
+  run_threads(2, [] {
+    const auto values = values_of(rank() == 0 ? 1.5F : 2.25F, 0.1F);
+    EXPECT_EQ(values.loss(), 1.875);
+    EXPECT_EQ(values.gradient_norm(), 0.1F);
+    EXPECT_TRUE(values.is_finite());
+    EXPECT_EQ(values.found_inf().item<float>(), 0);
+  });
+}
+
+TEST(StepValues, OfOneRankThatAreNotFiniteLeaveTheStepOutOnAll) {
+  run_threads(2, [] {
+    for (const float bad : {kInfinity, -kInfinity, kNotANumber}) {
+      const auto lost = values_of(rank() == 1 ? bad : 2, 1);
+      EXPECT_FALSE(lost.is_finite());
+      EXPECT_EQ(lost.found_inf().item<float>(), 1);
+      const auto exploded = values_of(2, rank() == 1 ? bad : 1);
+      EXPECT_FALSE(exploded.is_finite());
+      EXPECT_EQ(exploded.found_inf().item<float>(), 1);
+    }
+  });
+}
+
+TEST(StepValues, MayHaveANormThatOverflowsWhereAScalerLooksAtIt) {
+  run_threads(1, [] {
+    const auto overflown = values_of(2, kInfinity, /*may_overflow=*/true);
+    EXPECT_TRUE(overflown.is_finite());
+    EXPECT_EQ(overflown.found_inf().item<float>(), 0);
+    EXPECT_FALSE(values_of(kNotANumber, 1, /*may_overflow=*/true).is_finite());
+  });
+}
+
+TEST(HostMessage, TellsAllRanksTheSameWhenItIsReadAStepLater) {
+  run_threads(3, [] {
+    const auto message = [](double elapsed, bool has_saved) {
+      return HostMessage({.seconds = 2,
+                          .communication = static_cast<double>(rank()),
+                          .elapsed = elapsed + rank(),
+                          .has_saved = has_saved},
+                         at::kCPU);
+    };
+    const auto first = message(10, rank() != 1);
+    const auto second = message(20, true);  // sent before the first one is read
+    const auto told = first.read();
+    EXPECT_EQ(told.elapsed, 10);  // by rank 0's clock
+    EXPECT_EQ(told.communication, 0.5);
+    EXPECT_FALSE(told.have_saved);
+    EXPECT_EQ(told.stop.signal, 0);
+    EXPECT_GT(told.memory, 0);
+    EXPECT_EQ(second.read().elapsed, 20);
+    EXPECT_TRUE(second.read().have_saved);
+  });
+}
+
+TEST(Moment, OfTheCpuHasComeAndTellsTheTimeBetween) {
+  const Moment earlier(at::kCPU);
+  const double begun = now();
+  while (now() - begun < 0.01) {
+  }
+  const Moment later(at::kCPU);
+  EXPECT_TRUE(later.has_come());
+  EXPECT_GE(later.seconds_since(earlier), 0.01);
+}
+
+/// Settings and text of a folder that goes with it.
+class FetchedBatches : public ::testing::Test {
+ protected:
+  FetchedBatches() {
+    std::ofstream text(folder_.path() / "text.txt");
+    for (int i = 0; i < 200; ++i) text << "line " << i << "\n";
+    settings_.data = {folder_.path().string()};
+    settings_.context = 16;
+  }
+
+  Batches make() const {
+    const Layout layout{.mesh = init_device_mesh(at::kCPU, {world_size()})};
+    return {settings_, layout, at::kCPU};
+  }
+
+  testing::TemporaryFolder folder_;
+  Settings settings_;
+};
+
+TEST_F(FetchedBatches, AreThoseThatWouldHaveComeAnyway) {
+  run_threads(1, [this] {
+    auto plain = make(), ahead = make();
+    for (int i = 0; i < 8; ++i) {
+      if (i % 3 == 0) ahead.prefetch(4);  // sometimes two of them
+      ahead.prefetch(4);
+      const auto expected = plain.next(4), actual = ahead.next(4);
+      expect_bitwise_equal(actual.tokens, expected.tokens);
+      expect_bitwise_equal(actual.targets, expected.targets);
+      EXPECT_EQ(ahead.position(), plain.position())
+          << "counts what was given, not what was fetched";
+      EXPECT_EQ(ahead.epoch(), plain.epoch());
+    }
+  });
+}
+
+TEST_F(FetchedBatches, AreForgottenWhereARunGoesOnFromAnotherPlace) {
+  run_threads(1, [this] {
+    auto straight = make(), resumed = make();
+    straight.next(4);
+    const auto place = straight.position();
+    const auto expected = straight.next(4);
+    resumed.prefetch(4);
+    resumed.seek(place);
+    expect_bitwise_equal(resumed.next(4).tokens, expected.tokens);
+  });
+}
+
+TEST(StepUnless, LeavesParametersStateAndCountsAloneOrIsAStep) {
+  const auto parameter = [] { return at::ones({3}).set_requires_grad(true); };
+  const auto trained = parameter(), reference = parameter();
+  optim::AdamW optimizer({trained}, {.lr = 0.1, .fused = true});
+  optim::AdamW plain({reference}, {.lr = 0.1, .fused = true});
+  const auto step = [&](float found_inf, float gradient) {
+    trained.mutable_grad() = at::full({3}, gradient);
+    optimizer.step_unless(at::scalar_tensor(found_inf, at::kFloat));
+  };
+  step(1, kNotANumber);
+  expect_bitwise_equal(trained.detach(), at::ones({3}));
+  step(0, 0.5);
+  step(1, kInfinity);
+  step(0, 0.25);
+  for (const float gradient : {0.5F, 0.25F}) {
+    reference.mutable_grad() = at::full({3}, gradient);
+    plain.step();
+  }
+  expect_bitwise_equal(trained.detach(), reference.detach());
+  for (const auto& [name, value] : plain.state_of(reference))
+    expect_bitwise_equal(optimizer.state_of(trained).at(name), value);
+}
+
+TEST(StepUnless, RefusesWhatCannotDecideOnTheDevice) {
+  const auto parameter = at::ones({3}).set_requires_grad(true);
+  optim::AdamW looped({parameter});
+  EXPECT_THROW(looped.step_unless(at::zeros({}, at::kFloat)), c10::ValueError);
+  optim::AdamW fused({parameter}, {.fused = true});
+  EXPECT_THROW(fused.step_unless(at::zeros({}, at::kDouble)), c10::TypeError);
+  EXPECT_THROW(fused.step_unless({}), c10::TypeError);
+}
+
+TEST(ScalerStep, IsLeftOutForAReasonOfTheCallersAsForAnOverflow) {
+  const auto parameter = at::ones({2}).set_requires_grad(true);
+  optim::AdamW optimizer({parameter}, {.lr = 0.1, .fused = true});
+  optim::GradScaler scaler({.device = at::kCPU, .init_scale = 64});
+  const auto train = [&](float found_inf) {
+    optimizer.zero_grad();
+    scaler.scale(parameter.sum()).backward();
+    scaler.step(optimizer, at::scalar_tensor(found_inf, at::kFloat));
+    scaler.update();
+  };
+  train(1);
+  expect_bitwise_equal(parameter.detach(), at::ones({2}));
+  EXPECT_EQ(scaler.get_scale(), 32);
+  train(0);
+  EXPECT_FALSE(at::equal(parameter, at::ones({2})));
+  EXPECT_EQ(scaler.get_scale(), 32);
+}
+
+TEST(Utilization, CountsWeightsOfProductsAndAttention) {
+  const ModelShape shape{.vocabulary = 256, .blocks = 2, .width = 8, .heads = 2, .context = 4};
+  const double weights = 2 * 12 * 8 * 8 + 8 * 256;
+  EXPECT_EQ(flops_per_token(shape), 6 * weights + 12 * 2 * 8 * 4);
+}
+
+TEST(Utilization, KnowsDevicesByTheWordsOfTheirNames) {
+  EXPECT_EQ(peak_flops("NVIDIA H200"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
+  EXPECT_EQ(peak_flops("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak_flops("NVIDIA A100-SXM4-80GB"), 312e12);
+  EXPECT_EQ(peak_flops("NVIDIA GeForce RTX 4090"), 165e12);
+  EXPECT_EQ(peak_flops("NVIDIA RTX A1000"), std::nullopt);
+  EXPECT_EQ(peak_flops(""), std::nullopt);
+}
+
+TEST(Utilization, OfACpuIsNotKnown) {
+  run_threads(2, [] { EXPECT_EQ(peak_of_all(at::kCPU, "bf16"), std::nullopt); });
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -59,6 +59,9 @@ class Optimizer : public torch::optim::Optimizer {
 
   /// One update; with a closure, first evaluates it (gradients on) and returns its loss.
   at::Tensor step(LossClosure closure = nullptr) override;
+  /// One update if `found_inf`, a float32 number, is 0. If it is 1 nothing changes, step counts
+  /// included. The device decides, so no host waits for it. For fused kernels alone.
+  void step_unless(const at::Tensor& found_inf);
   void zero_grad(bool set_to_none = true);
   void add_param_group(const ParamGroup& group);
 

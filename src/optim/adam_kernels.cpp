@@ -191,7 +191,11 @@ void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling)
   match_strides(bucket);
   std::vector<at::Tensor>& counts = bucket.state[kStep];
   const c10::Device device = bucket.params.front().device();
-  const std::optional<at::Tensor> found_inf = scaling.found_inf_on(device);
+  std::optional<at::Tensor> found_inf = scaling.found_inf_on(device);
+  if (found_inf && found_inf->is_cpu() && !is_recorded()) {  // nobody has to wait for it
+    if (found_inf->item<float>() != 0) return;
+    found_inf.reset();
+  }
   count_step(counts);
   const auto run = [&](auto kernel) {
     const capture::VariesHere lr;

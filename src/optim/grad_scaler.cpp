@@ -6,26 +6,13 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 
 #include <algorithm>
 
 namespace tessera::optim {
 
 namespace {
-
-/// Hands the scale to an optimizer for one step.
-class AmpScalingScope {
- public:
-  AmpScalingScope(AmpScaling& place, AmpScaling scaling) : place_(place) {
-    place_ = std::move(scaling);
-  }
-  ~AmpScalingScope() { place_ = {}; }
-  AmpScalingScope(const AmpScalingScope&) = delete;
-  AmpScalingScope& operator=(const AmpScalingScope&) = delete;
-
- private:
-  AmpScaling& place_;
-};
 
 enum class Stage { Ready /* gradients are scaled */, Unscaled, Stepped };
 
@@ -173,9 +160,12 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   progress.stage = Stage::Unscaled;
 }
 
-void GradScaler::step(torch::optim::Optimizer& optimizer) {
+void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
+  auto* const own = dynamic_cast<Optimizer*>(&optimizer);
+  const bool in_kernels = own != nullptr && own->impl_->all_fused(own->param_groups());
   if (!is_enabled()) {
-    optimizer.step();
+    if (found_inf.defined() && in_kernels) return own->step_unless(found_inf);
+    if (!found_inf.defined() || found_inf.item<float>() == 0) optimizer.step();
     return;
   }
   impl_->check_scaled("GradScaler::step");
@@ -183,8 +173,6 @@ void GradScaler::step(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(progress.stage != Stage::Stepped,
               "GradScaler::step: expected one call per optimizer and update(), got a second one; "
               "call update() at the end of each iteration");
-  auto* const own = dynamic_cast<Optimizer*>(&optimizer);
-  const bool in_kernels = own != nullptr && own->impl_->all_fused(own->param_groups());
   if (progress.stage == Stage::Ready && in_kernels) {
     progress.found_inf = multiply_and_check(optimizer, number(1, impl_->scale.device()), true);
   } else if (progress.stage == Stage::Ready) {
@@ -193,16 +181,16 @@ void GradScaler::step(torch::optim::Optimizer& optimizer) {
   TORCH_CHECK(!progress.found_inf.empty() || impl_->options.group,
               "GradScaler::step: expected gradients, got none in the whole optimizer; call "
               "backward() on the scaled loss first");
-  const at::Tensor found_inf = impl_->agreed(progress.found_inf);
+  at::Tensor found = impl_->agreed(progress.found_inf);
+  if (found_inf.defined()) found = at::maximum(found, found_inf.to(found.options(), true));
   if (in_kernels) {
     const bool scaled = progress.stage == Stage::Ready;
-    const AmpScalingScope scope(own->impl_->scaling,
-                                {scaled ? impl_->scale : at::Tensor(), found_inf});
+    const AmpScalingScope scope(own->impl_->scaling, {scaled ? impl_->scale : at::Tensor(), found});
     own->step();
-  } else if (found_inf.item<float>() == 0) {
+  } else if (found.item<float>() == 0) {
     optimizer.step();
   }
-  progress.found_inf = {found_inf};
+  progress.found_inf = {found};
   progress.stage = Stage::Stepped;
 }
 

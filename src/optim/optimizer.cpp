@@ -209,6 +209,22 @@ at::Tensor Optimizer::step(LossClosure closure) {
   return loss;
 }
 
+void Optimizer::step_unless(const at::Tensor& found_inf) {
+  const char* name = impl_->rule->name();
+  TORCH_CHECK_TYPE(
+      found_inf.defined() && found_inf.scalar_type() == at::kFloat && found_inf.numel() == 1, name,
+      "::step_unless: expected one number of float32, got ",
+      found_inf.defined() ? c10::str("a tensor of ", comm::name_of_dtype(found_inf.scalar_type()),
+                                     " of shape ", found_inf.sizes())
+                          : std::string("an undefined tensor"),
+      "; make it 1 where the step is to be left out, else 0");
+  TORCH_CHECK_VALUE(impl_->all_fused(param_groups_), name,
+                    "::step_unless: expected fused = true in every parameter group, got one "
+                    "without it; only fused kernels decide on the device");
+  const AmpScalingScope scope(impl_->scaling, {at::Tensor(), found_inf});
+  step();
+}
+
 void Optimizer::zero_grad(bool set_to_none) {
   if (auto* observer = capture::observer()) {
     for (const auto& group : param_groups_) observer->note_parameters(group.params());

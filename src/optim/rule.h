@@ -11,8 +11,8 @@
 
 namespace tessera::optim {
 
-/// Handed to fused kernels by a GradScaler: they divide gradients by `grad_scale` and do nothing if
-/// `found_inf` is not 0. Undefined: no scaling.
+/// Handed to fused kernels by a GradScaler or step_unless: they divide gradients by `grad_scale`
+/// and do nothing if `found_inf` is not 0. Undefined: no scaling.
 struct AmpScaling {
   at::Tensor grad_scale;
   at::Tensor found_inf;
@@ -20,6 +20,20 @@ struct AmpScaling {
   /// As arguments of a kernel on this device.
   std::optional<at::Tensor> grad_scale_on(c10::Device device) const;
   std::optional<at::Tensor> found_inf_on(c10::Device device) const;
+};
+
+/// Hands the scaling to an optimizer for one step.
+class AmpScalingScope {
+ public:
+  AmpScalingScope(AmpScaling& place, AmpScaling scaling) : place_(place) {
+    place_ = std::move(scaling);
+  }
+  ~AmpScalingScope() { place_ = {}; }
+  AmpScalingScope(const AmpScalingScope&) = delete;
+  AmpScalingScope& operator=(const AmpScalingScope&) = delete;
+
+ private:
+  AmpScaling& place_;
 };
 
 /// A number that operators are given as `argument`, factor * read(), and that may change between
@@ -81,7 +95,7 @@ struct Optimizer::Impl {
   std::shared_ptr<bool> alive = std::make_shared<bool>();  // see lifetime()
   std::shared_ptr<Rule> rule;    // programs that were made of steps look whether it is still there
   std::vector<GroupPlan> plans;  // by parameter group
-  AmpScaling scaling;            // set for the length of GradScaler::step
+  AmpScaling scaling;            // set for the length of one step
 
   /// Whether every group's kernels take an AmpScaling.
   bool all_fused(std::vector<ParamGroup>& groups) const;

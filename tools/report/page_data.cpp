@@ -56,6 +56,8 @@ PageJson summary(const Metrics& metrics) {
     values["tokens_per_s"] = rounded(median(speed));
   if (const auto& share = metrics.of("comm_share"); !share.empty())
     values["comm_share"] = rounded(median(share));
+  if (const auto& utilization = metrics.of("mfu"); !utilization.empty())
+    values["mfu"] = rounded(median(utilization));
   if (const auto& memory = metrics.of("memory_bytes"); !memory.empty())
     values["memory_bytes"] = std::ranges::max_element(memory, {}, &Point::value)->value;
   return values;

@@ -37,7 +37,7 @@ struct Wait {
 };
 
 constexpr const char* kCategories[] = {"data",          "forward", "backward", "optimizer",
-                                       "communication", "wait",    "other"};
+                                       "communication", "wait",    "kernel",   "other"};
 
 struct Timeline {
   std::vector<Span> spans;  // by rank, thread, start; outer ones before what they hold

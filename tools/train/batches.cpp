@@ -5,6 +5,8 @@
 #include "base/text.h"
 #include "train/agreed.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -98,9 +100,13 @@ Batches::Batches(const Settings& settings, const Layout& layout, at::Device devi
       sampler_(sequences_of(corpus_, settings) - validation_sequences_,
                {.seed = settings.seed,
                 .rank = static_cast<int>(layout.data_rank),
-                .world_size = static_cast<int>(layout.data_ranks)}) {}
+                .world_size = static_cast<int>(layout.data_ranks)}) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl devices(device.type());
+  copies_ = devices.getStreamFromGlobalPool(device);
+}
 
-Batch Batches::read(const std::vector<int64_t>& sequences) const {
+Batches::Fetched Batches::read(const std::vector<int64_t>& sequences) const {
   const auto windows = [&] {
     try {
       return corpus_.windows(sequences, context_, context_ + 1);
@@ -108,11 +114,48 @@ Batch Batches::read(const std::vector<int64_t>& sequences) const {
       throw TextError(message_of(error));
     }
   }();
-  return {.tokens = windows.narrow(1, 0, context_).contiguous().to(device_),
-          .targets = windows.narrow(1, 1, context_).contiguous().to(device_)};
+  const auto part = [&](int64_t first) { return windows.narrow(1, first, context_).contiguous(); };
+  Fetched fetched{.batch = {.tokens = part(0), .targets = part(1)}};
+  if (device_.is_cpu()) return fetched;
+  const c10::StreamGuard on_copies(*copies_);
+  for (auto* tensor : {&fetched.batch.tokens, &fetched.batch.targets})
+    *tensor = tensor->pin_memory().to(device_, tensor->scalar_type(), /*non_blocking=*/true);
+  fetched.copied.emplace(device_.type());
+  fetched.copied->record(*copies_);
+  return fetched;
 }
 
-Batch Batches::next(int64_t sequences) { return read(sampler_.next(sequences)); }
+Batch Batches::arrived(const Fetched& fetched) const {
+  if (fetched.copied) {
+    const c10::impl::VirtualGuardImpl devices(device_.type());
+    const auto current = devices.getStream(device_);
+    fetched.copied->block(current);
+    for (const auto& tensor : {fetched.batch.tokens, fetched.batch.targets})
+      tensor.record_stream(current);
+  }
+  return fetched.batch;
+}
+
+void Batches::prefetch(int64_t sequences) {
+  auto fetched = read(sampler_.next(sequences));
+  fetched.end = sampler_.position();
+  fetched_.push_back(std::move(fetched));
+}
+
+Batch Batches::next(int64_t sequences) {
+  if (fetched_.empty()) prefetch(sequences);
+  const auto first = std::move(fetched_.front());
+  fetched_.pop_front();
+  TORCH_INTERNAL_ASSERT(first.batch.tokens.size(0) == sequences);
+  position_ = first.end;
+  return arrived(first);
+}
+
+void Batches::seek(int64_t position) {
+  fetched_.clear();
+  sampler_.seek(position);
+  position_ = position;
+}
 
 int64_t Batches::validations(int64_t sequences) const {
   const auto taken = std::min(validation_sequences_, kMostValidationSequences);
@@ -129,7 +172,7 @@ std::pair<Batch, int64_t> Batches::validation(int64_t number, int64_t sequences)
   for (int64_t i = first; i < std::min(first + sequences, taken); ++i) chosen.push_back(place(i));
   const auto counted = static_cast<int64_t>(chosen.size());
   if (chosen.empty()) chosen.push_back(place(0));
-  return {read(chosen), counted};
+  return {arrived(read(chosen)), counted};
 }
 
 }  // namespace tessera::train

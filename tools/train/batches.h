@@ -4,8 +4,11 @@
 
 #include "train/parallelize.h"
 
+#include <c10/core/Event.h>
 #include <nlohmann/json.hpp>
 
+#include <deque>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -28,8 +31,12 @@ class Batches {
   /// Throws a ValueError if the text is too short for one sequence of each.
   Batches(const Settings& settings, const Layout& layout, at::Device device);
 
-  /// This rank's part of the next `sequences` times the ranks along the batch. Throws a TextError.
+  /// This rank's part of the next `sequences` times the ranks along the batch, on the device as far
+  /// as the current stream is concerned. Throws a TextError.
   Batch next(int64_t sequences);
+  /// Reads what next() will give and begins to copy it to the device, on a stream of its own.
+  /// Throws a TextError.
+  void prefetch(int64_t sequences);
   /// This rank's part of a fixed selection of what is not trained on, whatever the number of ranks,
   /// and how many sequences of it count: a rank that has none left repeats one. `number` from 0.
   std::pair<Batch, int64_t> validation(int64_t number, int64_t sequences) const;
@@ -37,13 +44,22 @@ class Batches {
   int64_t validations(int64_t sequences) const;
 
   const data::Corpus& corpus() const { return corpus_; }
-  int64_t position() const { return sampler_.position(); }
-  int64_t epoch() const { return sampler_.epoch(); }
+  /// Of what next() has given.
+  int64_t position() const { return position_; }
+  int64_t epoch() const { return position_ / sampler_.samples(); }
   int64_t train_sequences() const { return sampler_.samples(); }
-  void seek(int64_t position) { sampler_.seek(position); }
+  void seek(int64_t position);
 
  private:
-  Batch read(const std::vector<int64_t>& sequences) const;
+  struct Fetched {
+    Batch batch;
+    std::optional<c10::Event> copied = std::nullopt;  // none on the CPU
+    int64_t end = 0;                                  // the position after it
+  };
+
+  Fetched read(const std::vector<int64_t>& sequences) const;
+  /// For use on the current stream.
+  Batch arrived(const Fetched& fetched) const;
 
   data::Corpus corpus_;
   int64_t context_;
@@ -51,6 +67,9 @@ class Batches {
   at::Device device_;
   int64_t validation_sequences_;
   data::ShardedSampler sampler_;
+  std::optional<c10::Stream> copies_;  // none on the CPU
+  std::deque<Fetched> fetched_;
+  int64_t position_ = 0;
 };
 
 /// The same on all ranks, which would train other models otherwise: throws an AgreedError that

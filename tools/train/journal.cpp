@@ -31,6 +31,7 @@ void Journal::step(const StepReport& report, const nlohmann::json& further) {
                          {"tokens_per_s", report.tokens_per_second},
                          {"comm_share", report.communication},
                          {"memory_bytes", report.memory}};
+  if (report.utilization) line["mfu"] = *report.utilization;
   line.update(further);
   folder_.add_metrics(line);
   const auto time = wall_time();
@@ -39,6 +40,7 @@ void Journal::step(const StepReport& report, const nlohmann::json& further) {
   events().scalar("tokens_per_second", report.tokens_per_second, report.step, time);
   events().scalar("communication_share", report.communication, report.step, time);
   events().scalar("memory_bytes", static_cast<double>(report.memory), report.step, time);
+  if (report.utilization) events().scalar("mfu", *report.utilization, report.step, time);
   events().flush();
 }
 

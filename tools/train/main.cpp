@@ -4,6 +4,7 @@
 #include "numbers.h"
 #include "own_program.h"
 #include "train/agreed.h"
+#include "train/attention.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
 #include "train/trainer.h"
@@ -16,7 +17,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <utility>
 
 namespace {
 
@@ -50,10 +50,6 @@ void check_device(const Settings& settings) {
   TORCH_CHECK_VALUE(at::hasCUDA(),
                     "--device cuda: expected a GPU, but libtorch finds none; use --device cpu, or "
                     "a CUDA build of libtorch where a GPU is visible");
-  const auto gpus = at::getNumGPUs();
-  TORCH_CHECK_VALUE(std::cmp_less(tessera::local_rank(), gpus),
-                    "--device cuda: expected a GPU for each rank, found ", gpus,
-                    " for more ranks on this host; use fewer --ranks");
 }
 
 /// Ends without taking the group down, which would wait for ranks that are gone.
@@ -94,6 +90,7 @@ int train(const Settings& settings, const Origin& origin) {
       check_device(settings);
       return true;
     });
+    tessera::train::choose_attention(settings);
     if (run.empty() && tessera::rank() == 0) run = tessera::train::make_run_folder();
     run = tessera::broadcast_bytes(run);
     return train_in(run, settings, origin);

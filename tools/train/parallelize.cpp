@@ -5,6 +5,8 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
+#include <ATen/Context.h>
+
 #include <algorithm>
 
 namespace tessera::train {
@@ -32,6 +34,12 @@ std::shared_ptr<PowerSGDState> make_powersgd(const Settings& settings) {
 
 c10::DeviceType device_type_of(const Settings& settings) {
   return settings.device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
+
+c10::Device device_of(const Settings& settings) {
+  const auto type = device_type_of(settings);
+  if (type == c10::DeviceType::CPU) return type;
+  return {type, static_cast<c10::DeviceIndex>(local_rank() % at::getNumGPUs())};
 }
 
 Layout make_layout(const Settings& settings) {

@@ -16,6 +16,8 @@ struct Layout {
 };
 
 c10::DeviceType device_type_of(const Settings& settings);
+/// Of this rank. Ranks of a host that are more than its GPUs share them.
+c10::Device device_of(const Settings& settings);
 
 /// Of all ranks of the world; every rank calls it.
 Layout make_layout(const Settings& settings);

@@ -35,7 +35,7 @@ std::string bar(double done, int width) {
 
 /// In at most so many characters, where the step alone has room.
 std::string describe(const StepReport& report, size_t room = std::string::npos) {
-  std::array<std::string, 7> parts = {
+  std::array<std::string, 8> parts = {
       format("step %lld/%lld", static_cast<long long>(report.step),
              static_cast<long long>(report.steps)),
       format("  loss %.4f", report.loss),
@@ -44,10 +44,11 @@ std::string describe(const StepReport& report, size_t room = std::string::npos) 
           ? ""
           : format(" (%s a rank)", format_count(report.tokens_per_second / report.ranks).c_str()),
       format("  comm %.0f %%", 100 * report.communication),
+      report.utilization ? format("  MFU %.0f %%", 100 * *report.utilization) : "",
       format("  %s", format_size(report.memory).c_str()),
       format("  %s left", format_duration(report.seconds_left).c_str())};
   const auto join = [&] { return std::accumulate(parts.begin(), parts.end(), std::string()); };
-  for (const size_t least_needed : {3U, 5U, 4U, 2U, 6U, 1U}) {
+  for (const size_t least_needed : {3U, 6U, 4U, 5U, 2U, 7U, 1U}) {
     if (join().size() <= room) break;
     parts[least_needed].clear();
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera::train {
@@ -11,8 +12,9 @@ struct StepReport {
   double loss = 0, learning_rate = 0;
   double tokens_per_second = 0;  // of all ranks
   int ranks = 1;
-  double communication = 0;  // share of time, mean of the ranks
-  int64_t memory = 0;        // bytes, of the rank that has most
+  double communication = 0;                          // share of time, mean of the ranks
+  int64_t memory = 0;                                // bytes, of the rank that has most
+  std::optional<double> utilization = std::nullopt;  // of what the devices can compute (MFU)
   double seconds_left = 0;
   double done = 0;  // share of the run; 1: it was the last step
 };

@@ -133,6 +133,8 @@ void add_parallelism(const Flags& flags, Settings& settings) {
          {"none", "block", "selective"},
          "What backward computes again: nothing, blocks, or all but matrix products");
   choice("--precision", settings.precision, {"fp32", "bf16", "fp16"}, "Of computation");
+  choice("--attention", settings.attention, {"auto", "cudnn", "flash", "math"},
+         "Kernel that is asked first on a GPU; auto: cuDNN's with bf16 and fp16");
   choice("--comm-hook", settings.comm_hook, {"none", "fp16", "bf16", "powersgd"},
          "How gradients travel (replicate)");
   choice("--device", settings.device, {"cpu", "cuda"}, "Where it is computed");
@@ -154,7 +156,8 @@ void add_keeping(const Flags& flags, Settings& settings) {
   every("--eval-every", settings.eval_every, "Steps between validations; 0: at the end alone");
   every("--log-every", settings.log_every, "Steps between lines where there is no terminal");
   flags.add_number("--trace", settings.trace, 0, 1000,
-                   "Steps, after the fifth where there are so many, that go into trace.json");
+                   "Steps, after the fifth where there are so many, that go into trace.json; on a "
+                   "GPU with its kernels, which the timeline then has as well");
   flags.add_number<int64_t>("--sample", settings.sample, 0, 1 << 20,
                             "Tokens of text written at the end");
   flags.add("--prompt", settings.prompt, "What that text begins with");

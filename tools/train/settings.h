@@ -37,6 +37,7 @@ struct Settings {
   bool compile = false;
   std::string checkpoint_activations = "none";
   std::string precision = "fp32";
+  std::string attention = "auto";
   std::string comm_hook = "none";
   std::string device = "cpu";
   double timeout = 300;  // seconds that a rank waits for others

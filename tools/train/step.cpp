@@ -32,15 +32,19 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
   part_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale) {
     return run_part(tokens, targets, scale);
   };
-  update_ = [this] { apply(); };
   program_ = [] { return std::string(); };
   if (!settings.compile) return;
   auto part = compile(part_, {.module = model_});
-  auto update = compile([this] { apply(); }, {.module = model_, .optimizer = optimizer});
+  auto update = compile(
+      [this] {
+        optimizer_.step();
+        optimizer_.zero_grad();
+      },
+      {.module = model_, .optimizer = optimizer});
   part_ = part;
   program_ = [part, update] { return generated_code(part) + "\n" + generated_code(update); };
   // The scaler looks at numbers, which a program can't.
-  if (!scaler_.is_enabled()) update_ = update;
+  if (!scaler_.is_enabled()) program_update_ = update;
 }
 
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
@@ -87,21 +91,16 @@ at::Tensor TrainStep::clip() {
   return optim::get_total_norm(gradients);
 }
 
-void TrainStep::apply() {
-  optimizer_.step();
-  optimizer_.zero_grad();
-}
-
-void TrainStep::update() {
+void TrainStep::update(const at::Tensor& found_inf) {
   const Span span(SpanKind::Optimizer, "update");
-  if (!scaler_.is_enabled()) return update_();
-  scaler_.step(optimizer_);
-  scaler_.update();
-  optimizer_.zero_grad();
-}
-
-void TrainStep::discard() {
-  if (scaler_.is_enabled()) scaler_.update();  // to a lower scale
+  if (scaler_.is_enabled()) {
+    scaler_.step(optimizer_, found_inf);
+    scaler_.update();
+  } else if (!program_update_) {
+    optimizer_.step_unless(found_inf);
+  } else if (found_inf.item<float>() == 0) {  // a program is run or not
+    return program_update_();
+  }
   optimizer_.zero_grad();
 }
 

@@ -12,8 +12,8 @@
 
 namespace tessera::train {
 
-/// One step of training: gradients of a batch, then the optimizer's update, which can be left out
-/// once it is known what the gradients are.
+/// One step of training: gradients of a batch, then the optimizer's update, which the device leaves
+/// out if the gradients are not finite. The host waits for none of it, unless it is compiled.
 class TrainStep {
  public:
   TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
@@ -22,9 +22,8 @@ class TrainStep {
   at::Tensor backward(const std::function<Batch()>& next_part);
   /// The norm of the gradient before clipping, of all ranks.
   at::Tensor clip();
-  void update();
-  /// Leaves the step out.
-  void discard();
+  /// Unless `found_inf`, a number on the device, is 1. Forgets the gradients either way.
+  void update(const at::Tensor& found_inf);
 
   /// Without gradients.
   at::Tensor evaluate(const Batch& batch);
@@ -38,7 +37,6 @@ class TrainStep {
   using Update = std::function<void()>;
 
   at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
-  void apply();
 
   Gpt model_;
   optim::AdamW& optimizer_;
@@ -46,7 +44,7 @@ class TrainStep {
   bool is_replicated_;
   optim::GradScaler scaler_;
   Part part_;
-  Update update_;
+  Update program_update_;  // of a compiled step
   std::function<std::string()> program_;
 };
 

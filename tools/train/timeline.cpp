@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <map>
+#include <utility>
 
 namespace tessera::train {
 namespace {
@@ -19,14 +22,31 @@ int64_t nanoseconds() {
       .count();
 }
 
-json event(const std::string& name, const char* kind, int64_t begin, int64_t end) {
+json event(const std::string& name, const char* kind, int64_t begin, int64_t end,
+           int64_t thread = 0) {
   return {{"name", name},
           {"cat", kind},
           {"ph", "X"},
           {"ts", static_cast<double>(begin) / 1e3},
           {"dur", static_cast<double>(end - begin) / 1e3},
           {"pid", rank()},
-          {"tid", 0}};
+          {"tid", thread}};
+}
+
+/// Kernels, and the names of the tracks they are on: one per stream, below the spans of the host.
+void add_kernels(const std::vector<KernelRecord>& kernels, json& events) {
+  std::map<int64_t, int64_t> tracks;
+  for (const auto& kernel : kernels) {
+    const auto [track, is_new] = tracks.try_emplace(kernel.stream, std::ssize(tracks) + 1);
+    if (is_new) {
+      events.push_back({{"name", "thread_name"},
+                        {"ph", "M"},
+                        {"pid", rank()},
+                        {"tid", track->second},
+                        {"args", {{"name", "GPU stream " + std::to_string(kernel.stream)}}}});
+    }
+    events.push_back(event(kernel.name, "kernel", kernel.begin, kernel.end, track->second));
+  }
 }
 
 json event_of(const SpanRecord& span) {
@@ -79,8 +99,10 @@ class Timeline::Operators {
 };
 thread_local Timeline::Operators* Timeline::Operators::current = nullptr;
 
-Timeline::Timeline(bool with_operators)
-    : operators_(with_operators ? std::make_unique<Operators>() : nullptr) {}
+Timeline::Timeline(bool with_operators, bool with_kernels)
+    : operators_(with_operators ? std::make_unique<Operators>() : nullptr) {
+  if (with_kernels) kernels_.emplace();
+}
 Timeline::~Timeline() = default;
 
 std::string Timeline::gather() {
@@ -90,6 +112,7 @@ std::string Timeline::gather() {
     for (const auto& each : operators_->take())
       own.push_back(event(each.name, "operator", each.begin, each.end));
   }
+  if (kernels_) add_kernels(kernels_->take(), own);
   const auto parts = gather_bytes(own.dump());
   if (rank() != 0) return {};
   json events = json::array();

@@ -2,6 +2,8 @@
 
 #include <tessera/trace.h>
 
+#include "train/kernels.h"
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,20 +12,23 @@
 
 namespace tessera::train {
 
-/// Records where the time of some steps goes on every rank, with operators if asked for.
+/// Records where the time of some steps goes on every rank, with operators and with a GPU's kernels
+/// if asked for. Spans are on thread 0, kernels on one per stream.
 class Timeline {
  public:
-  explicit Timeline(bool with_operators);
+  Timeline(bool with_operators, bool with_kernels);
   ~Timeline();
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// The spans of all ranks in Chrome's trace format, on rank 0; every rank calls it, once.
+  /// The spans of all ranks in Chrome's trace format, on rank 0; every rank calls it, once, when
+  /// its device has done what counts.
   std::string gather();
 
  private:
   class Operators;
   std::unique_ptr<Operators> operators_;
+  std::optional<KernelRecorder> kernels_;
   SpanRecorder recorder_;
 };
 

@@ -10,11 +10,11 @@
 #include "train/nonfinite.h"
 #include "train/schedule.h"
 #include "train/signals.h"
+#include "train/utilization.h"
 
 #include <torch/utils.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
@@ -28,16 +28,6 @@ using nlohmann::json;
 constexpr int64_t kMostUntraced = 5;
 constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-at::Device device_of(const Settings& settings) {
-  const auto type = device_type_of(settings);
-  return type == at::kCPU ? at::Device(type)
-                          : at::Device(type, static_cast<c10::DeviceIndex>(local_rank()));
-}
 
 Gpt make_model(const Settings& settings, const Batches& batches, const Layout& layout,
                const std::shared_ptr<PowerSGDState>& powersgd, at::Device device) {
@@ -88,7 +78,8 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_) {
+      trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
+      peak_flops_(peak_of_all(device_, settings.precision)) {
   introduce();
   if (start == Start::Resume || start == Start::Restart) resume(start);
   if (!has_nothing_to_do_) record_start(start);
@@ -155,10 +146,6 @@ bool Trainer::is_time_over() const {
 
 bool Trainer::is_over() const { return position_.step >= settings_.steps || is_time_over(); }
 
-double Trainer::schedule_place() const {
-  return schedule_position(settings_, position_.step, position_.elapsed);
-}
-
 std::string Trainer::what_is_saved(const char* condition) const {
   const auto last = latest_checkpoint(folder_.checkpoints());
   if (!last) return "nothing is saved in " + folder_.path();
@@ -193,65 +180,113 @@ Ending Trainer::run() {
 
 void Trainer::train_steps() {
   clock_start_ = now() - position_.elapsed;
+  elapsed_before_ = position_.elapsed;
   const auto first = position_.step;
   // Earlier steps are slower: memory is new, programs are made.
   first_traced_ =
       std::clamp<int64_t>(settings_.steps - first - settings_.trace - 1, 0, kMostUntraced);
+  const auto is_due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
   while (!is_over() && stop_.signal == 0) {
-    begin_timeline(position_.step - first);
-    const auto measured = train_step();
-    stop_ = measured.stop;
-    ++position_.step;
+    const auto step = position_.step + std::ssize(issued_) + 1;
+    begin_timeline(step - 1 - first);
+    issued_.push_back(issue_step());
+    const bool is_last_step = step >= settings_.steps;
+    if (!is_last_step) prefetch();
+    const bool is_traced = is_end_of_timeline(step - 1 - first, is_last_step);
+    const bool is_halt = is_last_step || is_traced || is_due(settings_.save_every, step) ||
+                         is_due(settings_.eval_every, step);
+    settle(is_halt ? 0 : 1);
     const bool is_last = is_over() || stop_.signal != 0;
-    end_timeline(position_.step - 1 - first, is_last);
-    log(measured);
-    const auto is_due = [&](int64_t every) { return every > 0 && position_.step % every == 0; };
-    if (measured.have_saved) finish_saving();
+    if (is_last) settle();
+    if (is_traced || (timeline_ && is_last)) end_timeline(step - 1 - first);
+    if (!issued_.empty()) continue;
     // After a step that was left out the model may be one that has come to nothing.
-    if ((is_due(settings_.save_every) || is_last) && measured.is_finite) save();
-    if (is_due(settings_.eval_every) && !is_last) validate();
+    if ((is_due(settings_.save_every, step) || is_last) && last_is_finite_) save();
+    if (is_due(settings_.eval_every, step) && !is_last) validate();
   }
 }
 
-Measured Trainer::train_step() {
+void Trainer::prefetch() {
+  const Span span(SpanKind::Data, "prefetch");
+  for (int64_t i = 0; i < settings_.accumulate; ++i) batches_.prefetch(sequences_per_part());
+}
+
+IssuedStep Trainer::issue_step() {
   const auto begun = now();
+  Moment begun_on_device(device_);
   const auto communicated = communication_seconds();
-  const double rate = learning_rate(settings_, schedule_place());
+  const auto step = position_.step + std::ssize(issued_);
+  // Always by the time two steps before, whether or not the one between is read already.
+  const double elapsed = issued_.empty() ? elapsed_before_ : position_.elapsed;
+  const double rate = learning_rate(settings_, schedule_position(settings_, step, elapsed));
   set_learning_rate(optimizer_, rate);
-  last_batches_.clear();
+  std::vector<Batch> batches;
   const auto loss = step_.backward([&] {
-    last_batches_.push_back(batches_.next(sequences_per_part()));
-    return last_batches_.back();
+    batches.push_back(batches_.next(sequences_per_part()));
+    return batches.back();
   });
   const auto norm = step_.clip();
-  auto measured =
-      exchange({.loss = loss.item<double>(),
-                .seconds = now() - begun,
-                .communication = communication_seconds() - communicated,
-                .gradient_norm = norm.item<double>(),
-                .elapsed = now() - clock_start_,
-                .has_saved = trainee_.has_saved()},
-               device_,
-               // fp16 overflows now and then by design; its scaler leaves such steps out
-               /*may_overflow=*/settings_.precision == "fp16");
-  measured.learning_rate = rate;
-  if (measured.is_finite) {
-    skipped_in_a_row_ = 0;
-    step_.update();
-  } else {
-    handle_nonfinite(measured);
+  // fp16 overflows now and then by design; its scaler leaves such steps out
+  StepValues values(loss, norm, device_, /*may_overflow=*/settings_.precision == "fp16");
+  step_.update(values.found_inf());
+  HostMessage message({.seconds = now() - begun,
+                       .communication = communication_seconds() - communicated,
+                       .elapsed = now() - clock_start_,
+                       .has_saved = trainee_.has_saved()},
+                      device_);
+  return {.begun = std::move(begun_on_device),
+          .done = Moment(device_),
+          .issued_at = now(),
+          .learning_rate = rate,
+          .epoch = batches_.epoch(),
+          .batches = std::move(batches),
+          .values = std::move(values),
+          .message = std::move(message)};
+}
+
+Measured Trainer::read(const IssuedStep& step) {
+  Measured measured{.learning_rate = step.learning_rate, .epoch = step.epoch};
+  measured.told = step.message.read();
+  {
+    const bool has_come = step.done.has_come();
+    const Span span(SpanKind::Other, "read");
+    step.done.wait();
+    // How long the device was busy with what was issued; nobody knows if it was done before.
+    if (!device_.is_cpu()) measured.host_lead = has_come ? 0 : now() - step.issued_at;
   }
-  measured.seconds = now() - begun;
-  position_.seconds += measured.seconds;
-  position_.elapsed = measured.elapsed;
-  position_.tokens += settings_.batch * settings_.context;
+  measured.seconds = step.done.seconds_since(last_done_ ? *last_done_ : step.begun);
+  measured.loss = step.values.loss();
+  measured.gradient_norm = step.values.gradient_norm();
+  measured.is_finite = step.values.is_finite();
   return measured;
 }
 
-void Trainer::handle_nonfinite(const Measured& measured) {
-  step_.discard();
+void Trainer::settle(size_t left) {
+  while (issued_.size() > left) {
+    const auto measured = read(issued_.front());
+    auto step = std::move(issued_.front());
+    issued_.pop_front();
+    last_done_ = std::move(step.done);
+    last_is_finite_ = measured.is_finite;
+    if (stop_.signal == 0) stop_ = measured.told.stop;
+    position_.seconds += measured.seconds;
+    elapsed_before_ = std::exchange(position_.elapsed, measured.told.elapsed);
+    position_.tokens += settings_.batch * settings_.context;
+    if (measured.is_finite) {
+      skipped_in_a_row_ = 0;
+    } else {
+      handle_nonfinite(measured, step.batches);
+    }
+    ++position_.step;
+    log(measured);
+    if (measured.told.have_saved) finish_saving();
+  }
+  if (left == 0) last_done_.reset();
+}
+
+void Trainer::handle_nonfinite(const Measured& measured, const std::vector<Batch>& batches) {
   const auto step = std::to_string(position_.step + 1);
-  const auto culprit = find_nonfinite(model_, step_, last_batches_);
+  const auto culprit = find_nonfinite(model_, step_, batches);
   const auto what = "the " + std::string(std::isfinite(measured.loss) ? "gradient" : "loss") +
                     " of step " + step + " is not finite; first not finite: " +
                     culprit.value_or("a gradient (forward is finite)");
@@ -276,23 +311,28 @@ void Trainer::log(const Measured& measured) {
                       static_cast<double>(recent_seconds_.size());
   double left = mean * static_cast<double>(settings_.steps - position_.step);
   if (settings_.minutes > 0) left = std::min(left, 60 * settings_.minutes - position_.elapsed);
+  const double speed = static_cast<double>(settings_.batch * settings_.context) / mean;
+  std::optional<double> utilization;
+  if (peak_flops_) utilization = speed * flops_per_token(model_->shape()) / *peak_flops_;
+  json further = {{"tokens", position_.tokens},       {"grad_norm", measured.gradient_norm},
+                  {"step_seconds", measured.seconds}, {"seconds", position_.seconds},
+                  {"elapsed", position_.elapsed},     {"epoch", measured.epoch}};
+  if (measured.host_lead) further["host_lead_seconds"] = *measured.host_lead;
   journal_.step(
       {.step = position_.step,
        .steps = settings_.steps,
        .loss = measured.loss,
        .learning_rate = measured.learning_rate,
-       .tokens_per_second = static_cast<double>(settings_.batch * settings_.context) / mean,
+       .tokens_per_second = speed,
        .ranks = world_size(),
-       .communication = measured.communication,
-       .memory = measured.memory,
+       .communication = measured.told.communication,
+       .memory = measured.told.memory,
+       .utilization = utilization,
        .seconds_left = left,
-       .done = is_over() ? 1 : schedule_place() / static_cast<double>(settings_.steps)},
-      {{"tokens", position_.tokens},
-       {"grad_norm", measured.gradient_norm},
-       {"step_seconds", measured.seconds},
-       {"seconds", position_.seconds},
-       {"elapsed", position_.elapsed},
-       {"epoch", batches_.epoch()}});
+       .done = is_over() ? 1
+                         : schedule_position(settings_, position_.step, position_.elapsed) /
+                               static_cast<double>(settings_.steps)},
+      further);
 }
 
 void Trainer::validate() {
@@ -325,16 +365,22 @@ void Trainer::finish_saving() {
 }
 
 void Trainer::begin_timeline(int64_t step_here) {
-  if (settings_.trace > 0 && step_here == first_traced_)
-    timeline_ = std::make_unique<Timeline>(/*with_operators=*/true);
-  if (step_here == first_traced_ + settings_.trace)
-    timeline_ = std::make_unique<Timeline>(/*with_operators=*/false);
+  const bool is_trace = settings_.trace > 0 && step_here == first_traced_;
+  if (!is_trace && step_here != first_traced_ + settings_.trace) return;
+  settle();
+  // Kernels only where a trace is asked for: what records them slows the device down from then on.
+  timeline_ = std::make_unique<Timeline>(/*with_operators=*/is_trace,
+                                         /*with_kernels=*/settings_.trace > 0 && !device_.is_cpu());
 }
 
-void Trainer::end_timeline(int64_t step_here, bool is_last) {
-  if (!timeline_) return;
+bool Trainer::is_end_of_timeline(int64_t step_here, bool is_last) const {
+  if (!timeline_) return false;
   const bool is_trace = step_here < first_traced_ + settings_.trace;
-  if (is_trace && !is_last && step_here + 1 < first_traced_ + settings_.trace) return;
+  return is_last || !is_trace || step_here + 1 == first_traced_ + settings_.trace;
+}
+
+void Trainer::end_timeline(int64_t step_here) {
+  const bool is_trace = step_here < first_traced_ + settings_.trace;
   journal_.file(is_trace ? "trace.json" : "timeline.json", timeline_->gather());
   timeline_.reset();
   if (!is_trace && settings_.compile) journal_.file("program.cpp", step_.program());

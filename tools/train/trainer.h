@@ -3,10 +3,13 @@
 #include "train/facts.h"
 #include "train/journal.h"
 #include "train/measured.h"
+#include "train/moment.h"
 #include "train/resume.h"
 #include "train/timeline.h"
 
+#include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +27,33 @@ struct Ending {
   int first = -1;     // the rank that is to leave before others: a launcher names who leaves first
 };
 
-/// Trains a GPT as the settings say; every rank has one.
+/// A step that was issued: the device may still be at it, its values are on their way.
+struct IssuedStep {
+  Moment begun, done;  // on the device
+  double issued_at;    // when the host had issued all of it
+  double learning_rate;
+  int64_t epoch;
+  std::vector<Batch> batches;  // to find out what was not finite
+  StepValues values;
+  HostMessage message;
+};
+
+/// What all ranks know of a step once it is read.
+struct Measured {
+  double loss = 0, gradient_norm = 0, learning_rate = 0;
+  double seconds = 0;  // from the end of the step before, on the device
+  /// Seconds that the device went on after the host had issued the step; 0 if the device was done
+  /// before the host came to read, which is a step later. None on the CPU.
+  std::optional<double> host_lead = std::nullopt;
+  int64_t epoch = 0;
+  bool is_finite = true;
+  Told told = {};
+};
+
+/// Trains a GPT as the settings say; every rank has one. The host issues a step before it reads
+/// what the one before it has measured, so the device never waits for it: what that decides (an
+/// end, a signal, a save that is done) takes effect a step later. All that is issued is read before
+/// anything is saved, validated or traced, and at the end.
 class Trainer {
  public:
   /// Throws an AgreedError if texts cannot be read or differ between ranks, if the folder cannot be
@@ -39,8 +68,14 @@ class Trainer {
   void resume(Start start);
   void record_start(Start start);
   void train_steps();
-  Measured train_step();
-  void handle_nonfinite(const Measured& measured);
+  IssuedStep issue_step();
+  /// What the next step trains on.
+  void prefetch();
+  /// Reads the oldest of the steps that were issued; waits for the device if it is still at it.
+  Measured read(const IssuedStep& step);
+  /// Takes notice of issued steps, the oldest first, until so many are left.
+  void settle(size_t left = 0);
+  void handle_nonfinite(const Measured& measured, const std::vector<Batch>& batches);
   void log(const Measured& measured);
   void validate();
   void save();
@@ -49,9 +84,10 @@ class Trainer {
   std::string what_is_saved(const char* condition = "") const;
   bool is_over() const;
   bool is_time_over() const;
-  double schedule_place() const;
   void begin_timeline(int64_t step_here);
-  void end_timeline(int64_t step_here, bool is_last);
+  /// Whether a recording ends with this step.
+  bool is_end_of_timeline(int64_t step_here, bool is_last) const;
+  void end_timeline(int64_t step_here);
   Ending finish();
   Ending finish_stopped();
   int64_t sequences_per_part() const;
@@ -69,15 +105,19 @@ class Trainer {
   Journal journal_;
   Trainee trainee_;
   std::unique_ptr<Timeline> timeline_;
-  int64_t first_traced_ = 0;  // of the steps of this start, from 0
-  Position position_;
-  double clock_start_ = 0;  // when this run would have begun had it never been stopped
-  Stop stop_;               // what ends the job before its end
+  int64_t first_traced_ = 0;          // of the steps of this start, from 0
+  std::optional<double> peak_flops_;  // of all devices; none: not known
+  std::deque<IssuedStep> issued_;     // and not read, at most two
+  std::optional<Moment> last_done_;   // of the step that was read last; none: the device was idle
+  bool last_is_finite_ = true;        // of the same
+  Position position_;                 // of what was read
+  double elapsed_before_ = 0;         // position_.elapsed of a step earlier
+  double clock_start_ = 0;            // when this run would have begun had it never been stopped
+  Stop stop_;                         // what ends the job before its end
   bool has_nothing_to_do_ = false;
   int64_t saved_step_ = -1;  // of the last whole checkpoint
   int64_t saving_step_ = -1;
   int skipped_in_a_row_ = 0;
-  std::vector<Batch> last_batches_;
   std::vector<double> recent_seconds_;  // of steps, for the time that is left
 };
 

@@ -30,7 +30,9 @@ class GradScaler {
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
   /// Divides the gradients by the scale, for clipping between it and step(). Once per step.
   void unscale_(torch::optim::Optimizer& optimizer);  // NOLINT(readability-identifier-naming)
-  void step(torch::optim::Optimizer& optimizer);
+  /// `found_inf`, a float32 number that all ranks have: 1 leaves the step out as gradients that are
+  /// not finite do. With this library's fused optimizers no host waits.
+  void step(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf = {});
   void update(std::optional<double> new_scale = std::nullopt);
   double get_scale() const;  // waits for the device
   bool is_enabled() const;

@@ -6,6 +6,8 @@ report.runs.forEach((run, index) => (run.index = index));
 // The charts beside the loss: metric, title, how its values are written, ticks, whether its axis begins at 0.
 const measures = [
   ["tokens_per_s", "Tokens per second", compact, compactTicks, true],
+  ["mfu", "Model FLOPs utilization", percent, percentTicks, true],
+  ["host_lead_seconds", "Work that the GPU still has when a step is issued", seconds, null, true],
   ["memory_bytes", "Memory", bytes, () => (value) => rounded(bytes(value)), true],
   ["comm_share", "Share of time in communication", percent, percentTicks, true],
   ["grad_norm", "Gradient norm", plain, null, true],

@@ -32,6 +32,7 @@ const figures = [
   ["Steps", (s) => grouped(s.steps), (s) => (s.steps > 0 && s.seconds > 0 ? micros((1e6 * s.seconds) / s.steps) + " each" : "")],
   ["Time", (s) => s.seconds > 0 && seconds(s.seconds), () => "in training"],
   ["Tokens per second", (s) => s.tokens_per_s != null && compact(s.tokens_per_s), () => "median, all ranks"],
+  ["MFU", (s) => s.mfu != null && percent(s.mfu), () => "of the devices' peak, median"],
   ["Communication", (s) => s.comm_share != null && percent(s.comm_share), () => "of the time, median"],
   ["Memory", (s) => s.memory_bytes != null && bytes(s.memory_bytes), () => "peak"],
 ];

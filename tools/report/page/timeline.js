@@ -1,6 +1,6 @@
 // One step across the ranks: a lane per rank, waits hatched, an arrow to the rank that was waited for.
 
-const categories = ["data", "forward", "backward", "optimizer", "communication", "wait", "other"];
+const categories = ["data", "forward", "backward", "optimizer", "communication", "wait", "kernel", "other"];
 const categoryColour = (category) => `var(--${category})`;
 const categoryChip = (category) => chip(categoryColour(category), category === "wait" ? "hatched" : "");
 

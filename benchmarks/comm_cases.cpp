@@ -9,12 +9,14 @@ struct Problem {
   c10::ScalarType dtype;
   int64_t elements;  // of the larger side; divisible by the number of ranks
   Group group;
+  c10::Device device;
   bool shared;
 
   int64_t ranks() const { return group->getSize(); }
+  c10::intrusive_ptr<c10d::Backend> backend() const { return group->getBackend(device.type()); }
   at::Tensor make(int64_t count) const {
-    return shared ? empty_shared({count}, at::TensorOptions(dtype), group)
-                  : at::empty({count}, dtype);
+    const auto options = at::TensorOptions(dtype).device(device);
+    return shared ? empty_shared({count}, options, group) : at::empty({count}, options);
   }
 };
 
@@ -24,7 +26,7 @@ at::Tensor values(int64_t count, int64_t rank, c10::ScalarType dtype) {
 }
 
 void require(const std::string& op, const at::Tensor& actual, const at::Tensor& expected) {
-  TORCH_CHECK(at::equal(actual, expected), "bench comm: ", op, " of ", actual.numel(),
+  TORCH_CHECK(at::equal(actual.cpu(), expected), "bench comm: ", op, " of ", actual.numel(),
               " elements gave a wrong result");
 }
 
@@ -56,9 +58,7 @@ CommCase all_gather_case(const Problem& problem) {
   auto output = problem.make(problem.elements);
   auto input = problem.make(problem.elements / problem.ranks());
   auto run = [problem, output, input]() mutable {
-    problem.group->getBackend(at::kCPU)
-        ->_allgather_base(output, input, at_once<c10d::AllgatherOptions>())
-        ->wait();
+    problem.backend()->_allgather_base(output, input, at_once<c10d::AllgatherOptions>())->wait();
   };
   auto check = [problem, output, input, run]() mutable {
     input.copy_(values(input.numel(), problem.group->getRank(), problem.dtype));
@@ -75,7 +75,7 @@ CommCase reduce_scatter_case(const Problem& problem) {
   auto input = problem.make(problem.elements);
   auto output = problem.make(problem.elements / problem.ranks());
   auto run = [problem, output, input]() mutable {
-    problem.group->getBackend(at::kCPU)
+    problem.backend()
         ->_reduce_scatter_base(output, input, at_once<c10d::ReduceScatterOptions>())
         ->wait();
   };
@@ -96,7 +96,7 @@ CommCase all_to_all_case(const Problem& problem) {
   auto output = problem.make(problem.elements);
   auto run = [problem, output, input]() mutable {
     std::vector<int64_t> equal;
-    problem.group->getBackend(at::kCPU)
+    problem.backend()
         ->alltoall_base(output, input, equal, equal, at_once<c10d::AllToAllOptions>())
         ->wait();
   };
@@ -157,13 +157,17 @@ const std::vector<std::string>& comm_ops() {
 }
 
 CommCase make_case(const std::string& op, c10::ScalarType dtype, int64_t bytes, const Group& group,
-                   bool shared) {
+                   c10::Device device, bool shared) {
   const int64_t ranks = group->getSize();
   const auto elements =
       std::max<int64_t>(bytes / static_cast<int64_t>(c10::elementSize(dtype)) / ranks, 1) * ranks;
   for (const auto& row : kRows) {
     if (op == row.op)
-      return row.make({.dtype = dtype, .elements = elements, .group = group, .shared = shared});
+      return row.make({.dtype = dtype,
+                       .elements = elements,
+                       .group = group,
+                       .device = device,
+                       .shared = shared});
   }
   TORCH_CHECK_VALUE(false, "bench comm: unknown operation '", op, "'; see --list");
 }

@@ -4,6 +4,7 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <iomanip>
@@ -23,12 +24,26 @@ std::string entry_of(const std::filesystem::path& path, const std::string& start
   return "unknown";
 }
 
-/// One line per GPU, as NVIDIA's driver tells.
+/// Whether NVIDIA's Multi-Process Service lets processes compute on a GPU side by side; without it
+/// they take turns.
+bool runs_mps() {
+  const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  std::ifstream file(std::filesystem::path(folder == nullptr ? "/tmp/nvidia-mps" : folder) /
+                     "nvidia-cuda-mps-control.pid");
+  std::string process;
+  if (!(file >> process)) return false;
+  std::ifstream comm("/proc/" + process + "/comm");
+  std::string name;
+  return std::getline(comm, name) && name.starts_with("nvidia-cuda-mps");
+}
+
+/// One line per GPU, as NVIDIA's driver tells, and one of how processes share them.
 std::string gpus() {
   std::string lines;
   std::error_code none;
   for (const auto& gpu : std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", none))
     lines += "gpu: " + entry_of(gpu.path() / "information", "Model:") + "\n";
+  if (!lines.empty()) lines += std::string("mps: ") + (runs_mps() ? "on" : "off") + "\n";
   return lines;
 }
 

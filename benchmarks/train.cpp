@@ -9,13 +9,16 @@
 #include "train_sides.h"
 #include "train_table.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/SDPBackend.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/cuda.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <utility>
 
 namespace {
 
@@ -50,6 +53,10 @@ void compare(const Arrangement& arrangement, const TrainOptions& options, TrainT
   const auto limit = make_local_side(make_job(job_name, batch_rank(mode), device));
   const auto expected = ours->train(kCheckedSteps);
   for (const auto& name : options.peers) {
+    if (!goes_with(name, mode)) {
+      if (rank() == 0) std::cerr << name << " has no mode " << mode << ": left out" << std::endl;
+      continue;
+    }
     const auto peer = make_peer(name, arrangement);
     require_agreement(expected, peer->train(kCheckedSteps), device.type(),
                       "peer " + name + " (job " + job_name + ", mode " + mode + ")");
@@ -74,8 +81,7 @@ int fail(const std::string& message) {
   return 1;
 }
 
-/// The device that this rank trains on. Ranks that share a GPU tell NCCL that they are different
-/// hosts, which is how it takes several of them: for trying things out, not to train faster.
+/// The device that this rank trains on.
 c10::Device device_of_rank(c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) return type;
   const auto devices = static_cast<int>(torch::cuda::device_count());
@@ -83,12 +89,27 @@ c10::Device device_of_rank(c10::DeviceType type) {
   return {type, static_cast<c10::DeviceIndex>(local_rank() % devices)};
 }
 
-void let_ranks_share_a_gpu() {
+/// Ranks that share a GPU tell NCCL that they are different hosts, which is how it takes several of
+/// them; peers/train.py does the same. For trying things out, not to train faster.
+void let_ranks_share_gpus() {
   const char* rank = std::getenv("TESSERA_RANK");
-  if (rank == nullptr || torch::cuda::device_count() != 1) return;
+  const char* ranks_here = std::getenv("TESSERA_LOCAL_WORLD_SIZE");
+  if (rank == nullptr || ranks_here == nullptr) return;
+  if (std::cmp_less_equal(std::atoi(ranks_here), torch::cuda::device_count())) return;
   setenv("NCCL_HOSTID", (std::string("rank") + rank).c_str(), /*overwrite=*/0);
   setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
   setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/0);
+}
+
+/// On a GPU Tessera's side asks cuDNN's attention first, as `tessera train` does. PyTorch's peers
+/// have their default.
+void prefer_cudnn_attention() {
+  constexpr auto kFirst = static_cast<int64_t>(at::SDPBackend::cudnn_attention);
+  std::vector<int64_t> order = {kFirst};
+  for (const auto backend : at::globalContext().sDPPriorityOrder()) {
+    if (static_cast<int64_t>(backend) != kFirst) order.push_back(static_cast<int64_t>(backend));
+  }
+  at::globalContext().setSDPPriorityOrder(order);
 }
 
 int parse_and_run(int argc, char** argv) {
@@ -103,8 +124,13 @@ int parse_and_run(int argc, char** argv) {
     if (!is_other_rank()) std::cout << list_choices(options.device_type());
     return 0;
   }
-  if (options.device_type() == c10::DeviceType::CUDA) let_ranks_share_a_gpu();
-  init();
+  const bool on_cuda = options.device_type() == c10::DeviceType::CUDA;
+  if (on_cuda) {
+    let_ranks_share_gpus();
+    prefer_cudnn_attention();
+  }
+  // NCCL for all, as its peers have it, even if ranks share a GPU.
+  init({.backend = on_cuda ? "cpu:shm,cuda:nccl" : "auto"});
   const auto device = device_of_rank(options.device_type());
   const c10::OptionalDeviceGuard guard(device);
   run(options, device);

@@ -53,10 +53,11 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
                  "how the ranks train it together; default: all that are not compiled")
       ->delimiter(',');
   app.add_option("--peer", options.peers,
-                 "whom to compare with: pytorch is DistributedDataParallel in Python, "
+                 "whom to compare with, with attention as it is by default there, while Tessera's "
+                 "side asks cuDNN's first on a GPU: pytorch is DistributedDataParallel in Python, "
                  "pytorch_malloc the same with glibc told to keep freed memory, pytorch_compile "
-                 "with torch.compile, pytorch_graph the whole step as one CUDA graph, "
-                 "pytorch_graph_compile both, reducer_* its engine in C++")
+                 "with torch.compile, pytorch_graph the whole step as one CUDA graph (mode "
+                 "eager alone), pytorch_graph_compile both, reducer_* its engine in C++")
       ->delimiter(',');
   tool::add_number(app, "--pairs", options.pairs, 1, 1'000'000,
                    "timed blocks of each side per row; the median counts");

@@ -21,8 +21,6 @@ std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& ar
   const auto& [job, mode, device] = arrangement;
   TORCH_CHECK_VALUE(mode != "compile", "bench train: peer ", peer, " expects ranks that train ",
                     "together, got the mode compile; choose eager with --peer");
-  TORCH_CHECK_VALUE(!variant.starts_with("graph") || mode == "eager", "bench train: peer ", peer,
-                    " expects the mode eager, got ", mode, "; choose another with --peer");
   return make_python_side({.name = peer,
                            .job = job,
                            .mode = eager_mode(mode),
@@ -82,6 +80,10 @@ std::vector<std::string> peer_names(c10::DeviceType device) {
     if (device == c10::DeviceType::CUDA ? row.on_cuda : row.on_cpu) names.emplace_back(row.name);
   }
   return names;
+}
+
+bool goes_with(const std::string& peer, const std::string& mode) {
+  return !peer.starts_with("pytorch_graph") || mode == "eager";
 }
 
 std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement) {

@@ -11,6 +11,10 @@ namespace tessera::benchmarks {
 /// pytorch, pytorch_malloc, reducer_gloo, …
 std::vector<std::string> peer_names(c10::DeviceType device);
 
+/// Whether the peer has something like the mode that is worth a row: a graph of a whole step is of
+/// one process that trains alone.
+bool goes_with(const std::string& peer, const std::string& mode);
+
 /// What both sides of a comparison do.
 struct Arrangement {
   std::string job;

@@ -94,7 +94,7 @@ class Trainer:
         torch.cuda.current_stream().wait_stream(side)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's threads may call CUDA meanwhile
             loss = self.loss()
             loss.backward()
             self.optimizer.step()
@@ -162,6 +162,8 @@ def main():
         torch.cuda.set_device(device)
         if options.world_size > torch.cuda.device_count():  # NCCL takes ranks that share a GPU for hosts of their own
             os.environ["NCCL_HOSTID"] = f"rank{options.rank}"
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_IB_DISABLE", "1")
     join(channel, options.rank, options.world_size, device)
     job = Job(options.job, batch_rank(options), device)
     trainer = Trainer(job, importlib.import_module(MODES[options.mode]), device, options.variant)

@@ -86,7 +86,7 @@ chosen_tests() { # binary, pattern
 
 run_binary() { # binary, pattern
     local tests status=0
-    tests=$(chosen_tests "$1" "$2")
+    tests=$(chosen_tests "$1" "$2") || { echo "$1: its tests can't be listed" && echo 1 >"$results/$1.status" && return; }
     [[ -n $tests ]] || return 0
     # Ranks stay for the next test: to start one takes seconds.
     TESSERA_REUSE_RANKS=1 timeout 1800 "${runner[@]}" "build/cuda/bin/tests/$1" --gtest_filter="$tests" --gtest_color=no \

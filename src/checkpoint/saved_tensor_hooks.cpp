@@ -56,7 +56,8 @@ OnHost copy_to_host(const at::Tensor& tensor, bool pin_memory) {
   if (!pin_memory || tensor.is_cpu()) return {tensor.device(), tensor.cpu()};
   // With the same strides, for kernels choose their way, and so their rounding, by them.
   auto copy = at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(true));
-  copy.copy_(tensor, /*non_blocking=*/true);
+  // A pending conjugation or minus would be applied before the bytes are there.
+  copy.copy_(tensor.resolve_conj().resolve_neg(), /*non_blocking=*/true);
   return {tensor.device(), std::move(copy)};
 }
 

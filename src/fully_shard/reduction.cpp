@@ -102,10 +102,13 @@ void Reduction::pack_together(const Packing& packing, const std::vector<at::Tens
 at::Tensor Reduction::pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) {
   auto rows = at::zeros({packing.ranks(), packing.row_numel()},
                         at::TensorOptions(packing.dtype()).device(settings_.device));
-  if (!settings_.device.is_cpu()) pack_together(packing, gradients, rows);
-  for (size_t i = 0; i < packing.packed().size() && settings_.device.is_cpu(); ++i) {
-    const auto& gradient = gradients[packing.packed()[i]];
-    if (gradient.defined()) pack_member(packing, i, gradient, rows);
+  if (settings_.device.is_cpu()) {
+    for (size_t i = 0; i < packing.packed().size(); ++i) {
+      const auto& gradient = gradients[packing.packed()[i]];
+      if (gradient.defined()) pack_member(packing, i, gradient, rows);
+    }
+  } else {
+    pack_together(packing, gradients, rows);
   }
   if (packing.has_extra()) {
     const auto all =

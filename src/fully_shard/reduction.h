@@ -33,7 +33,10 @@ class Reduction {
   at::ScalarType dtype(size_t index) const { return settings_.dtypes[index]; }
 
   /// Sums are divided by it instead of by the number of ranks.
-  void divide_by(double factor) { factor_ = factor; }
+  void divide_by(double factor) {
+    factor_ = factor;
+    checked_later_.reset();  // was averaged by another rule
+  }
   std::optional<double> divisor() const { return factor_; }
   /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again.
   void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }

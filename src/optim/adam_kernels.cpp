@@ -192,7 +192,7 @@ void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling)
   std::vector<at::Tensor>& counts = bucket.state[kStep];
   const c10::Device device = bucket.params.front().device();
   std::optional<at::Tensor> found_inf = scaling.found_inf_on(device);
-  if (found_inf && found_inf->is_cpu() && !is_recorded()) {  // nobody has to wait for it
+  if (found_inf && found_inf->is_cpu() && !is_recorded()) {  // the host has it
     if (found_inf->item<float>() != 0) return;
     found_inf.reset();
   }

@@ -71,9 +71,8 @@ std::vector<at::Tensor> multiply_and_check(const torch::optim::Optimizer& optimi
     auto mine = std::find_if(found.begin(), found.end(),
                              [&](const at::Tensor& one) { return one.device() == kind.device; });
     if (mine == found.end()) mine = found.insert(mine, number(0, kind.device));
-    at::_amp_foreach_non_finite_check_and_unscale_(
-        kind.tensors, *mine,
-        factor.to(factor.options().device(kind.device), /*non_blocking=*/true));
+    at::_amp_foreach_non_finite_check_and_unscale_(kind.tensors, *mine,
+                                                   to_device(factor, kind.device));
   }
   return found;
 }
@@ -109,7 +108,7 @@ struct GradScaler::Impl {
   /// One answer on the scale's device, the same on every rank of the group.
   at::Tensor agreed(const std::vector<at::Tensor>& found) const {
     at::Tensor any = number(0, scale.device());
-    for (const at::Tensor& one : found) any.add_(one.to(any.options(), /*non_blocking=*/true));
+    for (const at::Tensor& one : found) any.add_(to_device(one, any.device()));
     return options.group ? all_reduce(any, ReduceOp::MAX, *options.group) : any;
   }
 };
@@ -182,7 +181,7 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
               "GradScaler::step: expected gradients, got none in the whole optimizer; call "
               "backward() on the scaled loss first");
   at::Tensor found = impl_->agreed(progress.found_inf);
-  if (found_inf.defined()) found = at::maximum(found, found_inf.to(found.options(), true));
+  if (found_inf.defined()) found = at::maximum(found, to_device(found_inf, found.device()));
   if (in_kernels) {
     const bool scaled = progress.stage == Stage::Ready;
     const AmpScalingScope scope(own->impl_->scaling, {scaled ? impl_->scale : at::Tensor(), found});

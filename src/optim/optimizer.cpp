@@ -45,7 +45,7 @@ void check_parameters(const char* optimizer, const std::vector<at::Tensor>& para
 
 std::optional<at::Tensor> moved(const at::Tensor& tensor, c10::Device device) {
   if (!tensor.defined()) return std::nullopt;
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/true);
+  return to_device(tensor, device);
 }
 
 }  // namespace

@@ -11,6 +11,11 @@
 
 namespace tessera::optim {
 
+/// On its way to a device; on the CPU, where the host reads it, it is there.
+inline at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu());
+}
+
 /// Handed to fused kernels by a GradScaler or step_unless: they divide gradients by `grad_scale`
 /// and do nothing if `found_inf` is not 0. Undefined: no scaling.
 struct AmpScaling {

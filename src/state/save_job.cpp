@@ -95,6 +95,11 @@ SaveJob::SaveJob(std::string function, const std::string& dir, const torch::nn::
 
 SaveJob::~SaveJob() {
   values_.clear();
+  try {
+    for (const auto& copy : copies_) copy.synchronize();
+  } catch (const c10::Error&) {
+    host_memory_.reset();  // the device may still write there: nobody gets it
+  }
   if (host_memory_.defined()) give_back_host_memory(std::move(host_memory_));
 }
 
@@ -112,10 +117,26 @@ std::string SaveJob::take_stock(const torch::nn::Module& module,
 }
 
 void SaveJob::copy_to_host() {
+  std::vector<c10::Device> devices;
+  for (const auto& value : values_) {
+    if (!value.is_cpu() && std::ranges::find(devices, value.device()) == devices.end())
+      devices.push_back(value.device());
+  }
   try {
     copy_values();
   } catch (...) {
     copy_error_ = std::current_exception();
+  }
+  // In the order of the stream: what is queued after this does not change what is saved, and the
+  // host goes on. The writer waits, and so does who gives the memory back.
+  try {
+    for (const auto& device : devices) {
+      auto& event = copies_.emplace_back(device.type());
+      event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    }
+  } catch (...) {
+    copy_error_ = std::current_exception();
+    host_memory_.reset();  // nobody knows when the device has done with it
   }
 }
 
@@ -125,7 +146,6 @@ void SaveJob::copy_values() {
   };
   size_t total = 0;
   bool is_pinned = false;
-  std::vector<c10::Device> devices;
   for (const auto& value : values_) {
     total += rounded(byte_count(value));
     is_pinned = is_pinned || value.is_cuda();
@@ -140,18 +160,12 @@ void SaveJob::copy_values() {
     if (value.is_cpu() && value.is_contiguous() && !value.is_conj() && !value.is_neg()) {
       copy_past_cache(room.data_ptr(), value.const_data_ptr(), bytes);
     } else {
-      room.copy_(value, /*non_blocking=*/is_pinned);
+      // A pending conjugation or minus would be applied before the bytes are there.
+      room.copy_(value.is_cpu() ? value : value.resolve_conj().resolve_neg(),
+                 /*non_blocking=*/is_pinned);
     }
-    if (!value.is_cpu() && std::ranges::find(devices, value.device()) == devices.end())
-      devices.push_back(value.device());
     value = std::move(room);
     position += rounded(bytes);
-  }
-  // In the order of the stream: what is queued after this does not change what is saved, and the
-  // host goes on. The writer waits.
-  for (const auto& device : devices) {
-    auto& event = copies_.emplace_back(device.type());
-    event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   holdings_ = {};
 }

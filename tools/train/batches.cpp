@@ -137,7 +137,12 @@ Batch Batches::arrived(const Fetched& fetched) const {
 }
 
 void Batches::prefetch(int64_t sequences) {
-  auto fetched = read(sampler_.next(sequences));
+  Fetched fetched;
+  try {
+    fetched = read(sampler_.next(sequences));
+  } catch (...) {
+    fetched.problem = std::current_exception();
+  }
   fetched.end = sampler_.position();
   fetched_.push_back(std::move(fetched));
 }
@@ -146,6 +151,7 @@ Batch Batches::next(int64_t sequences) {
   if (fetched_.empty()) prefetch(sequences);
   const auto first = std::move(fetched_.front());
   fetched_.pop_front();
+  if (first.problem) std::rethrow_exception(first.problem);
   TORCH_INTERNAL_ASSERT(first.batch.tokens.size(0) == sequences);
   position_ = first.end;
   return arrived(first);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <deque>
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -55,6 +56,7 @@ class Batches {
     Batch batch;
     std::optional<c10::Event> copied = std::nullopt;  // none on the CPU
     int64_t end = 0;                                  // the position after it
+    std::exception_ptr problem = nullptr;  // told when it is asked for: what is done is saved first
   };
 
   Fetched read(const std::vector<int64_t>& sequences) const;

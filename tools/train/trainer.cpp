@@ -195,7 +195,7 @@ void Trainer::train_steps() {
     const bool is_traced = is_end_of_timeline(step - 1 - first, is_last_step);
     const bool is_halt = is_last_step || is_traced || is_due(settings_.save_every, step) ||
                          is_due(settings_.eval_every, step);
-    settle(is_halt ? 0 : 1);
+    settle(is_halt || device_.is_cpu() ? 0 : 1);  // the CPU has done what it has issued
     const bool is_last = is_over() || stop_.signal != 0;
     if (is_last) settle();
     if (is_traced || (timeline_ && is_last)) end_timeline(step - 1 - first);

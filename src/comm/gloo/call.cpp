@@ -115,7 +115,8 @@ at::Tensor GlooBackend::Call::write(const at::Tensor& tensor) {
 
 at::Tensor GlooBackend::Call::update(const at::Tensor& tensor) {
   const auto memory = write(tensor);
-  return memory.is_same(tensor) ? memory : memory.copy_(tensor);
+  if (memory.is_same(tensor)) return memory;
+  return staging_ ? copies_.back().second = Staging::fetch(tensor) : memory.copy_(tensor);
 }
 
 void GlooBackend::Call::add_broadcast(const at::Tensor& tensor, int64_t root) {

@@ -11,8 +11,7 @@ namespace tessera::comm::gloo {
 // one of CPU tensors: same checks, same bits. What a call reads is copied when it is issued, on the
 // caller's stream, and the host waits for it: the bytes go out at once. What it writes is copied
 // back by the thread that completes it, on a stream of the pool behind all that the caller had
-// queued at the issue. The work's future holds that stream's event, so wait() makes the caller's
-// current stream wait for the copy, not the host.
+// queued at the issue, and is there when the work is complete.
 
 /// The way of one call's tensors between a CUDA device and the host. See Note [staging].
 class Staging {

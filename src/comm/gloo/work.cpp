@@ -57,9 +57,9 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
                         const std::function<void()>& afterwards) {
   std::exception_ptr error = gloo_error ? log_->fail(*issue_, gloo_error) : nullptr;
   std::optional<c10::StreamGuard> on_stream;  // the future records its events on it
-  if (!error && staging_) on_stream.emplace(staging_->begin_return());
   if (!error) {
     try {
+      if (staging_) on_stream.emplace(staging_->begin_return());
       const at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;
       if (afterwards) afterwards();
       // Here, not where somebody waits: who polls takes a complete work for one that can be read.

@@ -5,6 +5,7 @@
 #include "base/error_text.h"
 #include "base/text.h"
 #include "comm/backend_choice.h"
+#include "comm/completed_work.h"
 #include "comm/store_keys.h"
 
 #include <c10/cuda/CUDAFunctions.h>
@@ -125,7 +126,7 @@ void NcclBackend::meet(const Call& call) {
 
 void NcclBackend::meet_peer(int peer) {
   if (has_met_ && request_.binds_device) return;
-  if (!met_peers_.insert(peer).second) return;
+  if (met_peers_.contains(peer)) return;
   const int low = std::min(rank_, peer);
   const int high = std::max(rank_, peer);
   c10d::PrefixStore store(c10::str("nccl/pair/", low, "/", high), request_.store);
@@ -139,11 +140,21 @@ void NcclBackend::meet_peer(int peer) {
                                " (the two are counted 0 and 1)"),
             .processes = processes},
            "first", "here");
+  met_peers_.insert(peer);
 }
 
-Arguments NcclBackend::check(const char* name) const {
+NcclBackend::Check NcclBackend::check(const char* name) {
   log_->check_usable(name);
-  return {"nccl", name, rank_, size_, Devices::Cuda};
+  return {*this, name};
+}
+
+NcclBackend::Check::~Check() {
+  if (std::uncaught_exceptions() > exceptions_ && backend_.coalesced_) backend_.drop_coalesced();
+}
+
+void NcclBackend::drop_coalesced() {
+  coalesced_.reset();
+  end_quietly([](Engine& nccl) { nccl.endCoalescing(); }, *engine_);
 }
 
 WorkPtr NcclBackend::run(Call call, const Start& start) {
@@ -172,6 +183,10 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
     // A call of one rank that its peers will wait for.
     if (is_captured) throw;
     std::rethrow_exception(watch_->fail(*issue, text_of(std::current_exception())));
+  }
+  if (!inner) {  // nothing was coalesced
+    issue->state = gloo::Issue::State::Done;
+    return completed_work(call.type, {});
   }
   if (is_captured) {
     issue->state = gloo::Issue::State::Done;  // events of a capture can't be asked
@@ -252,8 +267,12 @@ void NcclBackend::end(const std::function<void(Engine&)>& how) {
   auto done = ended.get_future();
   std::thread([how, ended = std::move(ended), engine = std::move(engine_),
                device = request_.device]() mutable {
-    const c10::cuda::OptionalCUDAGuard on_device(device);
-    end_quietly(how, *engine);
+    end_quietly(
+        [&](Engine& nccl) {
+          const c10::cuda::OptionalCUDAGuard on_device(device);
+          how(nccl);
+        },
+        *engine);
     engine.reset();
     ended.set_value();
   }).detach();

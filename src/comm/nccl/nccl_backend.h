@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include <exception>
 #include <functional>
 #include <set>
 
@@ -89,7 +90,20 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing 
   };
   using Start = std::function<WorkPtr(Engine&)>;
 
-  Arguments check(const char* name) const;
+  /// Checks of one call; if it throws, what was being coalesced ends there, so that later calls are
+  /// not swallowed.
+  class Check : public Arguments {
+   public:
+    Check(NcclBackend& backend, const char* name)
+        : Arguments("nccl", name, backend.rank_, backend.size_, Devices::Cuda), backend_(backend) {}
+    ~Check();
+
+   private:
+    NcclBackend& backend_;
+    int exceptions_ = std::uncaught_exceptions();
+  };
+  Check check(const char* name);
+  void drop_coalesced();
   WorkPtr run(Call call, const Start& start);
   WorkPtr point(c10d::OpType type, const char* name, Tensors& tensors, int peer, int tag);
   /// A communicator is made at the first call, which would wait for a missing peer without a word.

@@ -1,4 +1,5 @@
 // c10d's collectives: arguments are checked, and tensors shown to NCCL as what it knows.
+#include "comm/completed_work.h"
 #include "comm/dtype_names.h"
 #include "comm/nccl/nccl_backend.h"
 #include "comm/reduce_op.h"
@@ -104,7 +105,7 @@ bool supports(c10::DeviceType device, c10::ScalarType dtype) {
 }
 
 WorkPtr NcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  const auto args = check("broadcast");
+  const Check args = check("broadcast");
   args.check_written(args.only(tensors));
   args.check_root(opts.rootRank);
   auto shown = as_moved(args, tensors);
@@ -117,7 +118,7 @@ WorkPtr NcclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 }
 
 WorkPtr NcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  const auto args = check("all_reduce");
+  const Check args = check("all_reduce");
   args.check_written(args.only(tensors));
   Tensors shown{as_reduced(args, tensors[0], opts.reduceOp)};
   return run({.type = OpType::ALLREDUCE,
@@ -130,7 +131,7 @@ WorkPtr NcclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& o
 
 WorkPtr NcclBackend::allreduce_coalesced(Tensors& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
-  const auto args = check("all_reduce_coalesced");
+  const Check args = check("all_reduce_coalesced");
   Tensors shown;
   for (const auto& tensor : tensors) {
     args.check_written(tensor);
@@ -143,9 +144,11 @@ WorkPtr NcclBackend::allreduce_coalesced(Tensors& tensors,
     startCoalescing();
     for (const auto& tensor : tensors) {
       Tensors one{tensor};
-      allreduce(one, opts);
+      allreduce(one, as_asynchronous(opts));
     }
-    return endCoalescing();
+    auto work = endCoalescing();
+    if (!opts.asyncOp) work->wait();
+    return work;
   }
   return run({.type = OpType::ALLREDUCE_COALESCED,
               .descriptor = describe_call(Kind::AllReduce, tensors, opts.reduceOp.op_),
@@ -156,7 +159,7 @@ WorkPtr NcclBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 WorkPtr NcclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  const auto args = check("reduce");
+  const Check args = check("reduce");
   args.check_written(args.only(tensors));
   args.check_root(opts.rootRank);
   Tensors shown{as_reduced(args, tensors[0], opts.reduceOp)};
@@ -170,12 +173,17 @@ WorkPtr NcclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
 
 WorkPtr NcclBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                const c10d::AllgatherOptions& opts) {
-  const auto args = check("all_gather");
+  const Check args = check("all_gather");
   const auto& input = args.only(inputs);
   const auto& parts = args.only(outputs);
   args.check_parts("output", parts, input, /*uneven=*/true);
   for (const auto& part : parts) args.check_written(part);
   args.check_own_part(input.numel(), parts[rank_].numel());
+  const bool is_even =
+      std::ranges::all_of(parts, [&](const auto& part) { return part.numel() == input.numel(); });
+  TORCH_CHECK_VALUE(is_even || !coalesced_,
+                    "nccl: all_gather: expected parts of one size between startCoalescing and "
+                    "endCoalescing, got others; call it outside of them");
   TensorLists to{as_moved(args, parts)};
   auto from = as_moved(args, inputs);
   return run({.type = OpType::ALLGATHER,
@@ -188,7 +196,7 @@ WorkPtr NcclBackend::allgather(TensorLists& outputs, Tensors& inputs,
 
 WorkPtr NcclBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
-  const auto args = check("all_gather_into_tensor");
+  const Check args = check("all_gather_into_tensor");
   args.check_whole(output, input);
   args.check_written(output);
   auto to = as_moved(args, output);
@@ -203,7 +211,7 @@ WorkPtr NcclBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr NcclBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) {
-  const auto args = check("all_gather_coalesced");
+  const Check args = check("all_gather_coalesced");
   TensorLists by_input(inputs.size());  // c10d's order is by rank, then by input
   for (const auto& list : outputs) {
     args.check_pairs(list, inputs);
@@ -215,18 +223,28 @@ WorkPtr NcclBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
     check_plain(args, inputs[i]);
     for (const auto& part : by_input[i]) check_plain(args, part);
   }
-  startCoalescing();
+  // c10d coalesces an all_gather of uneven parts itself, which can't be nested.
+  const bool is_even = std::ranges::all_of(by_input, [](const auto& parts) {
+    return std::ranges::all_of(parts,
+                               [&](const auto& part) { return part.numel() == parts[0].numel(); });
+  });
+  WorkPtr work;
+  if (is_even) startCoalescing();
   for (size_t i = 0; i < inputs.size(); ++i) {
     TensorLists to{by_input[i]};
     Tensors from{inputs[i]};
-    allgather(to, from, opts);
+    work = allgather(to, from, as_asynchronous(opts));
   }
-  return endCoalescing();
+  if (is_even) work = endCoalescing();
+  // Calls run in their order: the last one ends last.
+  if (!work) return completed_work(OpType::COALESCED, {});
+  if (!opts.asyncOp) work->wait();
+  return work;
 }
 
 WorkPtr NcclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
-  const auto args = check("all_gather_into_tensor_coalesced");
+  const Check args = check("all_gather_into_tensor_coalesced");
   args.check_pairs(outputs, inputs);
   for (size_t i = 0; i < inputs.size(); ++i) {
     args.check_whole(outputs[i], inputs[i]);
@@ -246,7 +264,7 @@ WorkPtr NcclBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPtr NcclBackend::gather(TensorLists& outputs, Tensors& inputs,
                             const c10d::GatherOptions& opts) {
-  const auto args = check("gather");
+  const Check args = check("gather");
   args.check_root_list("output", outputs, opts.rootRank, args.only(inputs));
   const bool is_root = rank_ == opts.rootRank;
   for (size_t peer = 0; is_root && peer < outputs[0].size(); ++peer)
@@ -264,7 +282,7 @@ WorkPtr NcclBackend::gather(TensorLists& outputs, Tensors& inputs,
 
 WorkPtr NcclBackend::scatter(Tensors& outputs, TensorLists& inputs,
                              const c10d::ScatterOptions& opts) {
-  const auto args = check("scatter");
+  const Check args = check("scatter");
   args.check_written(args.only(outputs));
   args.check_root_list("input", inputs, opts.rootRank, outputs[0]);
   auto to = as_moved(args, outputs);
@@ -280,7 +298,7 @@ WorkPtr NcclBackend::scatter(Tensors& outputs, TensorLists& inputs,
 
 WorkPtr NcclBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                     const c10d::ReduceScatterOptions& opts) {
-  const auto args = check("reduce_scatter");
+  const Check args = check("reduce_scatter");
   const auto& output = args.only(outputs);
   const auto& parts = args.only(inputs);
   args.check_written(output);
@@ -298,7 +316,7 @@ WorkPtr NcclBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
 
 WorkPtr NcclBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::ReduceScatterOptions& opts) {
-  const auto args = check("reduce_scatter_tensor");
+  const Check args = check("reduce_scatter_tensor");
   args.check_whole(input, output);
   args.check_written(output);
   auto to = as_reduced(args, output, opts.reduceOp);
@@ -314,7 +332,7 @@ WorkPtr NcclBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr NcclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::ReduceScatterOptions& opts) {
-  const auto args = check("reduce_scatter_tensor_coalesced");
+  const Check args = check("reduce_scatter_tensor_coalesced");
   args.check_pairs(outputs, inputs);
   Tensors to;
   Tensors from;
@@ -338,7 +356,7 @@ WorkPtr NcclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                    std::vector<int64_t>& output_splits,
                                    std::vector<int64_t>& input_splits,
                                    const c10d::AllToAllOptions& opts) {
-  const auto args = check("all_to_all_single");
+  const Check args = check("all_to_all_single");
   args.check_written(output);
   args.check_same_dtype(output, input);
   const auto received = args.rows("output", output, output_splits);
@@ -359,7 +377,7 @@ WorkPtr NcclBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr NcclBackend::alltoall(Tensors& outputs, Tensors& inputs,
                               const c10d::AllToAllOptions& opts) {
-  const auto args = check("all_to_all");
+  const Check args = check("all_to_all");
   args.check_pairs(outputs, inputs);
   args.check_parts("input", inputs, inputs.at(0), /*uneven=*/true);
   args.check_parts("output", outputs, inputs[0], /*uneven=*/true);
@@ -388,7 +406,7 @@ WorkPtr NcclBackend::barrier(const c10d::BarrierOptions& opts) {
 }
 
 WorkPtr NcclBackend::point(OpType type, const char* name, Tensors& tensors, int peer, int tag) {
-  const auto args = check(name);
+  const Check args = check(name);
   const auto& tensor = args.only(tensors);
   args.check_peer(peer);
   const bool is_send = type == OpType::SEND;

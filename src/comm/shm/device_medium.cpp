@@ -31,6 +31,21 @@ void check(cudaError_t code, const char* what) {
   TORCH_CHECK_WITH(DistBackendError, false, what, ": ", cudaGetErrorString(code));
 }
 
+/// As CUDAGuard, in destructors: CUDA may have ended before.
+class QuietDevice {
+ public:
+  explicit QuietDevice(c10::DeviceIndex device) {
+    C10_CUDA_IGNORE_ERROR(cudaGetDevice(&before_));
+    C10_CUDA_IGNORE_ERROR(cudaSetDevice(device));
+  }
+  ~QuietDevice() { C10_CUDA_IGNORE_ERROR(cudaSetDevice(before_)); }
+  QuietDevice(const QuietDevice&) = delete;
+  QuietDevice& operator=(const QuietDevice&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 /// What this rank shares: its slots, and the events behind the filling and the reading of each.
 struct Shared {
   explicit Shared(c10::DeviceIndex device) : device(device) {
@@ -52,7 +67,7 @@ struct Shared {
   Shared& operator=(const Shared&) = delete;
 
   void release() {
-    const c10::cuda::CUDAGuard guard(device);
+    const QuietDevice guard(device);
     for (auto* events : {&filled, &read}) {
       for (auto& event : *events)
         if (event != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event));
@@ -103,9 +118,8 @@ void offer(const Shared& own, DeviceHandles& handles) {
   }
 }
 
-Peer open(const RankBlock& block) {
+void open(Peer& peer, const RankBlock& block) {
   const auto& handles = block.device;
-  Peer peer;
   if (block.pid == getpid()) {
     peer.is_own_process = true;
     peer.memory = reinterpret_cast<const uint8_t*>(handles.memory_here);
@@ -113,7 +127,7 @@ Peer open(const RankBlock& block) {
       peer.filled[slot] = reinterpret_cast<cudaEvent_t>(handles.filled_here[slot]);
       peer.read[slot] = reinterpret_cast<cudaEvent_t>(handles.read_here[slot]);
     }
-    return peer;
+    return;
   }
   void* memory = nullptr;
   check(cudaIpcOpenMemHandle(&memory, get<cudaIpcMemHandle_t>(handles.memory),
@@ -127,7 +141,6 @@ Peer open(const RankBlock& block) {
     check(cudaIpcOpenEventHandle(&peer.read[slot], get<cudaIpcEventHandle_t>(handles.read[slot])),
           "opening a peer's event");
   }
-  return peer;
 }
 
 void close(const Peer& peer) {
@@ -147,9 +160,9 @@ class DeviceMedium final : public Medium {
     peers_.resize(channel.size());
   }
   ~DeviceMedium() override {
-    const c10::cuda::CUDAGuard guard(device_);
+    const QuietDevice guard(device_);
     // Nothing of the group's is under way on this device after it; the peers' memory may go.
-    C10_CUDA_IGNORE_ERROR(cudaDeviceSynchronize());
+    C10_CUDA_IGNORE_ERROR(cudaStreamSynchronize(last_stream_));
     for (const auto& peer : peers_) close(peer);
     channel_.keep_until_forgotten(std::move(shared_));
   }
@@ -161,7 +174,7 @@ class DeviceMedium final : public Medium {
   void open_peers() {
     const c10::cuda::CUDAGuard guard(device_);
     for (int rank = 0; rank < channel_.size(); ++rank)
-      peers_[rank] = open(*channel_.member(rank).block);
+      open(peers_[rank], *channel_.member(rank).block);
   }
 
   size_t slot_bytes() const override { return kDeviceSlotBytes; }
@@ -203,8 +216,8 @@ class DeviceMedium final : public Medium {
   std::optional<size_t> offset_of(const void*, size_t) const override { return std::nullopt; }
 
  private:
-  cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
-  void wait(cudaEvent_t event) const {
+  cudaStream_t stream() { return last_stream_ = c10::cuda::getCurrentCUDAStream(device_).stream(); }
+  void wait(cudaEvent_t event) {
     check(cudaStreamWaitEvent(stream(), event, 0), "waiting for a peer's work on the device");
   }
   /// Behind the rounds from `begin`, which becomes `end`, on; those before use the same events.
@@ -219,6 +232,7 @@ class DeviceMedium final : public Medium {
   const c10::DeviceIndex device_;
   std::shared_ptr<Shared> shared_;
   std::vector<Peer> peers_;
+  cudaStream_t last_stream_ = nullptr;  // the group's
   uint64_t posted_ = 0;
   uint64_t consumed_ = 0;
 };

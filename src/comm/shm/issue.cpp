@@ -50,9 +50,10 @@ Place ShmBackend::Issue::place(const at::Tensor& like, size_t bytes) {
   if (like.is_cpu()) return place;
   const auto* collective = std::strchr(name_, ':') + 1;
   check_not_captured(collective, like.device());
-  auto* medium = backend_.device_medium(collective, like.device());
   parts_.device = std::make_shared<DeviceCall>(backend_.device_stream(like.device()));
-  on_device_ = medium != nullptr && bytes > kMostStaged;
+  if (bytes <= kMostStaged) return place;
+  auto* medium = backend_.device_medium(collective, like.device());
+  on_device_ = medium != nullptr;
   if (!on_device_) return place;
   return {.channel = backend_.channel(), .medium = *medium};
 }

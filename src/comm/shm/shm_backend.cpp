@@ -52,6 +52,7 @@ ShmBackend::~ShmBackend() {
   // In a process forked from the rank: destroying them would wait for threads that are not here.
   static_cast<void>(new std::shared_ptr<Executor>(std::move(executor_)));
   static_cast<void>(new std::shared_ptr<Mailroom>(std::move(mailroom_)));
+  static_cast<void>(new std::shared_ptr<Medium>(std::move(device_medium_)));
 }
 
 void ShmBackend::shutdown() {
@@ -188,6 +189,7 @@ WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
   channel().check_usable("send");
   const Check check = arguments("send");
   const auto& tensor = check.only(tensors);
+  if (!tensor.is_cpu()) check_not_captured("send", tensor.device());
   check.check_peer(destination);
   const auto contiguous = tensor.is_cpu() ? make_plain(tensor) : copy_to_host(tensor);
   return post({.is_send = true,
@@ -207,7 +209,10 @@ WorkPtr ShmBackend::receive(const char* caller, Tensors& tensors, int source, in
   check.check_written(tensor);
   if (source != kAnyPeer) check.check_peer(source);
   std::shared_ptr<DeviceCall> device;
-  if (!tensor.is_cpu()) device = std::make_shared<DeviceCall>(device_stream(tensor.device()));
+  if (!tensor.is_cpu()) {
+    check_not_captured(caller, tensor.device());
+    device = std::make_shared<DeviceCall>(device_stream(tensor.device()));
+  }
   const auto contiguous = device             ? DeviceCall::empty_host(tensor)
                           : is_plain(tensor) ? tensor
                                              : empty_plain(tensor);

@@ -95,6 +95,10 @@ void ShmWork::run(Channel& channel) {
   try {
     const c10::OptionalStreamGuard guard(parts_.device ? std::optional(parts_.device->stream())
                                                        : std::nullopt);
+    if (parts_.device) {
+      for (const auto* tensors : {&parts_.kept, &parts_.outputs})
+        for (const auto& tensor : *tensors) parts_.device->keep(tensor);
+    }
     if (parts_.is_staged) parts_.device->await_host();
     for (size_t i = 0; i < parts_.collectives.size(); ++i) {
       auto& collective = *parts_.collectives[i];
@@ -108,11 +112,7 @@ void ShmWork::run(Channel& channel) {
       completed = i + 1;
     }
     if (parts_.afterwards) parts_.afterwards();
-    if (parts_.device) {
-      for (const auto* tensors : {&parts_.kept, &parts_.outputs})
-        for (const auto& tensor : *tensors) parts_.device->keep(tensor);
-      parts_.device->end();
-    }
+    if (parts_.device) parts_.device->end();
   } catch (...) {
     exception = std::current_exception();
     for (size_t i = completed; i < records_.size(); ++i) {
@@ -167,9 +167,18 @@ c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFuture() {
       c10::FutureType::create(future_->elementType()));
   all.push_back(future_);
   for (const auto& message : parts_.messages) all.push_back(message->getFuture());
-  return c10::collectAll(all)->then(
-      [outputs = parts_.outputs](c10::ivalue::Future&) { return c10::IValue(outputs); },
-      future_->elementType());
+  std::vector<c10::Device> devices;
+  for (const c10::intrusive_ptr<c10::ivalue::Future>& one : all)
+    if (devices.empty()) devices = one->devices();  // a rank's tensors are on one
+  auto whole = c10::make_intrusive<c10::ivalue::Future>(future_->elementType(), devices);
+  c10::collectAll(all)->addCallback(
+      [whole, all, outputs = parts_.outputs](c10::ivalue::Future& ended) {
+        if (ended.hasError()) return whole->setError(ended.exception_ptr());
+        // The current stream waits for each, and who waits for the whole waits for it.
+        for (const c10::intrusive_ptr<c10::ivalue::Future>& one : all) one->wait();
+        whole->markCompleted(c10::IValue(outputs));
+      });
+  return whole;
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> ShmWork::getFutureResult() {

@@ -2,8 +2,10 @@
 // memory.
 #include <tessera/comm.h>
 
+#include "comm_c10d_gloo.h"
 #include "comm_cases.h"
 #include "numbers.h"
+#include "shared_gpu.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -167,8 +169,9 @@ std::string format_bounds(const Question& question, const Subject& subject, cons
                   describe_median(divide(gloo.seconds, subject.seconds)));
 }
 
-/// What c10d has, without the comparison of calls that goes ahead of the data.
+/// Ours, without the comparison of calls that goes ahead of the data.
 constexpr const char* kBareGloo = "gloo (calls unchecked)";
+constexpr const char* kC10dGloo = "c10d_gloo";  // libtorch's
 
 std::vector<Subject> make_subjects(const Settings& settings,
                                    const std::map<std::string, Group>& groups,
@@ -182,7 +185,9 @@ std::vector<Subject> make_subjects(const Settings& settings,
     add(backend, groups.at(backend), false);
     if (backend == "shm" && question.bytes > 0 && question.device.is_cpu())
       add("shm (shared tensors)", groups.at(backend), true);
-    if (backend == "gloo") add(kBareGloo, groups.at(kBareGloo), false);
+    if (backend != "gloo") continue;
+    add(kBareGloo, groups.at(kBareGloo), false);
+    if (question.op == "all_reduce") add(kC10dGloo, groups.at(kC10dGloo), false);
   }
   return subjects;
 }
@@ -233,19 +238,6 @@ void measure_waiting(const Settings& settings, const Group& group, const std::st
   table.add(text);
 }
 
-/// NCCL takes several ranks on one GPU if each says that it is another host. To be called before
-/// init().
-void let_ranks_share_a_gpu() {
-  const char* rank = std::getenv("TESSERA_RANK");
-  const char* ranks = std::getenv("TESSERA_LOCAL_WORLD_SIZE");
-  if (rank == nullptr || ranks == nullptr) return;
-  const auto count = tool::parse_number<int64_t>(ranks).value_or(1);
-  if (count <= static_cast<int64_t>(torch::cuda::device_count())) return;
-  setenv("NCCL_HOSTID", (std::string("rank") + rank).c_str(), /*overwrite=*/0);
-  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/0);
-}
-
 c10::Device device_of_rank(const Settings& settings) {
   if (settings.device == "cpu") return at::kCPU;
   const auto devices = static_cast<int>(torch::cuda::device_count());
@@ -272,8 +264,10 @@ std::map<std::string, Group> make_groups(const Settings& settings) {
   std::map<std::string, Group> groups;
   for (const auto& backend : settings.backends)
     groups[backend] = new_group(everybody, {.backend = backend});
-  if (groups.contains("gloo"))
+  if (groups.contains("gloo")) {
     groups[kBareGloo] = new_group(everybody, {.backend = "gloo", .check_calls = false});
+    groups[kC10dGloo] = make_c10d_gloo();
+  }
   return groups;
 }
 
@@ -334,7 +328,8 @@ int main(int argc, char** argv) {
     return 0;
   }
   return run_question("comm", [&] {
-    if (settings.device == "cuda") let_ranks_share_a_gpu();
+    if (settings.device == "cuda")
+      tool::let_ranks_share_gpus(static_cast<int64_t>(torch::cuda::device_count()));
     init();
     run(settings);
     shutdown();

@@ -2,7 +2,9 @@
 #include <tessera/comm.h>
 
 #include "rank0.h"
+#include "shared_gpu.h"
 #include "table.h"
+#include "train_kernels.h"
 #include "train_modes.h"
 #include "train_options.h"
 #include "train_peers.h"
@@ -16,8 +18,10 @@
 #include <torch/cuda.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <chrono>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <utility>
 
 namespace {
@@ -44,35 +48,93 @@ void time_in_turn(std::vector<Timed> sides, int rounds, int steps) {
   }
 }
 
-void compare(const Arrangement& arrangement, const TrainOptions& options, TrainTable& table) {
+/// Seconds since it was made or last asked.
+class Stopwatch {
+ public:
+  double lap() {
+    const auto before = std::exchange(last_, Clock::now());
+    return std::chrono::duration<double>(last_ - before).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point last_ = Clock::now();
+};
+
+std::unique_ptr<Side> make_ours(const Arrangement& arrangement) {
   const auto& [job_name, mode, device] = arrangement;
-  const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name, device.type());
   auto job = make_job(job_name, batch_rank(mode), device);
   parallelise(job, mode);
-  const auto ours = make_local_side(std::move(job), is_compiled(mode));
-  const auto limit = make_local_side(make_job(job_name, batch_rank(mode), device));
-  const auto expected = ours->train(kCheckedSteps);
+  return make_local_side(std::move(job), is_compiled(mode));
+}
+
+/// The peers that have something like the mode; the others are named.
+std::vector<std::string> peers_of(const TrainOptions& options, const std::string& mode) {
+  std::vector<std::string> peers;
   for (const auto& name : options.peers) {
-    if (!goes_with(name, mode)) {
-      if (rank() == 0) std::cerr << name << " has no mode " << mode << ": left out" << std::endl;
-      continue;
+    if (goes_with(name, mode)) {
+      peers.push_back(name);
+    } else if (rank() == 0) {
+      std::cerr << name << " has no mode " << mode << ": left out" << std::endl;
     }
-    const auto peer = make_peer(name, arrangement);
-    require_agreement(expected, peer->train(kCheckedSteps), device.type(),
-                      "peer " + name + " (job " + job_name + ", mode " + mode + ")");
+  }
+  return peers;
+}
+
+void compare(const Arrangement& arrangement, const TrainOptions& options, PeerJobs& processes,
+             TrainTable& table) {
+  const auto& [job_name, mode, device] = arrangement;
+  const int steps = options.steps > 0 ? options.steps : steps_per_block(job_name, device.type());
+  const auto ours = make_ours(arrangement);
+  std::unique_ptr<Side> limit;  // none where it is what we do
+  if (mode != "eager") limit = make_local_side(make_job(job_name, batch_rank(mode), device));
+  const auto expected = ours->train(kCheckedSteps);
+  for (const auto& name : peers_of(options, mode)) {
+    Stopwatch watch;
+    const auto peer = make_peer(name, arrangement, processes);
+    const double started = watch.lap();
+    const auto who = "peer " + name + " (job " + job_name + ", mode " + mode + ")";
+    require_agreement(expected, peer->train(kCheckedSteps), device.type(), who);
+    const double checked = watch.lap();
     Comparison row{.job = job_name, .mode = mode, .peer = name};
-    time_in_turn({{ours.get(), &row.tessera_seconds},
-                  {peer.get(), &row.peer_seconds},
-                  {limit.get(), &row.limit_seconds}},
-                 options.pairs, steps);
+    std::vector<Timed> sides = {{ours.get(), &row.tessera_seconds},
+                                {peer.get(), &row.peer_seconds}};
+    if (limit) sides.push_back({limit.get(), &row.limit_seconds});
+    time_in_turn(std::move(sides), options.pairs, steps);
+    if (!limit) row.limit_seconds = row.tessera_seconds;
     table.add(row);
+    if (rank() != 0) continue;
+    std::cerr << who << ": made in " << started << " s, checked in " << checked << " s, timed in "
+              << watch.lap() << " s" << std::endl;
+  }
+}
+
+void list_kernels(const Arrangement& arrangement, const TrainOptions& options,
+                  PeerJobs& processes) {
+  const auto ours = make_ours(arrangement)->kernels();
+  for (const auto& name : peers_of(options, arrangement.mode)) {
+    const auto theirs = make_peer(name, arrangement, processes)->kernels();
+    const auto further = [](const std::string& word, const char* usual) {
+      return word == usual ? "" : "-" + word;
+    };
+    if (rank() == 0)
+      write_kernels(arrangement.job + further(arrangement.mode, "eager") + further(name, "pytorch"),
+                    kernel_table(ours, theirs, name));
   }
 }
 
 void run(const TrainOptions& options, c10::Device device) {
-  TrainTable table(options.csv);
+  PeerJobs processes;
+  std::optional<TrainTable> table;
+  if (!options.kernels) table.emplace(options.csv);
   for (const auto& job : options.jobs) {
-    for (const auto& mode : options.modes) compare({job, mode, device}, options, table);
+    for (const auto& mode : options.modes) {
+      if (table) {
+        compare({job, mode, device}, options, processes, *table);
+      } else {
+        list_kernels({job, mode, device}, options, processes);
+      }
+    }
   }
 }
 
@@ -87,18 +149,6 @@ c10::Device device_of_rank(c10::DeviceType type) {
   const auto devices = static_cast<int>(torch::cuda::device_count());
   TORCH_CHECK_VALUE(devices > 0, "bench train: expected a GPU for --device cuda, found none");
   return {type, static_cast<c10::DeviceIndex>(local_rank() % devices)};
-}
-
-/// Ranks that share a GPU tell NCCL that they are different hosts, which is how it takes several of
-/// them; peers/train.py does the same. For trying things out, not to train faster.
-void let_ranks_share_gpus() {
-  const char* rank = std::getenv("TESSERA_RANK");
-  const char* ranks_here = std::getenv("TESSERA_LOCAL_WORLD_SIZE");
-  if (rank == nullptr || ranks_here == nullptr) return;
-  if (std::cmp_less_equal(std::atoi(ranks_here), torch::cuda::device_count())) return;
-  setenv("NCCL_HOSTID", (std::string("rank") + rank).c_str(), /*overwrite=*/0);
-  setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-  setenv("NCCL_IB_DISABLE", "1", /*overwrite=*/0);
 }
 
 /// On a GPU Tessera's side asks cuDNN's attention first, as `tessera train` does. PyTorch's peers
@@ -126,7 +176,8 @@ int parse_and_run(int argc, char** argv) {
   }
   const bool on_cuda = options.device_type() == c10::DeviceType::CUDA;
   if (on_cuda) {
-    let_ranks_share_gpus();
+    tool::let_ranks_share_gpus(  // peers/train.py does the same
+        static_cast<int64_t>(torch::cuda::device_count()));
     prefer_cudnn_attention();
   }
   // NCCL for all, as its peers have it, even if ranks share a GPU.

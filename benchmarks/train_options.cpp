@@ -14,6 +14,8 @@ std::string line_of(const std::string& title, const std::vector<std::string>& na
   return title + ": " + CLI::detail::join(names, ",") + "\n";
 }
 
+constexpr int kPairsOnCuda = 7;
+
 /// Fills in what was left out, and throws for names that the device does not have.
 void complete_train_options(TrainOptions& options) {
   const auto device = options.device_type();
@@ -29,6 +31,12 @@ void complete_train_options(TrainOptions& options) {
   auto plain_modes = mode_names(device);
   std::erase_if(plain_modes, is_compiled);  // which have peers of their own
   if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
+  if (options.kernels) {
+    if (device == c10::DeviceType::CPU)
+      throw CLI::ValidationError("--kernels", "expected --device cuda: a CPU has none");
+    if (options.modes.empty()) options.modes = {"eager"};
+    if (options.peers.empty()) options.peers = {"pytorch"};
+  }
   complete("--jobs", options.jobs, job_names(device), job_names(device));
   complete("--modes", options.modes, mode_names(device), plain_modes);
   const std::vector<std::string> peers =
@@ -59,13 +67,21 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
                  "with torch.compile, pytorch_graph the whole step as one CUDA graph (mode "
                  "eager alone), pytorch_graph_compile both, reducer_* its engine in C++")
       ->delimiter(',');
-  tool::add_number(app, "--pairs", options.pairs, 1, 1'000'000,
-                   "timed blocks of each side per row; the median counts");
+  const auto* pairs = tool::add_number(
+      app, "--pairs", options.pairs, 1, 1'000'000,
+      "timed blocks of each side per row; the median counts; on a GPU 7 unless given");
   tool::add_number(app, "--steps", options.steps, 0, 1'000'000,
                    "steps per block; 0: as the job needs");
   app.add_option("--csv", options.csv,
                  "also write the table to this file; beside it: bounds and the machine");
-  app.final_callback([&options] { complete_train_options(options); });
+  app.add_flag(
+      "--kernels", options.kernels,
+      "instead of times, list what a GPU does in one step of both sides, kernel by kernel; "
+      "also into benchmarks/results");
+  app.final_callback([&options, pairs] {
+    if (options.device == "cuda" && pairs->count() == 0) options.pairs = kPairsOnCuda;
+    complete_train_options(options);
+  });
   app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");
 }
 

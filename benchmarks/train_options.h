@@ -13,9 +13,10 @@ struct TrainOptions {
   std::vector<std::string> jobs;   // none: all of the device
   std::vector<std::string> modes;  // none: all that are not compiled
   std::vector<std::string> peers;  // none: PyTorch in its variants for the device
-  int pairs = 15;
-  int steps = 0;  // per timed block; 0: by the job
+  int pairs = 15;                  // on a GPU 7, unless given
+  int steps = 0;                   // per timed block; 0: by the job
   std::string csv;
+  bool kernels = false;
   bool list = false;
 
   c10::DeviceType device_type() const;

@@ -35,18 +35,17 @@ int milliseconds_until(Clock::time_point deadline) {
 
 }  // namespace
 
-PeerJob::PeerJob(Options options) : options_(std::move(options)) {
-  auto environment = options_.environment;
+PeerJob::PeerJob(const PeerGroup& group) {
+  auto environment = group.environment;
   environment["OMP_NUM_THREADS"] = "1";
   environment["PYTHONDONTWRITEBYTECODE"] = "1";
   const auto program = python();
-  for (int rank = 0; rank < options_.world_size; ++rank) {
+  for (int rank = 0; rank < group.world_size; ++rank) {
     everybody_.push_back(rank);
     processes_.emplace_back(
-        std::vector<std::string>{program, TESSERA_PEERS "/train.py", "--job", options_.job,
-                                 "--mode", options_.mode, "--device", options_.device, "--variant",
-                                 options_.variant, "--rank", std::to_string(rank), "--world-size",
-                                 std::to_string(options_.world_size)},
+        std::vector<std::string>{program, TESSERA_PEERS "/train.py", "--device", group.device,
+                                 "--rank", std::to_string(rank), "--world-size",
+                                 std::to_string(group.world_size)},
         environment);
   }
   start();
@@ -54,15 +53,28 @@ PeerJob::PeerJob(Options options) : options_(std::move(options)) {
 
 void PeerJob::start() {
   const auto port = nlohmann::json::parse(receive({0})[0]).at("port").get<int>();
-  for (int rank = 1; rank < options_.world_size; ++rank) send(rank, std::to_string(port));
+  for (const int rank : everybody_) {
+    if (rank != 0) send(rank, std::to_string(port));
+  }
   for (const auto& answer : receive(everybody_)) {
     const auto version = nlohmann::json::parse(answer).at("ready").get<std::string>();
     TORCH_CHECK_VALUE(without_build(version) == without_build(TORCH_VERSION),
-                      "bench train: expected peer ", options_.name, " to use torch ", TORCH_VERSION,
-                      ", which this program was built with, but its torch is ", version, "; ",
+                      "bench train: expected peers to use torch ", TORCH_VERSION,
+                      ", which this program was built with, but their torch is ", version, "; ",
                       kRemedy);
   }
   is_ready_ = true;
+}
+
+void PeerJob::begin(const Task& task) {
+  task_ = task;
+  ask("job " + task.job + " " + task.mode + " " + task.variant);
+}
+
+PeerJob& PeerJobs::of(const PeerGroup& group) {
+  auto found = jobs_.find(group);
+  if (found == jobs_.end()) found = jobs_.emplace(group, group).first;
+  return found->second;
 }
 
 std::vector<std::string> PeerJob::ask(const std::string& request) {
@@ -111,10 +123,12 @@ void PeerJob::fail_ended(int rank) {
 void PeerJob::fail(int rank, const std::string& what, const std::string& remedy) {
   processes_[rank].end();
   const auto words = processes_[rank].last_words();
+  const auto who = task_.name.empty()
+                       ? std::string("PyTorch")
+                       : "peer " + task_.name + " (job " + task_.job + ", mode " + task_.mode + ")";
   C10_THROW_ERROR(
       DistBackendError,
-      c10::str("bench train: expected an answer of peer ", options_.name, " (job ", options_.job,
-               ", mode ", options_.mode, "), but its rank ", rank, " ", what,
+      c10::str("bench train: expected an answer of ", who, ", but its rank ", rank, " ", what,
                words.empty() ? "; it wrote nothing. " : "; its last words:\n" + words, remedy));
 }
 

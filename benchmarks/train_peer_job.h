@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <compare>
 #include <map>
 #include <string>
 #include <vector>
@@ -40,22 +41,30 @@ class PeerProcess {
   std::string arrived_;
 };
 
-/// One training job of PyTorch: `world_size` processes of peers/train.py. A process that ends, or
-/// says nothing for `kPeerTimeout`, is a c10::DistBackendError with its last words; the others are
-/// then killed.
+/// How many processes of peers/train.py, and where.
+struct PeerGroup {
+  std::string device;  // cpu, cuda
+  int world_size;
+  std::map<std::string, std::string> environment;
+
+  auto operator<=>(const PeerGroup&) const = default;
+};
+
+/// PyTorch: processes of peers/train.py, which train one job after the other. A process that ends,
+/// or says nothing for `kPeerTimeout`, is a c10::DistBackendError with its last words; the others
+/// are then killed.
 class PeerJob {
  public:
-  struct Options {
-    std::string name;  // as the errors call it
+  struct Task {
+    std::string name;  // as the errors call the peer
     std::string job;
     std::string mode;
-    std::string device;   // cpu, cuda
     std::string variant;  // how Python runs a step: eager, compile, graph, graph_compile
-    int world_size;
-    std::map<std::string, std::string> environment;
   };
-  explicit PeerJob(Options options);
+  explicit PeerJob(const PeerGroup& group);
 
+  /// What is trained from here on; what was before is forgotten.
+  void begin(const Task& task);
   /// Sends the request to every process and returns their answers by rank.
   std::vector<std::string> ask(const std::string& request);
 
@@ -67,10 +76,20 @@ class PeerJob {
   [[noreturn]] void fail_ended(int rank);
   [[noreturn]] void fail(int rank, const std::string& what, const std::string& remedy);
 
-  Options options_;
+  Task task_;  // empty before the first
   std::vector<int> everybody_;
   bool is_ready_ = false;  // joined, and has torch
   std::vector<PeerProcess> processes_;
+};
+
+/// Those that were started: a start takes longer than many a row.
+class PeerJobs {
+ public:
+  /// Starts it the first time.
+  PeerJob& of(const PeerGroup& group);
+
+ private:
+  std::map<PeerGroup, PeerJob> jobs_;
 };
 
 /// Shorter than the default timeout of a group, in which the other ranks wait meanwhile.

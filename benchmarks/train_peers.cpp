@@ -17,17 +17,16 @@ Environment keeping_memory() {
 }
 
 std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& arrangement,
-                                  const std::string& variant, Environment environment) {
+                                  PeerJobs& processes, const std::string& variant,
+                                  Environment environment = {}) {
   const auto& [job, mode, device] = arrangement;
   TORCH_CHECK_VALUE(mode != "compile", "bench train: peer ", peer, " expects ranks that train ",
                     "together, got the mode compile; choose eager with --peer");
-  return make_python_side({.name = peer,
-                           .job = job,
-                           .mode = eager_mode(mode),
-                           .device = device.is_cuda() ? "cuda" : "cpu",
-                           .variant = variant,
+  return make_python_side(processes,
+                          {.device = device.is_cuda() ? "cuda" : "cpu",
                            .world_size = world_size(),
-                           .environment = std::move(environment)});
+                           .environment = std::move(environment)},
+                          {.name = peer, .job = job, .mode = eager_mode(mode), .variant = variant});
 }
 
 std::unique_ptr<Side> reducer_peer(const std::string& peer, const Arrangement& arrangement,
@@ -52,24 +51,30 @@ std::unique_ptr<Side> eager_peer(const Arrangement& arrangement) {
 
 struct Row {
   const char* name;
-  std::unique_ptr<Side> (*make)(const std::string& peer, const Arrangement& arrangement);
+  std::unique_ptr<Side> (*make)(const std::string& peer, const Arrangement& arrangement,
+                                PeerJobs& processes);
   bool on_cpu = true;
   bool on_cuda = false;
 };
 const Row kPeers[] = {
-    {"pytorch", [](auto& peer, auto& it) { return python_peer(peer, it, "eager", {}); }, true,
-     true},
+    {"pytorch", [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "eager"); },
+     true, true},
     {"pytorch_malloc",
-     [](auto& peer, auto& it) { return python_peer(peer, it, "eager", keeping_memory()); }},
-    {"pytorch_compile", [](auto& peer, auto& it) { return python_peer(peer, it, "compile", {}); },
-     false, true},
-    {"pytorch_graph", [](auto& peer, auto& it) { return python_peer(peer, it, "graph", {}); },
-     false, true},
+     [](auto& peer, auto& it, auto& in) {
+       return python_peer(peer, it, in, "eager", keeping_memory());
+     }},
+    {"pytorch_compile",
+     [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "compile"); }, false,
+     true},
+    {"pytorch_graph",
+     [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "graph"); }, false,
+     true},
     {"pytorch_graph_compile",
-     [](auto& peer, auto& it) { return python_peer(peer, it, "graph_compile", {}); }, false, true},
-    {"eager", [](auto&, auto& it) { return eager_peer(it); }},
-    {"reducer_gloo", [](auto& peer, auto& it) { return reducer_peer(peer, it, "gloo"); }},
-    {"reducer_shm", [](auto& peer, auto& it) { return reducer_peer(peer, it, "shm"); }},
+     [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "graph_compile"); },
+     false, true},
+    {"eager", [](auto&, auto& it, auto&) { return eager_peer(it); }},
+    {"reducer_gloo", [](auto& peer, auto& it, auto&) { return reducer_peer(peer, it, "gloo"); }},
+    {"reducer_shm", [](auto& peer, auto& it, auto&) { return reducer_peer(peer, it, "shm"); }},
 };
 
 }  // namespace
@@ -86,9 +91,10 @@ bool goes_with(const std::string& peer, const std::string& mode) {
   return !peer.starts_with("pytorch_graph") || mode == "eager";
 }
 
-std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement) {
+std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement,
+                                PeerJobs& processes) {
   for (const auto& row : kPeers) {
-    if (peer == row.name) return row.make(peer, arrangement);
+    if (peer == row.name) return row.make(peer, arrangement, processes);
   }
   TORCH_CHECK_VALUE(false, "bench train: expected a peer of --list, got '", peer, "'");
 }

@@ -23,7 +23,9 @@ struct Arrangement {
 };
 
 /// The other side of a comparison: the same job, trained by somebody else the way the mode asks
-/// for. Every rank calls it. Throws if the peer has nothing like that mode.
-std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement);
+/// for; one of Python in `processes`, one at a time. Every rank calls it. Throws if the peer has
+/// nothing like that mode.
+std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement,
+                                PeerJobs& processes);
 
 }  // namespace tessera::benchmarks

@@ -7,6 +7,7 @@
 #include <tessera/optim.h>
 
 #include "rank0.h"
+#include "train/kernels.h"
 
 #include <ATen/ATen.h>
 #include <nlohmann/json.hpp>
@@ -25,6 +26,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSamples = 64;
+constexpr int kWarmups = 3;  // before kernels are recorded
 struct Tolerance {
   double relative;
   double absolute;
@@ -92,6 +94,19 @@ class LocalSide final : public Side {
     return slowest(gather_bytes(json{{"seconds", elapsed.count()}}.dump())) / steps;
   }
 
+  std::vector<Kernel> kernels() override {
+    for (int i = 0; i < kWarmups; ++i) step_();
+    wait_for_device();
+    train::KernelRecorder recorder;
+    step_();
+    wait_for_device();
+    std::vector<Kernel> kernels;
+    for (const auto& record : recorder.take())
+      kernels.push_back({record.name, static_cast<double>(record.end - record.begin) / 1e3});
+    if (kernels.empty()) stop_all(std::string("bench train: ") + train::kNoKernels);
+    return kernels;
+  }
+
  private:
   void wait_for_device() const {
     if (job_.device.is_cuda()) torch::cuda::synchronize();
@@ -118,9 +133,10 @@ class LocalSide final : public Side {
 
 class PythonSide final : public Side {
  public:
-  explicit PythonSide(PeerJob::Options options) {
+  PythonSide(PeerJobs& processes, const PeerGroup& group, const PeerJob::Task& task) {
     on_rank0([&] {
-      job_ = std::make_unique<PeerJob>(std::move(options));
+      job_ = &processes.of(group);
+      job_->begin(task);
       return std::string();
     });
   }
@@ -133,13 +149,22 @@ class PythonSide final : public Side {
 
   double time_block(int steps) override { return slowest(ask("time", steps)) / steps; }
 
+  std::vector<Kernel> kernels() override {
+    std::vector<Kernel> kernels;
+    for (const auto& [name, microseconds] : json::parse(ask("kernels", kWarmups)[0])
+                                                .at("kernels")
+                                                .get<std::vector<std::pair<std::string, double>>>())
+      kernels.push_back({name, microseconds});
+    return kernels;
+  }
+
  private:
   std::vector<std::string> ask(const std::string& what, int steps) {
     return json::parse(
         on_rank0([&] { return json(job_->ask(what + " " + std::to_string(steps))).dump(); }));
   }
 
-  std::unique_ptr<PeerJob> job_;  // on rank 0
+  PeerJob* job_ = nullptr;  // on rank 0
 };
 
 void require_close(double expected, double actual, double tolerance, const std::string& who,
@@ -173,8 +198,9 @@ std::unique_ptr<Side> make_local_side(Job job, bool compiles) {
   return std::make_unique<LocalSide>(std::move(job), compiles);
 }
 
-std::unique_ptr<Side> make_python_side(PeerJob::Options options) {
-  return std::make_unique<PythonSide>(std::move(options));
+std::unique_ptr<Side> make_python_side(PeerJobs& processes, const PeerGroup& group,
+                                       const PeerJob::Task& task) {
+  return std::make_unique<PythonSide>(processes, group, task);
 }
 
 void require_agreement(const Report& expected, const Report& actual, c10::DeviceType device,

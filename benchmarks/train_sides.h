@@ -16,6 +16,12 @@ struct RankReport {
 };
 using Report = std::vector<RankReport>;  // by rank
 
+/// A kernel, copy or fill of a GPU.
+struct Kernel {
+  std::string name;
+  double microseconds;
+};
+
 /// One of those that are compared: as many processes as ranks, of one thread each, that train one
 /// job. Every rank calls the members and gets the same result. While one side works, the processes
 /// of the others sleep.
@@ -25,13 +31,17 @@ class Side {
   virtual Report train(int steps) = 0;
   /// Seconds per step, of the slowest rank; a tenth more steps before them warm up.
   virtual double time_block(int steps) = 0;
+  /// What rank 0's GPU does in one step, after some that warm up.
+  virtual std::vector<Kernel> kernels() = 0;
 };
 
 /// Trains the job in the calling processes, with AdamW, on CUDA in bf16 by autocast; `compiles`:
 /// the whole step is a program.
 std::unique_ptr<Side> make_local_side(Job job, bool compiles = false);
-/// Trains in processes of peers/train.py, which rank 0 starts.
-std::unique_ptr<Side> make_python_side(PeerJob::Options options);
+/// Trains in processes of peers/train.py, which rank 0 starts unless they are there; until the next
+/// one begins in them.
+std::unique_ptr<Side> make_python_side(PeerJobs& processes, const PeerGroup& group,
+                                       const PeerJob::Task& task);
 
 /// Throws unless losses and parameters of all ranks agree within float32's tolerance, on CUDA
 /// within that of bf16.

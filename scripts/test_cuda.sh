@@ -1,30 +1,52 @@
 #!/usr/bin/env bash
 # Builds and runs the tests that need a GPU, with several ranks on one device: `make test-cuda ARGS="..."`.
-#   --has-gpu        no test: fails, after a line that says why, where there is no GPU
+#   --has-gpu        no test: exit code 3, after a line that says why, where there is no GPU
 #   --filter REGEX   only tests whose <binary>.<Suite>.<Test> matches
-#   --mps            under MPS, started and ended here: ranks run at once instead of by turns, but a rank that faults or
-#                    is killed takes those of all tests with it
-#   --sanitize       under compute-sanitizer (memcheck, stream-ordered memory); without --filter the engines' tests
+#   --no-mps         all tests without MPS. Otherwise it is started and ended here, where that can be done: ranks run at
+#                    once instead of by turns
+#   --sanitize       under compute-sanitizer (memcheck, stream-ordered memory), without MPS; without --filter some of the
+#                    engines' tests, over shm alone: what NCCL does to its memory is its own affair
 # Reads:
-#   JOBS_CUDA        test binaries that run side by side (one per four cores, as they start up to four ranks)
+#   JOBS_CUDA        test processes that run side by side, each with its ranks (half the cores, at most 6)
 #   JOBS             compilers that run at once (scripts/jobs.sh)
 #   TESSERA_TORCH    the libtorch to build with (scripts/find_torch.sh: what is found by itself)
 # Leaves JUnit files and logs in build/cuda/test-cuda. Succeeds where there is no GPU, after a line that says so.
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Not under MPS, where a rank that faults, is killed or is cut off in a kernel takes the ranks of all tests with it: tests
+# whose ranks are killed, stopped, time out or disagree. And the one that reads kernels from a profile.
+apart='^comm\.([A-Za-z]+/)?(Peer|Disagree|NcclErrors)OnCuda\.'
+apart+='|^train\.TrainOnCuda\.(SurvivesTheDeath|EndsBySignal|[A-Za-z]*InTheTrace)'
+
+# What a test costs against a small one of two ranks; the first expression that matches counts. Processes are given tests
+# up to `most` of it, and those that have most of it start first.
+most=120
+costs="20 $apart"'
+40 ^dtensor\.OperatorDatabase
+15 ^(train|compiler)\.
+2 _4$'
+
+# Every kind of work of the engines on a device once: memcheck makes kernels many times slower.
+sanitized='^replicate\..*/(Defaults|ViewsInSmallBuckets)_cuda_shm_2$'
+sanitized+='|^replicate\..*\.(FindsUnusedParameters|HalfPrecisionHooks[A-Za-z]*)/cuda_shm_2$'
+sanitized+='|^fully_shard\..*/(FullShard|KeptByNeighbours|Offloaded)_cuda_shm_2$'
+sanitized+='|^fully_shard\..*\.(OffloadChangesNoBits|ComputesInLowPrecision|CheckpointedUnits[A-Za-z]*)/cuda_shm_2$'
+sanitized+='|^optim\..*\.(EqualLibtorchsAndThoseOfTheCpu/.*|ShardedNormsAreThoseOfTheWhole/cuda_shm_2)$'
+sanitized+='|^dtensor\..*\.(ProductsAndTheirGradients[A-Za-z]*|DropoutAndItsGradient[A-Za-z]*)/cuda_shm_2$'
+
 results=build/cuda/test-cuda
 filter=
 sanitize=
 has_gpu=
-mps=
+mps=1
 while (($# > 0)); do
     case $1 in
         --filter) filter=${2:?--filter: expected a regular expression} && shift 2 ;;
-        --has-gpu) has_gpu=1 && shift ;;
-        --mps) mps=1 && shift ;;
-        --sanitize) sanitize=1 && shift ;;
-        *) echo "test-cuda: expected --filter REGEX, --mps or --sanitize, got '$1'" >&2 && exit 2 ;;
+        --has-gpu) has_gpu=3 && shift ;;
+        --no-mps) mps= && shift ;;
+        --sanitize) sanitize=1 && mps= && shift ;;
+        *) echo "test-cuda: expected --filter REGEX, --no-mps or --sanitize, got '$1'" >&2 && exit 2 ;;
     esac
 done
 
@@ -45,30 +67,49 @@ build() {
 }
 
 start_mps() {
-    mps_folder=$(mktemp -d)
-    export CUDA_MPS_PIPE_DIRECTORY=$mps_folder/pipe CUDA_MPS_LOG_DIRECTORY=$mps_folder/log
-    mkdir "$mps_folder/pipe" "$mps_folder/log"
-    trap end_mps EXIT
+    mps_folder=$(mktemp -d) # a short path: sockets are in it
+    mkdir "$results/mps"
+    export CUDA_MPS_PIPE_DIRECTORY=$mps_folder CUDA_MPS_LOG_DIRECTORY=$PWD/$results/mps
     if command -v nvidia-cuda-mps-control >/dev/null && nvidia-cuda-mps-control -d </dev/null >/dev/null 2>&1; then
-        echo "under MPS"
+        echo "under MPS, but for tests whose ranks are killed, stopped or time out"
     else
-        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
         echo "MPS does not start here: without it"
+        rm -rf "$mps_folder"
+        unset mps_folder CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+        mps=
     fi
 }
 
 end_mps() {
-    if [[ -n ${CUDA_MPS_PIPE_DIRECTORY:-} ]]; then
-        echo quit | timeout 30 nvidia-cuda-mps-control >/dev/null 2>&1 || true
-    fi
+    [[ -n ${mps_folder:-} ]] || return 0
+    local daemon
+    daemon=$(cat "$mps_folder/nvidia-cuda-mps-control.pid" 2>/dev/null || true)
+    echo quit | timeout -k 5 30 nvidia-cuda-mps-control >/dev/null 2>&1 ||
+        { [[ -z $daemon ]] || kill "$daemon" 2>/dev/null; } || true
     rm -rf "$mps_folder"
+    unset mps_folder CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
+
+# A client that lost its server has errors 805 to 810 of CUDA, whatever its test does.
+tell_if_mps_broke() {
+    local logs
+    logs=$({
+        grep -lE 'cudaErrorMps|CUDA_ERROR_MPS|MPS (client|server)|error:? (80[5-9]|810)\b' "$results"/*.log || true
+        grep -liE 'fatal|exception' "$results"/mps/*.log || true
+    } 2>/dev/null | paste -sd' ')
+    [[ -z $logs ]] || echo "MPS broke down, so tests may have failed by what another one did; with --no-mps they are" \
+        "apart: $logs"
 }
 
 find_sanitizer() {
     local found
     for found in "$(command -v compute-sanitizer || true)" /usr/local/cuda/bin/compute-sanitizer; do
         if [[ -x $found ]]; then
-            runner=("$found" --tool memcheck --target-processes all --track-stream-ordered-races all --error-exitcode 99)
+            # Ranks are programs of their own, which it follows. Errors that calls return are the callers' affair: libraries
+            # probe by them.
+            runner=("$found" --tool memcheck --target-processes all --track-stream-ordered-races all
+                --report-api-errors no --error-exitcode 99)
+            # Of memory that the caching allocator hands on it would see nothing.
             export PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync
             return
         fi
@@ -77,23 +118,87 @@ find_sanitizer() {
     exit 2
 }
 
-# The GPU tests of a binary that were asked for, as a filter of gtest; nothing if there are none.
-chosen_tests() { # binary, pattern
-    "build/cuda/bin/tests/$1" --gtest_list_tests --gtest_filter="$2" |
-        awk -v binary="$1" '/^[^ ].*\.( |$)/ { suite = $1 } /^  / { print binary "." suite $1 }' |
-        { grep -E -- "${filter:-.}" || true; } | sed "s/^$1\.//" | paste -sd:
+# Writes the GPU tests of a binary that were asked for, one per line.
+list_tests() { # binary, pattern
+    local all
+    all=$("build/cuda/bin/tests/$1" --gtest_list_tests --gtest_filter="$2") ||
+        { echo "$1: its tests can't be listed" && echo 1 >"$results/$1.status" && return; }
+    awk -v binary="$1" '/^[^ ].*\.( |$)/ { suite = $1 } /^  / { print binary "." suite $1 }' <<<"$all" |
+        { grep -E -- "${filter:-.}" || true; } >"$results/$1.list"
 }
 
-run_binary() { # binary, pattern
-    local tests status=0
-    tests=$(chosen_tests "$1" "$2") || { echo "$1: its tests can't be listed" && echo 1 >"$results/$1.status" && return; }
-    [[ -n $tests ]] || return 0
+# Deals tests out to processes: <process>.tests for each, and lines "cost process" in order.1 and, for tests apart from
+# MPS, order.2. Processes have 4 ranks or fewer, not both: ranks stay for the next test.
+deal_tests() {
+    # In a random order, the same in each run: instances of a test come by turns otherwise.
+    cat "$results"/*.list | sort -R --random-source=/dev/zero |
+        apart=${mps:+$apart} costs=$costs awk -v most="$most" -v results="$results" '
+        BEGIN {
+            rules = split(ENVIRON["costs"], lines, "\n")
+            for (i = 1; i <= rules; ++i) {
+                cost_of[i] = lines[i] + 0
+                pattern_of[i] = substr(lines[i], index(lines[i], " ") + 1)
+            }
+        }
+        {
+            cost = 1
+            for (i = rules; i >= 1; --i) if ($0 ~ pattern_of[i]) cost = cost_of[i]
+            binary = substr($0, 1, index($0, ".") - 1)
+            kind = binary (ENVIRON["apart"] != "" && $0 ~ ENVIRON["apart"] ? ".apart": /_4$/ ? ".4ranks" : "")
+            costs[kind, count[kind] + 0] = cost
+            tests[kind, count[kind]++] = substr($0, length(binary) + 2)
+            sum[kind] += cost
+        }
+        END {
+            for (kind in count) {
+                parts = int((sum[kind] + most - 1) / most)
+                if (parts > count[kind]) parts = count[kind]
+                for (i = 0; i < count[kind]; ++i) {
+                    least = 1
+                    for (part = 2; part <= parts; ++part) if (load[kind, part] < load[kind, least]) least = part
+                    load[kind, least] += costs[kind, i]
+                    print tests[kind, i] >(results "/" kind "." least ".tests")
+                }
+                for (part = 1; part <= parts; ++part)
+                    print load[kind, part], kind "." part >(results "/order." (kind ~ /\.apart$/ ? 2 : 1))
+            }
+        }'
+}
+
+run_tests() { # process
+    local status=0 log=$results/$1.log
     # Ranks stay for the next test: to start one takes seconds.
-    TESSERA_REUSE_RANKS=1 timeout 1800 "${runner[@]}" "build/cuda/bin/tests/$1" --gtest_filter="$tests" --gtest_color=no \
-        --gtest_output="xml:$results/$1.xml" >"$results/$1.log" 2>&1 || status=$?
-    if grep -q 'ERROR SUMMARY: [1-9]' "$results/$1.log"; then status=99; fi
+    TESSERA_REUSE_RANKS=1 timeout -k 20 1800 "${runner[@]}" "build/cuda/bin/tests/${1%%.*}" \
+        --gtest_filter="$(paste -sd: "$results/$1.tests")" --gtest_color=no --gtest_output="xml:$results/$1.xml" \
+        >"$log" 2>&1 &
+    # shellcheck disable=SC2064
+    trap "kill $! 2>/dev/null; wait $!; exit 143" HUP INT TERM # it passes the signal on
+    wait $! || status=$?
+    if [[ -n $sanitize ]]; then
+        # A log without a summary says nothing, least of all that there was no error.
+        if grep -q 'ERROR SUMMARY: [1-9]' "$log" || ! grep -q 'ERROR SUMMARY: 0 errors' "$log"; then status=99; fi
+        echo "$1: $(grep -c 'ERROR SUMMARY: 0 errors' "$log") clean summaries of compute-sanitizer," \
+            "$(grep -c 'ERROR SUMMARY: [1-9]' "$log") with errors"
+    fi
     echo "$status" >"$results/$1.status"
     echo "$1: done"
+}
+
+run_all() { # file with lines "cost process"
+    local process
+    for process in $(sort -rn "$1" | cut -d' ' -f2); do
+        while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
+        run_tests "$process" </dev/null &
+    done
+    wait
+}
+
+clean_up() {
+    local running
+    running=$(jobs -rp)
+    # shellcheck disable=SC2086
+    [[ -z $running ]] || { kill $running 2>/dev/null && wait; } || true
+    end_mps
 }
 
 find_gpu
@@ -103,16 +208,26 @@ rm -rf "$results"
 mkdir -p "$results"
 runner=()
 if [[ -n $sanitize ]]; then
-    filter=${filter:-'^(replicate|fully_shard|dtensor|optim)\.'}
+    filter=${filter:-$sanitized}
     find_sanitizer
-elif [[ -n $mps ]]; then
-    start_mps
 fi
-at_once=${JOBS_CUDA:-$((($(nproc) + 3) / 4))}
+# MPS takes 48 clients: a process has up to four ranks, and often a few more of an earlier test.
+cores=$(nproc)
+at_once=${JOBS_CUDA:-$((cores > 12 ? 6 : (cores + 1) / 2))}
 begin=$SECONDS
-while read -r binary pattern; do
-    while (($(jobs -rp | wc -l) >= at_once)); do wait -n || true; done
-    run_binary "$binary" "$pattern" </dev/null &
-done <build/cuda/cuda_tests.txt
+trap clean_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+while read -r binary pattern; do list_tests "$binary" "$pattern" </dev/null & done <build/cuda/cuda_tests.txt
 wait
+[[ -z $mps ]] || start_mps
+: >"$results/order.1" && : >"$results/order.2"
+deal_tests
+run_all "$results/order.1"
+if [[ -n $mps ]]; then
+    end_mps
+    run_all "$results/order.2"
+    tell_if_mps_broke
+fi
 python3 scripts/summarize_tests.py "$results" --seconds $((SECONDS - begin))

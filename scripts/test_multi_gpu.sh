@@ -53,18 +53,33 @@ run() {
   nccl=${nccl:-$(grep -m 1 -o 'NCCL version [^ ]*' "$log")}
   grep -E '^(PASS|FAIL|       )' "$log" | tee -a "$report"
   [ "$status" -eq 0 ] && return 0
-  [ "$status" -eq 124 ] && tell "FAIL $name: no end within $left s"
-  grep -q '^FAIL' "$log" || tell "FAIL $name: exit code $status; its last lines:"
+  if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+    tell "FAIL $name: no end within $left s; its last lines:"
+  elif ! grep -q '^FAIL' "$log"; then
+    tell "FAIL $name: exit code $status; its last lines:"
+  fi
   grep -vE '^(PASS|FAIL|       )' "$log" | tail -n 30 | sed 's/^/       | /' | tee -a "$report"
   return 1
 }
 
 [ -x "$check" ] && [ -x "$tessera" ] || { echo "test-multi-gpu: expected $check and $tessera; run make test-multi-gpu" >&2; exit 1; }
-read -r torch gpus < <(timeout 120 "$check" --devices) || { echo "test-multi-gpu: $check --devices failed" >&2; exit 1; }
-if [ "$gpus" -eq 0 ]; then
-  echo "skipped: libtorch $torch finds no GPU"
-  exit 0
+# What it prints to stderr, libtorch's reasons among them, is seen.
+found=$(timeout 120 "$check" --devices) || { echo "test-multi-gpu: $check --devices: exit code $?" >&2; exit 1; }
+read -r torch gpus <<< "$found"
+if [ "${gpus:-0}" -eq 0 ]; then
+  if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+    echo "skipped: libtorch $torch finds no GPU; CUDA_VISIBLE_DEVICES is '$CUDA_VISIBLE_DEVICES'"
+    exit 0
+  elif ! compgen -G '/dev/nvidia[0-9]*' > /dev/null && [ ! -e /dev/dxg ]; then
+    echo "skipped: no NVIDIA device"
+    exit 0
+  fi
+  echo "test-multi-gpu: there is a GPU, but libtorch $torch finds none (a driver that is too old, or a libtorch without" \
+    "CUDA); nvidia-smi says:" >&2
+  timeout 20 nvidia-smi >&2
+  exit 1
 fi
+checks=$("$check" --list) && [ -n "$checks" ] || { echo "test-multi-gpu: $check --list failed" >&2; exit 1; }
 
 : > "$report"
 tell "Tessera on $gpus GPU(s), $(date -u +%F\ %H:%M) UTC, libtorch $torch"
@@ -103,7 +118,9 @@ total=0
 for ranks in $worlds; do
   tell ""
   tell "$ranks ranks"
-  for name in $("$check" --list); do
+  for name in $checks; do
+    # Times of ranks that share a GPU say nothing: that they can be taken is shown once.
+    [ "$gpus" -eq 1 ] && [ "$ranks" -gt 2 ] && [[ $name == bandwidth || $name == overlap ]] && continue
     total=$((total + 1))
     run "$ranks" "$name" || failed=$((failed + 1))
   done

@@ -5,13 +5,16 @@ Standard input brings one request per line, standard output takes one line of JS
 
     (start)        rank 0: {"port": P}, where it serves the store; the other ranks then read P
     (start)        {"ready": version of torch}
+    job J M V      {"job": J}: forgets the job before it, and makes job J in mode M, variant V
     train N        {"losses": [...], "parameters": [[numel, sum, norm, samples...], ...]} after N steps
     time N         {"seconds": s} for N steps, after a tenth more that warm up
+    kernels N      {"kernels": [[name, microseconds], ...]} of one step on a GPU, after N that warm up
     end of input   leaves
 """
 
 import argparse
 import datetime
+import gc
 import importlib
 import json
 import os
@@ -130,6 +133,16 @@ class Trainer:
         self.wait_for_device()
         return {"seconds": time.perf_counter() - start}
 
+    def kernels(self, steps):
+        for _ in range(steps):
+            self.step()
+        self.wait_for_device()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step()
+            self.wait_for_device()
+        events = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
+        return {"kernels": [[event.name, event.time_range.elapsed_us()] for event in events]}
+
 
 def fingerprint(parameter):
     """As fingerprint() in train_sides.cpp."""
@@ -139,17 +152,37 @@ def fingerprint(parameter):
     return [flat.numel(), flat.sum().item(), flat.norm().item(), *sampled.tolist()]
 
 
-def batch_rank(options):
-    """Whose batch: under tensor parallelism all ranks work on one."""
-    return 0 if options.mode == "tp" else options.rank
+class Peer:
+    """One job after another, in a process that stays."""
+
+    def __init__(self, rank, device):
+        self.rank = rank
+        self.device = device
+        self.trainer = None
+
+    def forget(self):
+        """A graph that outlives the group makes its end hang; FSDP2 leaves cycles that hold the group."""
+        self.trainer = None
+        gc.collect()
+        torch.compiler.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def answer(self, what, *words):
+        if what == "job":
+            self.forget()
+            name, mode, variant = words
+            batch_rank = 0 if mode == "tp" else self.rank  # under tensor parallelism all ranks work on one
+            job = Job(name, batch_rank, self.device)
+            self.trainer = Trainer(job, importlib.import_module(MODES[mode]), self.device, variant)
+            return {"job": name}
+        actions = {"train": self.trainer.train, "time": self.trainer.time, "kernels": self.trainer.kernels}
+        return actions[what](int(words[0]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", required=True)
-    parser.add_argument("--mode", required=True, choices=MODES)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--variant", default="eager", choices=("eager", "compile", "graph", "graph_compile"))
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     options = parser.parse_args()
@@ -165,13 +198,11 @@ def main():
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_IB_DISABLE", "1")
     join(channel, options.rank, options.world_size, device)
-    job = Job(options.job, batch_rank(options), device)
-    trainer = Trainer(job, importlib.import_module(MODES[options.mode]), device, options.variant)
     channel.answer(ready=torch.__version__)
+    peer = Peer(options.rank, device)
     for request in channel.requests():
-        name, steps = request.split()
-        answers = {"train": trainer.train, "time": trainer.time}
-        channel.answer(**answers[name](int(steps)))
+        channel.answer(**peer.answer(*request.split()))
+    peer.forget()
     dist.destroy_process_group()
 
 

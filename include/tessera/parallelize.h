@@ -38,9 +38,8 @@ M parallelize_module(M&& module, const DeviceMesh& mesh, const ParallelPlan& pla
 
 /// While it lives, cross_entropy and log_softmax of this thread work on logits that are sharded
 /// over the classes, without gathering them: maxima, sums and the loss travel, a number or three
-/// per row. Backward belongs inside too (outside, and on a GPU's own thread, it gathers). Logits
-/// come from a ColwiseParallel head with `use_local_output = false`; targets may be plain tensors,
-/// equal on all ranks.
+/// per row. Backward belongs inside too (outside it gathers). Logits come from a ColwiseParallel
+/// head with `use_local_output = false`; targets may be plain tensors, equal on all ranks.
 class loss_parallel {
  public:
   loss_parallel();
@@ -49,7 +48,7 @@ class loss_parallel {
   loss_parallel& operator=(const loss_parallel&) = delete;
 
  private:
-  const void* previous_;
+  c10::DebugInfoGuard scope_;
 };
 
 /// Rows of a weight or bias that holds `packed` matrices one under the other, from the order in

@@ -28,7 +28,13 @@ class Interceptor {
 
   static void intercept(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     auto* const self = current;
-    TORCH_INTERNAL_ASSERT(self, "tessera: the key ", kKey, " without an interceptor");
+    if (!self) {
+      // Autograd's device threads take over the key of the thread that called backward, but not
+      // its interceptor.
+      const c10::impl::ExcludeDispatchKeyGuard below(kKey);
+      op.callBoxed(stack);
+      return;
+    }
     // What the operator does inside is the outer interceptor's, if anybody's.
     struct Restore {
       Interceptor* self;

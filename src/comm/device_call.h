@@ -9,41 +9,58 @@
 
 namespace tessera::comm {
 
-/// What one collective does on a device: on a stream of the group's own, which waits for what the
-/// caller's stream has under way at the call, and for which the caller's stream waits when it waits
-/// for the collective. The host waits for the device in await_host() alone. Needs no CUDA header.
+// Note [compute engine]
+// Processes that share a GPU take turns on its compute engine, and a turn costs more than 100 us;
+// its copy engines serve all at once. Events and waits of a stream that computes are work for the
+// compute engine. So none are issued where the host can see that there is nothing to wait for, and
+// the host rather looks for a moment whether a small copy ends.
+
+/// What one collective does on a device: on a stream of its own, which waits for what the caller's
+/// stream has under way at the call, and for which the caller's stream waits when it waits for the
+/// collective. Tensors go through pinned host memory, or stay on the device and are kept. The host
+/// waits for the device in await_host() and await_end(), and looks for a moment in join(). Needs no
+/// CUDA header.
 class DeviceCall {
  public:
-  /// `stream` waits from here on for the current stream of its device.
+  /// Follows the caller.
   explicit DeviceCall(c10::Stream stream);
+  ~DeviceCall();
+  DeviceCall(const DeviceCall&) = delete;
+  DeviceCall& operator=(const DeviceCall&) = delete;
 
   const c10::Stream& stream() const { return stream_; }
+  /// From here on the stream waits for what the current stream of its device has under way.
+  void follow_caller();
 
   /// A contiguous copy in pinned memory, there once await_host() has returned.
   at::Tensor to_host(const at::Tensor& tensor);
   static at::Tensor empty_host(const at::Tensor& like);
-  /// Until the copies so far are there.
+  /// Whether the copies so far are there, or will be in a moment: then after it.
+  bool is_on_host() const;
   void await_host();
+  /// Copies to a tensor of the device, from there or from pinned memory.
+  void copy_back(const at::Tensor& to, const at::Tensor& from);
 
   /// The tensor's memory is not given to others before the stream is done with it.
-  void keep(const at::Tensor& tensor);
+  void keep(const at::Tensor& tensor) const;
 
   /// What follows on the stream belongs to others.
   void end();
+  bool has_ended() const { return is_ended_ && mark_.query(); }
+  void await_end() const { mark_.synchronize(); }
   /// The current stream of the device waits for the end.
   void join() const;
-  bool has_ended() const { return ended_.query(); }
 
  private:
-  c10::Stream stream_;
-  c10::Event ready_;
-  c10::Event ended_;
-};
+  bool is_marked_soon() const;
 
-/// A contiguous copy in pinned memory, there once the current stream has made it.
-at::Tensor copy_to_host(const at::Tensor& tensor);
-/// Into a tensor of a device, by its current stream.
-void copy_from_host(const at::Tensor& to, const at::Tensor& from);
+  c10::Stream stream_;
+  c10::Event ready_;        // on the caller's stream
+  c10::Event mark_;         // behind the copies to the host, then behind the end
+  bool is_behind_ = false;  // the stream may have to wait for the caller's
+  bool is_ended_ = false;
+  std::vector<at::Tensor> held_;  // on the device, by copies that may be under way
+};
 
 /// Of the device, for futures: none without one.
 std::vector<c10::Device> devices_of(const std::shared_ptr<DeviceCall>& call);
@@ -51,5 +68,8 @@ std::vector<c10::Device> devices_of(const std::shared_ptr<DeviceCall>& call);
 /// A stream of the device for communication, ahead of computation where the device knows such
 /// priorities.
 c10::Stream communication_stream(c10::Device device);
+/// One that only copies: another one at each call, so that a result does not wait for what a later
+/// call follows, and never one of NCCL's, whose kernels wait for peers.
+c10::Stream copy_stream(c10::Device device);
 
 }  // namespace tessera::comm

@@ -18,20 +18,20 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 /// How often a rank that waits looks where the others are.
-constexpr milliseconds kLook{100};
+constexpr milliseconds kLookAtMeeting{100};
 
 std::string list_text(const GroupCall& call) {
   return c10::str(format_ranks(call.ranks),
                   call.count == 0 ? "" : c10::str(" for time ", call.count + 1));
 }
 
-std::string encode(const GroupCall& call) {
+std::string encode_call(const GroupCall& call) {
   auto text = std::to_string(call.count);
   for (const int rank : call.ranks) text.append(" ").append(std::to_string(rank));
   return text;
 }
 
-GroupCall decode(const std::string& text) {
+GroupCall decode_call(const std::string& text) {
   std::istringstream words(text);
   GroupCall call;
   words >> call.count;
@@ -54,15 +54,16 @@ class GroupMeeting {
 
   void run() {
     const int own = context_.world.rank;
-    store_.set(place_of(own), encode(call_));
+    store_.set(place_of(own), encode_call(call_));
     store_.set(arrival_of(own), "here");
     while (!store_.check(arrivals_)) {
       look();
       const auto begun = Clock::now();
       try {
-        return store_.wait(arrivals_, kLook);
+        return store_.wait(arrivals_, kLookAtMeeting);
       } catch (const std::exception&) {
-        if (Clock::now() < begun + kLook) throw;  // not a timeout: the store itself has failed
+        if (Clock::now() < begun + kLookAtMeeting)
+          throw;  // not a timeout: the store itself has failed
       }
     }
   }
@@ -113,7 +114,7 @@ class GroupMeeting {
   /// What `rank` waits in, if this rank would have to join it and has not.
   std::optional<GroupCall> call_that_waits_for_us(int rank) {
     if (!store_.check({place_of(rank)})) return std::nullopt;
-    auto theirs = decode(store_.get_to_str(place_of(rank)));
+    auto theirs = decode_call(store_.get_to_str(place_of(rank)));
     if (std::ranges::count(theirs.ranks, context_.world.rank) == 0) return std::nullopt;
     const std::lock_guard lock(context_.mutex);
     const auto made = context_.group_counts.find(theirs.ranks);

@@ -29,7 +29,7 @@ BackendNames pick_backends(const World& world, const BackendRequest& request,
   return choice.names;
 }
 
-std::vector<std::string> devices_of(const World& world, const std::vector<int>& ranks) {
+std::vector<std::string> device_names(const World& world, const std::vector<int>& ranks) {
   std::vector<std::string> devices;
   for (const int rank : ranks) devices.push_back(world.devices[rank]);
   return devices;
@@ -104,7 +104,7 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
       .processes = processes_of(context.world, ranks),
       .shares_network = share_network(context.world, ranks),
       .heartbeat = context.heartbeat,
-      .devices = devices_of(context.world, ranks),
+      .devices = device_names(context.world, ranks),
       .device = context.device,
       .binds_device = context.binds_device,
       .check_calls = options.check_calls.value_or(context.check_calls)};

@@ -4,7 +4,7 @@
 
 namespace tessera::dtensor {
 
-/// Tells the comm_debug scopes of this thread.
+/// Tells the comm_debug scopes in force.
 void count_collective(const char* kind, size_t bytes);
 
 }  // namespace tessera::dtensor

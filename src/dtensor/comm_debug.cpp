@@ -3,20 +3,51 @@
 
 #include "base/text.h"
 #include "dtensor/comm_count.h"
+#include "dtensor/scopes.h"
 
-#include <algorithm>
 #include <iomanip>
+#include <mutex>
 #include <sstream>
 #include <vector>
 
 namespace tessera {
 
+/// What a comm_debug has counted, also from the threads in which backward runs; they keep it.
+class dtensor::CommCounts {
+ public:
+  void count(const char* kind, int64_t bytes) {
+    const std::lock_guard lock(mutex);
+    for (auto* counts : {&all, &by_module[running_.empty() ? std::string() : running_.back()]}) {
+      auto& entry = (*counts)[kind];
+      ++entry.collectives;
+      entry.bytes += bytes;
+    }
+  }
+  void enter(const std::string& module) {
+    const std::lock_guard lock(mutex);
+    running_.push_back(module);
+  }
+  void leave() {
+    const std::lock_guard lock(mutex);
+    if (!running_.empty()) running_.pop_back();
+  }
+
+  std::mutex mutex;  // guards the rest
+  comm_debug::Counts all;
+  std::map<std::string, comm_debug::Counts> by_module;
+
+ private:
+  std::vector<std::string> running_;  // modules whose forward runs
+};
+
 class comm_debug::Impl {
  public:
-  Impl() { scopes().push_back(this); }
+  Impl()
+      : counts(std::make_shared<dtensor::CommCounts>()),
+        scope_(
+            dtensor::open_scope([this](auto& scopes) { scopes.comm_counts.push_back(counts); })) {}
   ~Impl() {
     for (auto& handle : handles_) handle.remove();
-    std::erase(scopes(), this);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -27,39 +58,22 @@ class comm_debug::Impl {
       follow_one(*entry.value(), entry.key());
   }
 
-  void count(const char* kind, int64_t bytes) {
-    for (auto* counts :
-         {&counts_, &by_module_[running_.empty() ? std::string() : running_.back()]}) {
-      auto& entry = (*counts)[kind];
-      ++entry.collectives;
-      entry.bytes += bytes;
-    }
-  }
-
-  /// Those of this thread, the outermost first.
-  static std::vector<Impl*>& scopes() {
-    thread_local std::vector<Impl*> scopes;
-    return scopes;
-  }
-
-  Counts counts_;
-  std::map<std::string, Counts> by_module_;
+  const std::shared_ptr<dtensor::CommCounts> counts;
 
  private:
   void follow_one(torch::nn::Module& module, const std::string& name) {
     if (!is_hookable(module)) return;
     handles_.push_back(register_forward_pre_hook(
-        module, [this, name](torch::nn::Module&, nn::Arguments&) { running_.push_back(name); },
+        module,
+        [counts = counts, name](torch::nn::Module&, nn::Arguments&) { counts->enter(name); },
         {.prepend = true}));
-    handles_.push_back(
-        register_forward_hook(module,
-                              [this](torch::nn::Module&, nn::Arguments&, nn::Result&) {
-                                if (!running_.empty()) running_.pop_back();
-                              },
-                              {.always_call = true}));
+    handles_.push_back(register_forward_hook(
+        module,
+        [counts = counts](torch::nn::Module&, nn::Arguments&, nn::Result&) { counts->leave(); },
+        {.always_call = true}));
   }
 
-  std::vector<std::string> running_;
+  c10::DebugInfoGuard scope_;
   std::vector<HookHandle> handles_;
 };
 
@@ -67,21 +81,23 @@ comm_debug::comm_debug() : impl_(std::make_unique<Impl>()) {}
 comm_debug::comm_debug(nn::ModuleRef module) : comm_debug() { impl_->follow(module); }
 comm_debug::~comm_debug() = default;
 
-const comm_debug::Counts& comm_debug::counts() const { return impl_->counts_; }
+const comm_debug::Counts& comm_debug::counts() const { return impl_->counts->all; }
 
 const std::map<std::string, comm_debug::Counts>& comm_debug::counts_by_module() const {
-  return impl_->by_module_;
+  return impl_->counts->by_module;
 }
 
 int64_t comm_debug::total() const {
+  const std::lock_guard lock(impl_->counts->mutex);
   int64_t total = 0;
-  for (const auto& [kind, count] : impl_->counts_) total += count.collectives;
+  for (const auto& [kind, count] : impl_->counts->all) total += count.collectives;
   return total;
 }
 
 void comm_debug::reset() {
-  impl_->counts_.clear();
-  impl_->by_module_.clear();
+  const std::lock_guard lock(impl_->counts->mutex);
+  impl_->counts->all.clear();
+  impl_->counts->by_module.clear();
 }
 
 std::string comm_debug::to_string() const {
@@ -93,8 +109,9 @@ std::string comm_debug::to_string() const {
           << format_bytes(static_cast<size_t>(count.bytes)) << '\n';
     }
   };
-  print("(all)", impl_->counts_);
-  for (const auto& [name, counts] : impl_->by_module_)
+  const std::lock_guard lock(impl_->counts->mutex);
+  print("(all)", impl_->counts->all);
+  for (const auto& [name, counts] : impl_->counts->by_module)
     print(name.empty() ? "(outside of modules)" : name, counts);
   return out.str();
 }
@@ -102,7 +119,7 @@ std::string comm_debug::to_string() const {
 namespace dtensor {
 
 void count_collective(const char* kind, size_t bytes) {
-  for (auto* scope : comm_debug::Impl::scopes()) scope->count(kind, static_cast<int64_t>(bytes));
+  for (const auto& counts : scopes().comm_counts) counts->count(kind, static_cast<int64_t>(bytes));
 }
 
 }  // namespace dtensor

@@ -221,10 +221,10 @@ class Run {
     if (plan_.generator && local[*plan_.generator].isNone())
       local[*plan_.generator] = agreed.emplace(*plan_.mesh, device).get();
     if (plan_.draws_by_itself) require_one_state(op_.schema().name(), *plan_.mesh, device);
+    if (plan_.rule != nullptr && plan_.rule->prepare) plan_.rule->prepare(op_.schema(), local);
     if (plan_.rule != nullptr && plan_.rule->run)
-      plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
-    else
-      call_boxed(op_, local);
+      return plan_.rule->run(op_, plan_.choice, plan_.input_sizes, local);
+    call_boxed(op_, local);
   }
 
   /// A rank outside of the mesh holds nothing, but knows the shapes.
@@ -297,12 +297,12 @@ class Run {
 };
 
 bool takes_plain(const c10::OperatorHandle& op) {
-  if (scoped_rules() == nullptr) return false;
+  if (scopes().rules == nullptr) return false;
   const auto* rule = find_rule(op);
   return rule != nullptr && rule->takes_plain;
 }
 
-bool is_sharded(const Plan& plan) {
+bool keeps_sharded(const Plan& plan) {
   const auto any = [](const std::vector<Placements>& all) {
     return std::any_of(all.begin(), all.end(), [](const Placements& placements) {
       return std::any_of(placements.begin(), placements.end(),
@@ -334,8 +334,8 @@ bool makes_views(const Plan& plan) {
 
 void run_plan(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack& stack) {
   if (plan.rule == nullptr) note_missing_rule(op.schema());
-  if (auto* log = DispatchLog::current())
-    log->add(op.operator_name(), plan.rule != nullptr, is_sharded(plan));
+  if (auto* counts = scopes().dispatch_counts.get())
+    counts->add(op.operator_name(), plan.rule != nullptr, keeps_sharded(plan));
   Run(op, plan, stack)();
   replay_views(makes_views(plan));
 }
@@ -376,10 +376,11 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   thread_local Plans plans;
   key.clear();
   key.add(reinterpret_cast<uint64_t>(&schema));
-  key.add(reinterpret_cast<uint64_t>(scoped_rules()));
+  key.add(reinterpret_cast<uint64_t>(scopes().rules));
   for (size_t i = base; i < stack->size(); ++i) key.add((*stack)[i]);
 
-  if (key.has_plain() && !replicates_implicitly() && !takes_plain(op) && !in_derivative_formula()) {
+  if (key.has_plain() && !scopes().replicates_implicitly && !takes_plain(op) &&
+      !in_derivative_formula()) {
     const std::span<const c10::IValue> arguments(stack->data() + base, stack->size() - base);
     for (size_t i = 0; i < arguments.size(); ++i) check_plain(schema, arguments, i);
   }

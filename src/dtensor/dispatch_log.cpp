@@ -1,25 +1,26 @@
 #include "dtensor/dispatch_log.h"
 
-#include <utility>
+#include "dtensor/scopes.h"
 
 namespace tessera::dtensor {
-namespace {
 
-thread_local DispatchLog* innermost = nullptr;
-
-}  // namespace
-
-DispatchLog::DispatchLog() : previous_(std::exchange(innermost, this)) {}
-DispatchLog::~DispatchLog() { innermost = previous_; }
-
-DispatchLog* DispatchLog::current() { return innermost; }
-
-void DispatchLog::add(const c10::OperatorName& name, bool has_rule, bool is_sharded) {
+void DispatchCounts::add(const c10::OperatorName& name, bool has_rule, bool is_sharded) {
+  const std::lock_guard lock(mutex_);
   auto& entry =
       entries_[name.overload_name.empty() ? name.name : name.name + "." + name.overload_name];
   ++entry.calls;
   if (!has_rule) ++entry.without_rule;
   if (is_sharded) ++entry.kept_sharded;
 }
+
+void DispatchCounts::clear() {
+  const std::lock_guard lock(mutex_);
+  entries_.clear();
+}
+
+DispatchLog::DispatchLog()
+    : counts_(std::make_shared<DispatchCounts>()),
+      scope_(open_scope([this](Scopes& scopes) { scopes.dispatch_counts = counts_; })) {}
+DispatchLog::~DispatchLog() = default;
 
 }  // namespace tessera::dtensor

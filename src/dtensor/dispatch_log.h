@@ -1,37 +1,49 @@
 #pragma once
 
 #include <ATen/core/operator_name.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 
 namespace tessera::dtensor {
 
-/// Which operators this thread ran on distributed tensors while it lives, and how. For tests that
-/// count coverage.
+struct DispatchEntry {
+  int calls = 0;
+  int without_rule = 0;  // all inputs were gathered
+  int kept_sharded = 0;  // some input or output stayed sharded or partial
+};
+
+/// What a DispatchLog has counted. Threads in which backward runs keep it too.
+class DispatchCounts {
+ public:
+  const std::map<std::string, DispatchEntry>& entries() const { return entries_; }
+  void add(const c10::OperatorName& name, bool has_rule, bool is_sharded);
+  void clear();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, DispatchEntry> entries_;
+};
+
+/// Which operators this thread, and the backward that it calls, ran on distributed tensors while it
+/// lives, and how. Of nested ones the innermost counts. For tests that count coverage.
 class DispatchLog {
  public:
-  struct Entry {
-    int calls = 0;
-    int without_rule = 0;  // all inputs were gathered
-    int kept_sharded = 0;  // some input or output stayed sharded or partial
-  };
-
   DispatchLog();
   ~DispatchLog();
   DispatchLog(const DispatchLog&) = delete;
   DispatchLog& operator=(const DispatchLog&) = delete;
 
-  const std::map<std::string, Entry>& entries() const { return entries_; }
-  void clear() { entries_.clear(); }
-
-  /// The innermost one of this thread; null: nobody counts.
-  static DispatchLog* current();
-  void add(const c10::OperatorName& name, bool has_rule, bool is_sharded);
+  /// To be read while no backward runs.
+  const std::map<std::string, DispatchEntry>& entries() const { return counts_->entries(); }
+  void clear() { counts_->clear(); }
 
  private:
-  std::map<std::string, Entry> entries_;
-  DispatchLog* previous_;
+  std::shared_ptr<DispatchCounts> counts_;
+  c10::DebugInfoGuard scope_;
 };
 
 }  // namespace tessera::dtensor

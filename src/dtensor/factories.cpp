@@ -66,7 +66,7 @@ DTensor rand(at::IntArrayRef size, const DeviceMesh& mesh, Placements placements
   return make_distributed("dtensor::rand", size, mesh, std::move(placements), options,
                           [&](const Spec& spec, const at::TensorOptions& plain) {
                             const MeshGenerator generator(spec, plain.device());
-                            return draw_part(spec, size, plain, [&](at::Tensor& whole) {
+                            return draw_part(spec, at::empty(size, plain), [&](at::Tensor& whole) {
                               whole.uniform_(0, 1, generator.get());
                             });
                           });
@@ -77,7 +77,7 @@ DTensor randn(at::IntArrayRef size, const DeviceMesh& mesh, Placements placement
   return make_distributed("dtensor::randn", size, mesh, std::move(placements), options,
                           [&](const Spec& spec, const at::TensorOptions& plain) {
                             const MeshGenerator generator(spec, plain.device());
-                            return draw_part(spec, size, plain, [&](at::Tensor& whole) {
+                            return draw_part(spec, at::empty(size, plain), [&](at::Tensor& whole) {
                               whole.normal_(0, 1, generator.get());
                             });
                           });

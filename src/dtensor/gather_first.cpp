@@ -32,7 +32,7 @@ void gather_first(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   note_missing_rule(schema);
   SpecPtr whole;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!replicates_implicitly()) check_plain(schema, arguments, i);
+    if (!scopes().replicates_implicitly) check_plain(schema, arguments, i);
     if (!arguments[i].isTensor() || !has_part(arguments[i].toTensor())) continue;
     const auto& spec = *part_of(arguments[i].toTensor()).spec;
     if (whole) check_one_mesh(schema.name(), *whole, spec);

@@ -10,7 +10,6 @@
 #include <torch/library.h>
 
 #include <chrono>
-#include <memory>
 #include <string_view>
 
 namespace tessera::dtensor {
@@ -58,8 +57,8 @@ at::Tensor distribute(const at::Tensor& tensor, std::vector<int64_t> mesh_shape,
   return distribute_tensor(tensor, mesh, parse(placements), /*src_data_rank=*/std::nullopt);
 }
 
-at::Tensor from_local(const at::Tensor& local, std::vector<int64_t> mesh_shape,
-                      const std::vector<std::string>& placements) {
+at::Tensor distributed_from_local(const at::Tensor& local, std::vector<int64_t> mesh_shape,
+                                  const std::vector<std::string>& placements) {
   const auto mesh = init_device_mesh(local.device().type(), mesh_shape);
   return DTensor::from_local(local, mesh, parse(placements));
 }
@@ -68,32 +67,27 @@ at::Tensor redistribute_to(const at::Tensor& tensor, const std::vector<std::stri
   return DTensor::of(tensor).redistribute(parse(placements));
 }
 
-at::Tensor full(const at::Tensor& tensor) { return DTensor::of(tensor).full_tensor(); }
+at::Tensor whole_tensor(const at::Tensor& tensor) { return DTensor::of(tensor).full_tensor(); }
 at::Tensor local(const at::Tensor& tensor) { return DTensor::of(tensor).to_local(); }
 bool is_distributed(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
-std::vector<std::string> placements_of(const at::Tensor& tensor) {
+std::vector<std::string> placement_names(const at::Tensor& tensor) {
   std::vector<std::string> texts;
   for (const auto& placement : DTensor::of(tensor).placements())
     texts.push_back(to_text(placement));
   return texts;
 }
 
-std::unique_ptr<DispatchLog>& log() {
-  thread_local std::unique_ptr<DispatchLog> log;
-  return log;
-}
-
 /// (calls, of these without a rule, of these with something sharded) since the last time.
 std::vector<int64_t> take_counts() {
-  if (!log()) log() = std::make_unique<DispatchLog>();
+  thread_local DispatchLog log;
   std::vector<int64_t> counts(3);
-  for (const auto& [name, entry] : log()->entries()) {
+  for (const auto& [name, entry] : log.entries()) {
     counts[0] += entry.calls;
     counts[1] += entry.without_rule;
     counts[2] += entry.kept_sharded;
   }
-  log()->clear();
+  log.clear();
   return counts;
 }
 
@@ -111,12 +105,13 @@ TORCH_LIBRARY(tessera, library) {
   library.def("shutdown() -> ()", leave);
   library.def("distribute(Tensor tensor, int[] mesh_shape, str[] placements) -> Tensor",
               distribute);
-  library.def("from_local(Tensor local, int[] mesh_shape, str[] placements) -> Tensor", from_local);
+  library.def("from_local(Tensor local, int[] mesh_shape, str[] placements) -> Tensor",
+              distributed_from_local);
   library.def("redistribute(Tensor tensor, str[] placements) -> Tensor", redistribute_to);
-  library.def("full_tensor(Tensor tensor) -> Tensor", full);
+  library.def("full_tensor(Tensor tensor) -> Tensor", whole_tensor);
   library.def("to_local(Tensor tensor) -> Tensor", local);
   library.def("is_dtensor(Tensor tensor) -> bool", is_distributed);
-  library.def("placements(Tensor tensor) -> str[]", placements_of);
+  library.def("placements(Tensor tensor) -> str[]", placement_names);
   library.def("take_dispatch_counts() -> int[]", take_counts);
   library.def("take_traffic() -> Dict(str, int)", take_traffic);
 }

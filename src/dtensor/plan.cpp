@@ -138,8 +138,10 @@ Plan make_plan(const c10::OperatorHandle& op, const Call& call) {
   plan.draws_by_itself = draws_by_itself(op, rule, call);
   plan.choice = {plan.mesh, chosen->outputs, chosen->inputs};
   if (rule.run) {
-    for (size_t i = 0; i < call.input_count(); ++i)
+    for (size_t i = 0; i < call.input_count(); ++i) {
       plan.input_sizes.push_back(call.has(i) ? call.operand(i).sizes : Sizes{});
+      plan.choice.strides.push_back(call.has(i) ? call.operand(i).strides : Sizes{});
+    }
   }
   if (rule.adapt) {
     LocalArguments local;

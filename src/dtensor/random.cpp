@@ -5,12 +5,15 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -29,6 +32,7 @@ std::string state_bytes(at::Generator generator) {
 void set_state_bytes(at::Generator generator, const std::string& bytes) {
   auto state = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
   std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
+  const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
 
@@ -71,6 +75,12 @@ at::Generator default_generator(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
+/// Ranks that are threads share the default generator: one at a time lends or sets it.
+std::mutex& lending() {
+  static auto& mutex = *new std::mutex();
+  return mutex;
+}
+
 bool is_first(const Spec& spec) {
   return std::all_of(spec.coordinate.begin(), spec.coordinate.end(),
                      [](int64_t index) { return index == 0; });
@@ -93,9 +103,18 @@ MeshGenerator::MeshGenerator(const Spec& spec, c10::Device device)
 
 MeshGenerator::~MeshGenerator() {
   if (!goes_on_) return;
-  const auto state = state_bytes(used_);
-  const std::lock_guard lock(standard_.mutex());
-  set_state_bytes(standard_, state);
+  const std::lock_guard lock(lending());
+  set_state_bytes(standard_, state_bytes(used_));
+}
+
+void MeshGenerator::lend(const std::function<void()>& draw) const {
+  const std::lock_guard lock(lending());
+  if (used_ == standard_) return draw();
+  const auto own = state_bytes(standard_);
+  set_state_bytes(standard_, state_bytes(used_));
+  const auto restore = c10::make_scope_exit([&] { set_state_bytes(standard_, own); });
+  draw();
+  set_state_bytes(used_, state_bytes(standard_));
 }
 
 void require_one_state(const std::string& caller, const Spec& spec, c10::Device device) {
@@ -116,9 +135,13 @@ at::Tensor part_of_whole(const at::Tensor& whole, const Spec& spec) {
   return part;
 }
 
-at::Tensor draw_part(const Spec& spec, c10::IntArrayRef sizes, const at::TensorOptions& options,
+at::Tensor empty_whole(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       const at::TensorOptions& options) {
+  return at::empty_strided(sizes, dense_strides_like(sizes, strides), options);
+}
+
+at::Tensor draw_part(const Spec& spec, at::Tensor whole,
                      const std::function<void(at::Tensor& whole)>& draw) {
-  auto whole = at::empty(sizes, options);
   draw(whole);
   const auto part = part_of_whole(whole, spec);
   return part.is_same(whole) ? whole : part.clone();  // the whole's memory is given back

@@ -11,9 +11,11 @@
 namespace tessera::dtensor {
 
 // Note [drawing the whole]
-// A distributed draw equals the one-device draw of the same seed, however it is placed. The CPU's
-// generator can't be moved to an offset, so every rank draws the whole tensor and keeps its part.
-// That needs equal generator states: each draw compares them. While they agree every rank uses its
+// A distributed draw equals the one-device draw of the same seed, however it is placed. Which
+// number an element gets depends on the whole tensor: the CPU's generator can't be moved to an
+// offset, and a GPU's kernels deal numbers out by their launch geometry, vector width and memory
+// order. So every rank draws the whole tensor, laid out as on one device, and keeps its part. That
+// needs equal generator states: each draw compares them. While they agree every rank uses its
 // default generator, as on one device. If they do not (ranks seeded differently, or threads of one
 // process that share the generator), all draw what the mesh's first rank would: from a copy of its
 // generator, which goes on from there. The other ranks' generators are left alone.
@@ -27,6 +29,8 @@ class MeshGenerator {
   MeshGenerator& operator=(const MeshGenerator&) = delete;
 
   const at::Generator& get() const { return used_; }
+  /// Runs an operator that takes no generator: the default one stands in for this one.
+  void lend(const std::function<void()>& draw) const;
 
  private:
   at::Generator standard_;
@@ -37,8 +41,12 @@ class MeshGenerator {
 /// Throws on all ranks alike unless their default generators are in one state. Collective.
 void require_one_state(const std::string& caller, const Spec& spec, c10::Device device);
 
-/// This rank's part of what `draw` fills a tensor of these global sizes with.
-at::Tensor draw_part(const Spec& spec, c10::IntArrayRef sizes, const at::TensorOptions& options,
+/// Memory for a whole tensor of these sizes, its dimensions in the order of the strides.
+at::Tensor empty_whole(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       const at::TensorOptions& options);
+
+/// This rank's part of what `draw` fills the whole with.
+at::Tensor draw_part(const Spec& spec, at::Tensor whole,
                      const std::function<void(at::Tensor& whole)>& draw);
 
 /// The part of a tensor that a rank of this spec holds: a view.

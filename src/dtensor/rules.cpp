@@ -1,5 +1,7 @@
 #include "dtensor/rules.h"
 
+#include "dtensor/scopes.h"
+
 #include <string>
 #include <utility>
 
@@ -11,8 +13,6 @@ RuleTable& rules() {
   static auto* const kRules = new RuleTable;
   return *kRules;
 }
-
-thread_local const RuleTable* scoped = nullptr;
 
 const Rule* find(const std::string& name) {
   const auto found = rules().find(name);
@@ -48,15 +48,9 @@ Registration::Registration(std::initializer_list<const char*> operators, Rows ro
     : Registration(operators,
                    Rule{[rows = std::move(rows)](const Call&, int64_t) { return rows; }}) {}
 
-const RuleTable* scoped_rules() { return scoped; }
-
-const RuleTable* exchange_scoped_rules(const RuleTable* table) {
-  return std::exchange(scoped, table);
-}
-
 const Rule* find_rule(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
-  if (scoped != nullptr) {
+  if (const auto* scoped = scopes().rules) {
     if (const auto found = scoped->find(schema.name()); found != scoped->end())
       return &found->second;
   }

@@ -39,6 +39,7 @@ struct Choice {
   SpecPtr mesh;                     // any spec on the mesh
   std::vector<Placements> outputs;  // by return
   std::vector<Placements> inputs;   // by tensor argument
+  std::vector<Sizes> strides = {};  // global, as input_sizes of RunLocal
 };
 
 /// Puts local values in place of arguments that speak of the whole (sizes of a view, say).
@@ -47,6 +48,7 @@ using Adapt = std::function<void(const Call& call, const Choice& choice, LocalAr
 using RunLocal =
     std::function<void(const c10::OperatorHandle& op, const Choice& choice,
                        const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack)>;
+using Prepare = std::function<void(const c10::FunctionSchema& schema, torch::jit::Stack& local)>;
 
 struct Rule {
   /// `ranks`: of the mesh dimension asked for.
@@ -68,6 +70,8 @@ struct Rule {
   /// Global sizes of the results, by return; asked if the operator has no Meta kernel.
   /// Empty: the arguments do not fit together.
   std::function<std::vector<Sizes>(const Call& call)> shapes = {};
+  /// Gives local arguments the layout in memory that the kernel wants.
+  Prepare prepare = {};
 };
 
 /// Makes a rule known, for operators by name ("aten::mm": all overloads; "aten::sum.dim_IntList":
@@ -79,12 +83,9 @@ class Registration {
   Registration(std::initializer_list<const char*> operators, Rows rows);
 };
 
-/// Rules by operator name that stand before the registered ones, for the calls of this thread.
-/// Which they are is part of the key under which choices are remembered, so a table lives on.
+/// By operator name. Which one is in force (Scopes::rules) is part of the key under which choices
+/// are remembered, so a table lives on.
 using RuleTable = std::map<std::string, Rule, std::less<>>;
-const RuleTable* scoped_rules();  // null: none
-/// Returns those that were in force.
-const RuleTable* exchange_scoped_rules(const RuleTable* table);
 
 /// The rule of an operator: a scoped one, its own, that of its plain form, or that of all pointwise
 /// operators if it is tagged so; null if there is none.

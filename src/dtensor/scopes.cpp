@@ -9,30 +9,32 @@
 #include <string>
 
 namespace tessera {
+namespace dtensor {
 namespace {
 
-thread_local bool implicit_replication = false;
-thread_local bool strict_sharding = false;
+// As capture::observer(): libtorch hands this on to the threads in which backward runs on a GPU.
+c10::DebugInfoKind kind_of_scopes() { return c10::DebugInfoKind::INFERENCE_CONTEXT; }
 
 }  // namespace
 
-ImplicitReplication::ImplicitReplication() : previous_(implicit_replication) {
-  implicit_replication = true;
+const Scopes& scopes() {
+  static const auto& kNone = *new Scopes;
+  const auto* current =
+      static_cast<const Scopes*>(c10::ThreadLocalDebugInfo::get(kind_of_scopes()));
+  return current == nullptr ? kNone : *current;
 }
-ImplicitReplication::~ImplicitReplication() { implicit_replication = previous_; }
 
-StrictSharding::StrictSharding() : previous_(strict_sharding) { strict_sharding = true; }
-StrictSharding::~StrictSharding() { strict_sharding = previous_; }
-
-namespace dtensor {
-
-bool replicates_implicitly() { return implicit_replication; }
+c10::DebugInfoGuard open_scope(const std::function<void(Scopes&)>& change) {
+  auto changed = std::make_shared<Scopes>(scopes());
+  change(*changed);
+  return c10::DebugInfoGuard(kind_of_scopes(), std::move(changed));
+}
 
 void note_missing_rule(const c10::FunctionSchema& schema) {
   const auto& name = schema.operator_name();
   const auto text = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !strict_sharding, text,
+      !scopes().is_strict, text,
       ": there is no sharding rule for this operator and StrictSharding is ",
       "on; redistribute its inputs to Replicate yourself, or add a rule (docs/adding.md)");
   static std::mutex mutex;
@@ -43,4 +45,13 @@ void note_missing_rule(const c10::FunctionSchema& schema) {
 }
 
 }  // namespace dtensor
+
+ImplicitReplication::ImplicitReplication()
+    : scope_(dtensor::open_scope([](auto& scopes) { scopes.replicates_implicitly = true; })) {}
+ImplicitReplication::~ImplicitReplication() = default;
+
+StrictSharding::StrictSharding()
+    : scope_(dtensor::open_scope([](auto& scopes) { scopes.is_strict = true; })) {}
+StrictSharding::~StrictSharding() = default;
+
 }  // namespace tessera

@@ -1,11 +1,35 @@
 #pragma once
 
-#include <ATen/core/function_schema.h>
+#include "dtensor/rules.h"
 
-/// What the scopes of dtensor/tools.h have switched for this thread.
+#include <ATen/core/function_schema.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+/// What scopes have switched, for this thread and for those in which autograd runs its backward.
 namespace tessera::dtensor {
 
-bool replicates_implicitly();
+class CommCounts;
+class DispatchCounts;
+
+/// Never changed once it is in force, as threads share it: a scope brings a changed copy.
+struct Scopes : c10::DebugInfoBase {
+  bool replicates_implicitly = false;  // ImplicitReplication
+  bool is_strict = false;              // StrictSharding
+  const RuleTable* rules = nullptr;    // of loss_parallel; they stand before the registered ones
+  std::vector<std::shared_ptr<CommCounts>> comm_counts;  // of comm_debug, the outermost first
+  std::shared_ptr<DispatchCounts> dispatch_counts;       // of the innermost DispatchLog
+};
+
+/// Those in force.
+const Scopes& scopes();
+/// Until the guard ends, which must be in reverse order of others of this thread: scopes() with
+/// this change.
+c10::DebugInfoGuard open_scope(const std::function<void(Scopes&)>& change);
+
 /// One warning per operator, or an error inside StrictSharding.
 void note_missing_rule(const c10::FunctionSchema& schema);
 

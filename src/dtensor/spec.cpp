@@ -51,13 +51,13 @@ bool is_same(const Spec& spec, const DeviceMesh& mesh, const Placements& placeme
 }
 
 /// Specs that somebody holds.
-struct Table {
+struct SpecTable {
   std::mutex mutex;
   std::unordered_multimap<size_t, c10::weak_intrusive_ptr<Spec>> specs;
 };
 
-Table& table() {
-  static auto* const kTable = new Table;  // outlives the tensors of static variables
+SpecTable& table() {
+  static auto* const kTable = new SpecTable;  // outlives the tensors of static variables
   return *kTable;
 }
 

@@ -1,6 +1,7 @@
 #include "fully_shard/buffer.h"
 #include "fully_shard/packing.h"
 #include "fully_shard/source.h"
+#include "fully_shard/streams.h"
 
 #include <ATen/ATen.h>
 
@@ -48,7 +49,7 @@ struct Wholes {
 class GatheredSource final : public Source {
  public:
   GatheredSource(const std::vector<Piece>& pieces, const GatherSettings& settings)
-      : device_(settings.device) {
+      : device_(settings.device), is_on_host_(settings.on_cpu) {
     if (settings.group) all_.emplace(pieces, settings.group, device_);
     if (settings.neighbours) near_.emplace(pieces, settings.neighbours, device_);
     std::vector<at::ScalarType> dtypes;
@@ -57,36 +58,56 @@ class GatheredSource final : public Source {
       dtypes.push_back(piece.compute_dtype);
       own_dtypes_.push_back(piece.value.scalar_type());
       const auto part = piece.rows.part(piece.value.detach(), all_ ? all_->rank : 0);
-      auto shard = settings.on_cpu ? part.cpu() : part;
-      if (shard.is_same(part) || !shard.is_contiguous())
-        shard = shard.clone(at::MemoryFormat::Contiguous);
-      shards_.push_back(settings.on_cpu && !device_.is_cpu() ? shard.pin_memory() : shard);
+      shards_.push_back(is_on_host_ ? part.contiguous().cpu().pin_memory()
+                                    : part.clone(at::MemoryFormat::Contiguous));
     }
     low_ = std::make_unique<Wholes>(rows_, std::move(dtypes), device_);
     now_ = low_.get();
     wholes_ = now_->tensors;
   }
 
-  // Copies from the CPU's memory are waited for: an optimizer may write there next.
+  ~GatheredSource() override { abandon(); }
+
+  // See Note [streams of fully_shard].
   void start(Use use) override {
     const bool is_near = use == Use::Backward && !kept_.empty();
+    const bool is_brought = is_on_host_ && !is_near;
+    abandon();
     from_ = is_near ? &*near_ : all_ ? &*all_ : nullptr;
-    const auto& parts = is_near ? kept_ : shards_;
     now_->buffer->fill();
-    if (from_ != nullptr) return send(parts);
-    for (size_t i = 0; i < parts.size(); ++i) wholes_[i].copy_(parts[i]);
+    parts_ = is_near ? kept_ : shards_;
+    for (size_t i = 0; i < parts_.size() && is_brought; ++i) parts_[i] = room_on_device(i);
+    Copies copies;
+    if (from_ != nullptr)
+      make_messages(copies);
+    else
+      for (size_t i = 0; i < parts_.size(); ++i) copies.add(wholes_[i], parts_[i]);
+
+    const OnSide side(Side::Gather, device_);
+    for (size_t i = 0; i < parts_.size() && is_brought; ++i)
+      parts_[i].copy_(shards_[i], /*non_blocking=*/true);
+    if (is_brought) read_ = side.record();
+    for (const auto& row : sent_rows_) row.zero_();
+    copy_all(copies);
+    if (from_ != nullptr)
+      work_ = from_->backend->allgather_into_tensor_coalesced(outputs_, sent_);
+    else
+      ready_ = side.record();
   }
 
   void finish() override {
     if (work_) work_->wait();
     work_.reset();
-    std::vector<at::Tensor> to;
-    std::vector<at::Tensor> from;
+    if (ready_) wait_for(*ready_, device_);
+    ready_.reset();
+    Copies copies;
     for (size_t i = 0; i < packed_.size(); ++i) {
-      if (packed_[i].defined()) unpack(from_->packings[now_][i], packed_[i], to, from);
+      if (packed_[i].defined()) unpack(from_->packings[now_][i], packed_[i], copies);
     }
-    copy_all(to, from);
-    packed_.clear();
+    copy_all(copies);
+    // It may have begun on another stream.
+    for (const auto* tensors : {&parts_, &sent_, &packed_}) keep_for_current_stream(*tensors);
+    forget();
     if (from_ != nullptr && near_ && from_ == &*near_) kept_.clear();
     now_->buffer->keep_for_current_stream();  // backward may compute on another
   }
@@ -116,67 +137,103 @@ class GatheredSource final : public Source {
     return bytes;
   }
 
+  void before_write() override {
+    if (read_) read_->synchronize();
+    read_.reset();
+  }
+
  private:
-  void send(const std::vector<at::Tensor>& parts) {
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> outputs;
+  struct Copies {
+    std::vector<at::Tensor> to;
+    std::vector<at::Tensor> from;
+
+    void add(const at::Tensor& target, const at::Tensor& source) {
+      if (target.numel() == 0 || target.is_same(source)) return;
+      to.push_back(target);
+      from.push_back(source);
+    }
+  };
+
+  void forget() {
+    for (auto* tensors : {&parts_, &sent_, &sent_rows_, &outputs_, &packed_}) tensors->clear();
+  }
+
+  /// What start() began and nobody finished, for an exception: its memory is freed after its use.
+  void abandon() noexcept {
+    if (!parts_.empty() && !device_.is_cpu()) {
+      try {
+        if (work_) work_->wait();
+      } catch (...) {  // told when it was first waited for, or of no use to anybody
+      }
+      try {
+        const auto gathered = OnSide(Side::Gather, device_).record();
+        wait_for(*gathered, device_);
+        for (const auto* tensors : {&parts_, &sent_, &packed_}) keep_for_current_stream(*tensors);
+        now_->buffer->keep_for_current_stream();
+      } catch (...) {  // the device has failed
+      }
+    }
+    work_.reset();
+    ready_.reset();
+    forget();
+  }
+
+  /// Where a shard of the host's memory lies on the device: at once where it is used, if it can.
+  at::Tensor room_on_device(size_t index) const {
+    const auto& shard = shards_[index];
+    const bool is_whole = from_ == nullptr && shard.scalar_type() == wholes_[index].scalar_type();
+    return is_whole ? wholes_[index] : at::empty_like(shard, shard.options().device(device_));
+  }
+
+  /// Room for what is sent and received, and what is to be copied there.
+  void make_messages(Copies& copies) {
     auto& packings = from_->packings[now_];
     if (packings.empty()) packings = pack(from_->rows, now_->dtypes, from_->ranks);
-    packed_.clear();
     for (const auto& packing : packings) {
+      const auto options = at::TensorOptions(packing.dtype()).device(device_);
       for (const size_t i : packing.alone()) {
-        inputs.push_back(parts[i].to(device_, packing.dtype()));
-        outputs.push_back(wholes_[i]);
+        const bool is_cast = parts_[i].scalar_type() != packing.dtype();
+        sent_.push_back(is_cast ? at::empty_like(parts_[i], options) : parts_[i]);
+        copies.add(sent_.back(), parts_[i]);
+        outputs_.push_back(wholes_[i]);
       }
       packed_.emplace_back();
       if (!packing.has_rows()) continue;
-      inputs.push_back(pack_parts(packing, parts));
-      packed_.back() = at::empty({from_->ranks * packing.row_numel()}, inputs.back().options());
-      outputs.push_back(packed_.back());
+      const auto row = at::empty({packing.row_numel()}, options);
+      for (size_t i = 0; i < packing.packed().size(); ++i) {
+        const auto& part = parts_[packing.packed()[i]];
+        if (part.numel() > 0) copies.add(packing.slot(row, i, from_->rank), part);
+      }
+      sent_.push_back(row);
+      sent_rows_.push_back(row);
+      packed_.back() = at::empty({from_->ranks * packing.row_numel()}, options);
+      outputs_.push_back(packed_.back());
     }
-    work_ = from_->backend->allgather_into_tensor_coalesced(outputs, inputs);
-  }
-
-  at::Tensor pack_parts(const Packing& packing, const std::vector<at::Tensor>& parts) const {
-    auto row = at::zeros({packing.row_numel()}, at::TensorOptions(packing.dtype()).device(device_));
-    std::vector<at::Tensor> to;
-    std::vector<at::Tensor> from;
-    for (size_t i = 0; i < packing.packed().size(); ++i) {
-      const auto& part = parts[packing.packed()[i]];
-      if (part.numel() == 0) continue;
-      to.push_back(packing.slot(row, i, from_->rank));
-      from.push_back(part);
-    }
-    copy_all(to, from);
-    return row;
   }
 
   /// Where the parts in `rows` belong.
-  void unpack(const Packing& packing, const at::Tensor& rows, std::vector<at::Tensor>& to,
-              std::vector<at::Tensor>& from) const {
+  void unpack(const Packing& packing, const at::Tensor& rows, Copies& copies) const {
     for (int64_t rank = 0; rank < from_->ranks; ++rank) {
       const auto row = rows.narrow(0, rank * packing.row_numel(), packing.row_numel());
       for (size_t i = 0; i < packing.packed().size(); ++i) {
         const size_t member = packing.packed()[i];
         const auto& of = from_->rows[member];
         if (!of.is_split() && rank != from_->rank) continue;
-        auto part = of.part(wholes_[member], rank);
-        if (part.numel() == 0) continue;
-        to.push_back(std::move(part));
-        from.push_back(packing.slot(row, i, rank));
+        const auto part = of.part(wholes_[member], rank);
+        if (part.numel() > 0) copies.add(part, packing.slot(row, i, rank));
       }
     }
   }
 
   /// On a device in few kernels.
-  void copy_all(std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) const {
-    const bool is_host_involved =
-        device_.is_cpu() || (!from.empty() && from.front().device() != device_);
-    if (!to.empty() && !is_host_involved) return at::_foreach_copy_(to, from);
-    for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  void copy_all(Copies& copies) const {
+    if (copies.to.empty()) return;
+    if (!device_.is_cpu()) return at::_foreach_copy_(copies.to, copies.from);
+    for (size_t i = 0; i < copies.to.size(); ++i) copies.to[i].copy_(copies.from[i]);
   }
 
   c10::Device device_;
+  bool is_on_host_;  // the shards
   std::vector<Rows> rows_;
   std::vector<at::ScalarType> own_dtypes_;
   std::optional<Way> all_;   // none: this rank has all
@@ -185,9 +242,16 @@ class GatheredSource final : public Source {
   std::unique_ptr<Wholes> low_;
   std::unique_ptr<Wholes> full_;  // made when first asked for
   Wholes* now_;
-  Way* from_ = nullptr;             // on which parameters are, or came last
-  std::vector<at::Tensor> packed_;  // on their way, by packing
+  Way* from_ = nullptr;  // on which parameters are, or came last
+  // From start() to finish():
+  std::vector<at::Tensor> parts_;      // this rank's, on the device
+  std::vector<at::Tensor> sent_;       // those that are sent as they are, and rows of others
+  std::vector<at::Tensor> sent_rows_;  // the rows alone
+  std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> packed_;  // rows of all ranks, by packing
   c10::intrusive_ptr<c10d::Work> work_;
+  std::optional<c10::Event> ready_;  // without a group: when parameters are whole
+  std::optional<c10::Event> read_;   // when the host's shards were, last
 };
 
 }  // namespace

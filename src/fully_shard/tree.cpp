@@ -31,6 +31,7 @@ void Tree::begin_forward() {
     const auto state = member.lock();
     if (!state) continue;
     state->recover();
+    state->unit().drop_delivery();
     state->unit().drop_prefetch();  // begun before an exception, so with older values
   }
   entered_.clear();
@@ -135,7 +136,10 @@ void Tree::end_backward(int backward) {
   }
   deliver_until(0);
   for (const auto& member : members_) {
-    if (const auto state = member.lock()) state->unit().drop_prefetch();
+    const auto state = member.lock();
+    if (!state) continue;
+    state->unit().end_delivery();
+    state->unit().drop_prefetch();
   }
 }
 
@@ -149,7 +153,10 @@ void Tree::fail_backward(int backward) {
   }
   bool drops = false;
   for (const auto& member : members_) {
-    if (const auto state = member.lock()) drops = state->recover_backward() || drops;
+    const auto state = member.lock();
+    if (!state) continue;
+    drops = state->recover_backward() || drops;
+    state->unit().drop_delivery();
   }
   if (drops)
     TORCH_WARN(

@@ -226,6 +226,7 @@ void Unit::prefetch(Use use) {
   if (!works_in_background() || is_started_ || is_whole_) return;
   notice_writes();
   if (is_filled_ && !is_stale_) return;
+  const at::NoGradGuard no_grad;
   const comm::CallNote note(what_for(use, where));
   try {
     start(use);
@@ -250,6 +251,8 @@ void Unit::gather(Use use) {
     if (!is_started_) start(use);
     is_started_ = false;
     source_->finish();
+    // Nobody tells of writes to come to what the device still reads.
+    if (settings_.offloads && (!settings_.is_split || is_lent_)) source_->before_write();
   } catch (c10::OutOfMemoryError& error) {
     explain_memory(error, *source_, where);
     throw;

@@ -6,6 +6,7 @@
 #include "fully_shard/face.h"
 #include "fully_shard/reduction.h"
 #include "fully_shard/source.h"
+#include "fully_shard/streams.h"
 #include "fully_shard/unit_settings.h"
 
 #include <functional>
@@ -68,10 +69,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Called before a gradient comes to a unit that is not split and not in backward, so that it can
   /// begin one.
   std::function<void()> on_stray;
-  /// Reduces what has come, or only adds it up if not `synchronise`. The result is put into the
-  /// parameters by deliver(), which waits.
+  /// Reduces what has come, or only adds it up if not `synchronise`. deliver() waits and puts the
+  /// result into the parameters, or begins to copy it to the host and leaves the rest to
+  /// end_delivery(); drop_delivery() forgets it after a failure.
   void reduce(bool synchronise, bool in_background);
-  void deliver();
+  void deliver(), end_delivery(), drop_delivery();
   /// Whether gradients of earlier batches wait to be reduced.
   bool has_unreduced() const;
   /// Waits, whatever comes of it, for what was sent in a backward that failed.
@@ -134,15 +136,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
   bool is_recorded_kept_ = false;     // they serve backward, too
   uint64_t recording_ = 0;            // in which they were made
-  bool is_in_backward_ = false, is_reducing_ = false;
-  bool is_aside_ = false;       // the parameters' gradients are in aside_
-  bool has_unreduced_ = false;  // a batch was not reduced
+  bool is_in_backward_ = false, is_reducing_ = false, has_unreduced_ = false;
   size_t arrived_ = 0, expected_ = 0;
-  std::vector<bool> has_arrived_;
-  std::vector<at::Tensor> gradients_;  // of this backward, whole
-  std::vector<at::Tensor> unreduced_;  // of batches before it, whole
-  std::vector<at::Tensor> aside_;      // the parameters' gradients while backward runs
-  std::vector<bool> has_own_;          // got gradients of its shards in this backward
+  std::vector<bool> has_arrived_, has_own_;        // gradients: whole ones, of the shards alone
+  std::vector<at::Tensor> gradients_, unreduced_;  // of this backward, of batches before; whole
+  std::vector<at::Tensor> aside_;                  // the parameters' gradients while backward runs,
+  bool is_aside_ = false;                          // if they are
+  std::optional<Delivery> delivery_;
   std::unique_ptr<Summoned> summoned_;
   FullyShardStats stats_;
 };

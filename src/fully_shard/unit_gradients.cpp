@@ -61,6 +61,7 @@ void Unit::choose_reduced() {
 }
 
 void Unit::begin_backward() {
+  end_delivery();
   hook_gradients();
   if (!is_empty()) choose_reduced();
   is_in_backward_ = is_aside_ = true;
@@ -215,19 +216,28 @@ void Unit::deliver() {
   if (is_empty()) return;
   auto parts = std::exchange(is_reducing_, false) ? reduction_->finish()
                                                   : std::vector<at::Tensor>(parameters_.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].defined() && !settings_.precision.keep_low_precision_grads)
+      parts[i] = parts[i].to(source_->shards()[i].scalar_type());
+  }
+  delivery_.emplace(std::move(parts), settings_.offloads, source_->wholes()[0].device());
+  if (!settings_.offloads) end_delivery();
+}
+
+void Unit::end_delivery() {
+  if (!delivery_) return;
+  const at::NoGradGuard no_grad;
+  if (delivery_->arrives) delivery_->arrives->synchronize();
+  auto parts = std::move(delivery_->parts);
+  delivery_.reset();
   is_aside_ = false;
   for (size_t i = 0; i < parts.size(); ++i) {
-    const auto& parameter = parameters_[i].parameter();
     auto kept = std::exchange(aside_[i], at::Tensor());
     if (parts[i].defined()) {
-      const auto& shard = source_->shards()[i];
-      const bool stays_low = settings_.precision.keep_low_precision_grads;
-      parts[i] =
-          parts[i].to(shard.device(), stays_low ? parts[i].scalar_type() : shard.scalar_type());
       auto part = outside_gradient(i, parts[i]);
       kept = kept.defined() ? kept.add_(part) : std::move(part);
     }
-    if (kept.defined()) parameter.mutable_grad() = kept;
+    if (kept.defined()) parameters_[i].parameter().mutable_grad() = kept;
   }
   // When all are there: a hook may look at more than its own.
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -235,6 +245,12 @@ void Unit::deliver() {
     has_own_[i] = false;
     if (is_told) nn::run_post_accumulate_grad_hooks(parameters_[i].parameter());
   }
+}
+
+void Unit::drop_delivery() {
+  if (!delivery_) return;
+  delivery_.reset();
+  put_back_gradients();
 }
 
 void Unit::discard() noexcept {

@@ -26,18 +26,13 @@ namespace tessera {
 using mesh::Axis;
 using mesh::Layout;
 
-namespace {
-
-/// One dimension of a mesh.
-struct Dimension {
-  Axis axis;    // of the root
-  Group group;  // null on a rank outside the mesh
-};
-
-}  // namespace
-
 class DeviceMesh::Impl {
  public:
+  struct Dimension {
+    Axis axis;    // of the root
+    Group group;  // null on a rank outside the mesh
+  };
+
   c10::DeviceType device_type = c10::DeviceType::CPU;
   Layout layout;
   std::vector<std::string> dim_names;  // empty, or one per dimension
@@ -54,6 +49,7 @@ class DeviceMesh::Impl {
 namespace {
 
 using Impl = DeviceMesh::Impl;
+using Dimension = Impl::Dimension;
 using ImplPtr = std::shared_ptr<const Impl>;
 
 const ImplPtr& root_of(const ImplPtr& impl) { return impl->root ? impl->root : impl; }

@@ -14,13 +14,6 @@ namespace tessera::optim {
 
 namespace {
 
-enum class Stage { Ready /* gradients are scaled */, Unscaled, Stepped };
-
-struct OptimizerProgress {
-  Stage stage = Stage::Ready;
-  std::vector<at::Tensor> found_inf;  // one per device: 1 if some gradient there is not finite
-};
-
 at::Tensor number(double value, c10::Device device) {
   return at::full({}, value, at::dtype(at::kFloat).device(device));
 }
@@ -41,7 +34,8 @@ at::Tensor values_of(const at::Tensor& param) {
   return grad._values();
 }
 
-std::vector<Gradients> gradients_of(const torch::optim::Optimizer& optimizer, bool half_allowed) {
+std::vector<Gradients> gradients_by_device(const torch::optim::Optimizer& optimizer,
+                                           bool half_allowed) {
   std::vector<Gradients> kinds;
   for (const ParamGroup& group : optimizer.param_groups()) {
     for (const at::Tensor& param : group.params()) {
@@ -67,7 +61,7 @@ std::vector<at::Tensor> multiply_and_check(const torch::optim::Optimizer& optimi
                                            const at::Tensor& factor, bool half_allowed) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> found;
-  for (Gradients& kind : gradients_of(optimizer, half_allowed)) {
+  for (Gradients& kind : gradients_by_device(optimizer, half_allowed)) {
     auto mine = std::find_if(found.begin(), found.end(),
                              [&](const at::Tensor& one) { return one.device() == kind.device; });
     if (mine == found.end()) mine = found.insert(mine, number(0, kind.device));
@@ -80,6 +74,13 @@ std::vector<at::Tensor> multiply_and_check(const torch::optim::Optimizer& optimi
 }  // namespace
 
 struct GradScaler::Impl {
+  enum class Stage { Ready /* gradients are scaled */, Unscaled, Stepped };
+
+  struct OptimizerProgress {
+    Stage stage = Stage::Ready;
+    std::vector<at::Tensor> found_inf;  // one per device: 1 if some gradient there is not finite
+  };
+
   GradScalerOptions options;
   int64_t init_growth_tracker = 0;
   at::Tensor scale;           // float32, on the device of the first scaled tensor
@@ -146,17 +147,17 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!is_enabled()) return;
   impl_->check_scaled("GradScaler::unscale_");
-  OptimizerProgress& progress = impl_->progress_of(optimizer);
-  TORCH_CHECK(progress.stage != Stage::Unscaled,
+  Impl::OptimizerProgress& progress = impl_->progress_of(optimizer);
+  TORCH_CHECK(progress.stage != Impl::Stage::Unscaled,
               "GradScaler::unscale_: expected one call per optimizer and step, got a second one "
               "since the last update(); call it once, after all gradients have come");
-  TORCH_CHECK(progress.stage != Stage::Stepped,
+  TORCH_CHECK(progress.stage != Impl::Stage::Stepped,
               "GradScaler::unscale_: expected to be called before step(), got called after it; "
               "call update() at the end of each iteration");
   // In double precision: float division is not exact under every compiler option.
   const at::Tensor inverse = impl_->scale.to(at::kDouble).reciprocal().to(at::kFloat);
   progress.found_inf = multiply_and_check(optimizer, inverse, /*half_allowed=*/false);
-  progress.stage = Stage::Unscaled;
+  progress.stage = Impl::Stage::Unscaled;
 }
 
 void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
@@ -168,13 +169,13 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
     return;
   }
   impl_->check_scaled("GradScaler::step");
-  OptimizerProgress& progress = impl_->progress_of(optimizer);
-  TORCH_CHECK(progress.stage != Stage::Stepped,
+  Impl::OptimizerProgress& progress = impl_->progress_of(optimizer);
+  TORCH_CHECK(progress.stage != Impl::Stage::Stepped,
               "GradScaler::step: expected one call per optimizer and update(), got a second one; "
               "call update() at the end of each iteration");
-  if (progress.stage == Stage::Ready && in_kernels) {
+  if (progress.stage == Impl::Stage::Ready && in_kernels) {
     progress.found_inf = multiply_and_check(optimizer, number(1, impl_->scale.device()), true);
-  } else if (progress.stage == Stage::Ready) {
+  } else if (progress.stage == Impl::Stage::Ready) {
     unscale_(optimizer);
   }
   TORCH_CHECK(!progress.found_inf.empty() || impl_->options.group,
@@ -183,14 +184,14 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
   at::Tensor found = impl_->agreed(progress.found_inf);
   if (found_inf.defined()) found = at::maximum(found, to_device(found_inf, found.device()));
   if (in_kernels) {
-    const bool scaled = progress.stage == Stage::Ready;
+    const bool scaled = progress.stage == Impl::Stage::Ready;
     const AmpScalingScope scope(own->impl_->scaling, {scaled ? impl_->scale : at::Tensor(), found});
     own->step();
   } else if (found.item<float>() == 0) {
     optimizer.step();
   }
   progress.found_inf = {found};
-  progress.stage = Stage::Stepped;
+  progress.stage = Impl::Stage::Stepped;
 }
 
 void GradScaler::update(std::optional<double> new_scale) {
@@ -203,7 +204,7 @@ void GradScaler::update(std::optional<double> new_scale) {
     at::Tensor found_inf = number(0, impl_->scale.device());
     bool checked = false;
     for (const auto& [optimizer, progress] : impl_->progress) {
-      const bool stepped = progress.stage == Stage::Stepped;
+      const bool stepped = progress.stage == Impl::Stage::Stepped;
       checked = checked || !progress.found_inf.empty();
       // An optimizer that was only unscaled has not asked the other ranks yet.
       found_inf.add_(stepped ? progress.found_inf.front() : impl_->agreed(progress.found_inf));

@@ -2,7 +2,7 @@
 #include <tessera/parallelize.h>
 
 #include "dtensor/collectives.h"
-#include "dtensor/rules.h"
+#include "dtensor/scopes.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
@@ -251,10 +251,7 @@ const dtensor::RuleTable& loss_rules() {
 }  // namespace parallel
 
 loss_parallel::loss_parallel()
-    : previous_(dtensor::exchange_scoped_rules(&parallel::loss_rules())) {}
-
-loss_parallel::~loss_parallel() {
-  dtensor::exchange_scoped_rules(static_cast<const dtensor::RuleTable*>(previous_));
-}
+    : scope_(dtensor::open_scope([](auto& scopes) { scopes.rules = &parallel::loss_rules(); })) {}
+loss_parallel::~loss_parallel() = default;
 
 }  // namespace tessera

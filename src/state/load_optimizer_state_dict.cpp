@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char* kNothing = "; nothing was loaded; ";
 
-using Group = OptimizerStateDict::Group;
+using DictGroup = OptimizerStateDict::Group;
 using Names = std::vector<std::string>;
 
 std::string list(const char* title, const Names& names) {
@@ -74,7 +74,7 @@ void OptimizerLoader::match_groups(Covers covers) {
 }
 
 /// The dict's group of an own one's parameters. Throws if they are in different ones.
-const Group* OptimizerLoader::group_for(size_t own) const {
+const DictGroup* OptimizerLoader::group_for(size_t own) const {
   const std::string* first = nullptr;
   for (const auto& name : names_[own]) {
     if (!given_.count(name)) continue;
@@ -117,7 +117,7 @@ void OptimizerLoader::load() {
 }
 
 void OptimizerLoader::check_state(const std::string& name, const at::Tensor& parameter,
-                                  const Group& group) const {
+                                  const DictGroup& group) const {
   const auto found = dict_.state.find(name);
   const bool has_state = found != dict_.state.end() && !found->second.empty();
   TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), where_, ": expected state for '",

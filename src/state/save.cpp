@@ -99,6 +99,12 @@ LastSaves& last_saves() {
   return saves;
 }
 
+/// Whether bytes of the host travel without the device.
+bool serves_host(const Group& group) {
+  const auto served = group->getDeviceTypes();
+  return std::ranges::find(served, c10::Device(c10::kCPU)) != served.end();
+}
+
 /// Groups in which threads meet that write: collectives of the group itself belong to training.
 class WritingGroups {
  public:
@@ -111,10 +117,8 @@ class WritingGroups {
       if (found != groups_.end()) return found->second.writing;
     }
     // Bytes of the host are told: beside training, and not on the device.
-    const auto served = group->getDeviceTypes();
-    const bool has_cpu = std::ranges::find(served, c10::Device(c10::kCPU)) != served.end();
-    auto writing =
-        new_group(ranks(group), {.backend = has_cpu ? "" : "auto", .description = "save_async"});
+    auto writing = new_group(
+        ranks(group), {.backend = serves_host(group) ? "" : "auto", .description = "save_async"});
     const std::lock_guard lock(mutex_);
     groups_.insert_or_assign(group.get(),
                              Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), writing});
@@ -145,20 +149,29 @@ void finish_last(const std::string& function) {
               "; keep the PendingSave and call wait(), and save again");
 }
 
+/// Where ranks tell each other what they save: by the device it would come after all that it has to
+/// do. One group for both functions, so that ranks that call different ones learn of it.
+SaveOptions meeting_on_host(SaveOptions options) {
+  const auto group = state::Together(options.group).group();
+  if (group && !serves_host(group)) options.group = writing_groups().of(group);
+  return options;
+}
+
 void save_now(const std::string& dir, const torch::nn::Module& module,
               const torch::optim::Optimizer* optimizer, const Extra& extra,
               const SaveOptions& options) {
   finish_last("save");
-  state::SaveJob("save", dir, module, optimizer, extra, options).write();
+  state::SaveJob("save", dir, module, optimizer, extra, meeting_on_host(options)).write();
 }
 
 PendingSave start_save(const std::string& dir, const torch::nn::Module& module,
                        const torch::optim::Optimizer* optimizer, const Extra& extra,
                        const SaveOptions& options) {
   finish_last("save_async");
-  auto job = std::make_shared<state::SaveJob>("save_async", dir, module, optimizer, extra, options);
+  auto job = std::make_shared<state::SaveJob>("save_async", dir, module, optimizer, extra,
+                                              meeting_on_host(options));
   job->copy_to_host();
-  job->meet_in(writing_groups().of(job->ranks().group()));
+  job->meet_in(writing_groups().of(state::Together(options.group).group()));
   const auto rank = comm::current_context();
   auto save = std::make_shared<PendingSave::Impl>(dir, [job = std::move(job), rank]() mutable {
     const comm::ContextScope scope(rank);

@@ -110,8 +110,8 @@ TEST(BenchComm, WritesRowsOfEveryBackendAndBoundsAgainstGloo) {
     EXPECT_EQ(row.at("device"), "cpu");
     backends.push_back(row.at("backend"));
   }
-  EXPECT_THAT(backends,
-              ElementsAre("shm", "shm (shared tensors)", "gloo", "gloo (calls unchecked)"));
+  EXPECT_THAT(backends, ElementsAre("shm", "shm (shared tensors)", "gloo", "gloo (calls unchecked)",
+                                    "c10d_gloo"));
   std::ifstream bounds(folder.path() / "comm.bounds.txt");
   std::string first;
   std::getline(bounds, first);
@@ -181,6 +181,7 @@ TEST(BenchCompile, TellsHowLongItTakes) {
 TEST(BenchTrain, NamesWhatItKnows) {
   expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
   expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");
+  expect_refused({"train", "--kernels"}, "--kernels", "expected --device cuda");
   expect_refused({"train", "--peer", "jax"}, "jax not in",
                  "pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm");
 }

@@ -1,9 +1,11 @@
 #include "checkpoint/outcome.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <atomic>
+#include <future>
 
 namespace tessera::testing {
 namespace {
@@ -182,6 +184,20 @@ TEST(SelectiveCheckpoint, AKeptResultChangedAfterTheCallIsAnError) {
               grad({y.sum()}, {x});
             }).find("the kept result of aten::sin to be unchanged"),
             std::string::npos);
+}
+
+// As autograd's threads for devices take over the state of the one that calls backward.
+TEST(SelectiveCheckpoint, OtherThreadsWithItsStateRunPlainOperators) {
+  const auto x = torch::randn({3}).requires_grad_();
+  const auto function = [](const at::Tensor& t) {
+    const auto in_thread = [&, state = at::ThreadLocalState()] {
+      const at::ThreadLocalStateGuard guard(state);
+      return t.detach().cos();
+    };
+    return t.sin() * std::async(std::launch::async, in_thread).get();
+  };
+  const auto y = checkpoint_call(keeping({"aten::sin", "aten::cos"}), function, x);
+  EXPECT_TRUE(at::equal(grad({y.sum()}, {x})[0], grad({function(x).sum()}, {x})[0]));
 }
 
 TEST(SelectiveCheckpoint, UnknownOperatorIsAnError) {

@@ -7,7 +7,7 @@
 namespace tessera::comm {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string error_of_backends(const std::string& text) {
   try {

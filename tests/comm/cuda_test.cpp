@@ -54,11 +54,11 @@ INSTANTIATE_TEST_SUITE_P(Every, StreamsOnCuda,
                          ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),
                          testing::case_name);
 
-constexpr int64_t kCounts[] = {10, 1 << 20};
+constexpr int64_t kElementCounts[] = {10, 1 << 20};
 
 TEST_P(StreamsOnCuda, TensorsMayComeFromAnyStream) {
   run_on(GetParam(), [] {
-    for (const int64_t count : kCounts) {
+    for (const int64_t count : kElementCounts) {
       const c10::StreamGuard guard(side_stream());
       keep_busy();
       Tensors tensors{own_number(count)};
@@ -72,7 +72,7 @@ TEST_P(StreamsOnCuda, TensorsMayComeFromAnyStream) {
 
 TEST_P(StreamsOnCuda, ResultsAreThereForTheStreamThatWaits) {
   run_on(GetParam(), [] {
-    for (const int64_t count : kCounts) {
+    for (const int64_t count : kElementCounts) {
       keep_busy();
       Tensors tensors{own_number(count)};
       const auto work = default_group()->allreduce(tensors);
@@ -85,7 +85,7 @@ TEST_P(StreamsOnCuda, ResultsAreThereForTheStreamThatWaits) {
 
 TEST_P(StreamsOnCuda, TheNextKernelWaitsForTheCollective) {
   run_on(GetParam(), [] {
-    for (const int64_t count : kCounts) {
+    for (const int64_t count : kElementCounts) {
       auto tensor = own_number(count);
       for (int turn = 0; turn < 10; ++turn) {  // no host wait in between
         Tensors tensors{tensor};
@@ -102,7 +102,7 @@ TEST_P(StreamsOnCuda, AFreedInputIsReadBeforeItsMemoryIsUsedAgain) {
   run_on(GetParam(), [] {
     const Setting setting{.backend = "", .ranks = world_size(), .device = run_device()};
     for (int turn = 0; turn < 10; ++turn) {
-      for (const int64_t count : kCounts) {
+      for (const int64_t count : kElementCounts) {
         keep_busy();
         auto whole = at::zeros({world_size(), count}, on());
         auto input = own_number(count);
@@ -119,10 +119,52 @@ TEST_P(StreamsOnCuda, AFreedInputIsReadBeforeItsMemoryIsUsedAgain) {
   });
 }
 
+TEST_P(StreamsOnCuda, AFreedStridedInputIsReadBeforeItsMemoryIsUsedAgain) {
+  if (GetParam().backend == "nccl") GTEST_SKIP() << "NCCL takes contiguous tensors alone";
+  run_on(GetParam(), [] {
+    const Setting setting{.backend = "", .ranks = world_size(), .device = run_device()};
+    for (int turn = 0; turn < 3; ++turn) {
+      for (const int64_t count : kElementCounts) {
+        keep_busy();
+        auto whole = at::zeros({world_size(), count}, on());
+        auto input = own_number(2 * count).view({count, 2}).select(1, 0);
+        const auto work = backend(setting)->_allgather_base(whole, input, {});
+        input.reset();
+        const auto poison = at::full({2 * count}, std::numeric_limits<float>::quiet_NaN(), on());
+        work->wait();
+        for (int peer = 0; peer < world_size(); ++peer)
+          expect_filled(whole[peer], peer + 1, "turn " + std::to_string(turn));
+      }
+    }
+  });
+}
+
+TEST_P(StreamsOnCuda, SmallCallsUnderWayTogetherComeThroughInOrder) {
+  run_on(GetParam(), [] {
+    constexpr int kCalls = 20;  // more than there are slots
+    for (const bool is_busy : {false, true}) {
+      if (is_busy) keep_busy();
+      std::vector<Tensors> tensors;
+      std::vector<WorkPtr> works;
+      for (int i = 0; i < kCalls; ++i) {
+        tensors.push_back({at::full({8}, rank() + i, on())});
+        works.push_back(default_group()->allreduce(tensors.back()));
+      }
+      for (int i = kCalls - 1; i >= 0; --i) {
+        works[i]->wait();
+        const auto twice = tensors[i][0] * 2;
+        works[i].reset();
+        expect_filled(twice, 2.0 * (sum_of_numbers() + world_size() * (i - 1)),
+                      "call " + std::to_string(i));
+      }
+    }
+  });
+}
+
 TEST_P(StreamsOnCuda, AFreedResultIsWrittenBeforeItsMemoryIsUsedAgain) {
   run_on(GetParam(), [] {
     for (int turn = 0; turn < 10; ++turn) {
-      for (const int64_t count : kCounts) {
+      for (const int64_t count : kElementCounts) {
         keep_busy();
         Tensors tensors{own_number(count)};
         const auto work = default_group()->allreduce(tensors);

@@ -58,7 +58,7 @@ class Twin {
 };
 
 /// What rank 0 of a group of two says when rank 1's address is what `forge` makes of rank 0's own.
-std::string error_of(const std::function<std::string(Words)>& forge) {
+std::string forgery_error(const std::function<std::string(Words)>& forge) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::thread forger([&] {
     store->wait({"shm/0"}, 20s);
@@ -78,7 +78,7 @@ std::string error_of(const std::function<std::string(Words)>& forge) {
 }
 
 std::string error_with(Field field, const std::string& value, const std::string& pid = {}) {
-  return error_of([&](Words words) {
+  return forgery_error([&](Words words) {
     if (!pid.empty()) words[kPid] = pid;
     words[field] = value;
     return text_of(words);
@@ -91,10 +91,11 @@ auto names(const std::string& field) {
 
 TEST(ForgedAddress, IsNoAddress) {
   for (const char* text : {"", " ", "a b c", "a b c d e f g", "1 2 3 4 5 6 7 8 9"}) {
-    EXPECT_THAT(error_of([&](const Words&) { return text; }), HasSubstr("group 'g': rank 1"))
+    EXPECT_THAT(forgery_error([&](const Words&) { return text; }), HasSubstr("group 'g': rank 1"))
         << text;
   }
-  EXPECT_THAT(error_of([](const Words&) { return std::string(1 << 20, '7'); }), names("length"));
+  EXPECT_THAT(forgery_error([](const Words&) { return std::string(1 << 20, '7'); }),
+              names("length"));
 }
 
 TEST(ForgedAddress, OfAnotherHostOrVersion) {

@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using c10d::ReduceOp;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 bool same(const at::Tensor& left, const at::Tensor& right) {
   return left.scalar_type() == right.scalar_type() && left.sizes() == right.sizes() &&
@@ -19,7 +19,7 @@ bool same(const at::Tensor& left, const at::Tensor& right) {
 }
 
 /// Small whole numbers that differ by rank, exact in every dtype.
-at::Tensor sample(int rank, at::IntArrayRef sizes, c10::ScalarType dtype) {
+at::Tensor small_numbers(int rank, at::IntArrayRef sizes, c10::ScalarType dtype) {
   int64_t count = 1;
   for (const auto size : sizes) count *= size;
   return at::arange(count).add(rank).remainder(3).add(rank == 1 ? 1 : 0).view(sizes).to(dtype);
@@ -32,9 +32,9 @@ at::Tensor expected(int size, at::IntArrayRef sizes, c10::ScalarType dtype,
   const auto wide = is_complex                   ? at::kComplexDouble
                     : c10::isFloatingType(dtype) ? at::kDouble
                                                  : at::kLong;
-  auto result = sample(0, sizes, dtype).to(wide);
+  auto result = small_numbers(0, sizes, dtype).to(wide);
   for (int rank = 1; rank < size; ++rank) {
-    const auto next = sample(rank, sizes, dtype).to(wide);
+    const auto next = small_numbers(rank, sizes, dtype).to(wide);
     switch (op) {
       case ReduceOp::PRODUCT:
         result = result * next;
@@ -87,7 +87,7 @@ TEST(GlooBackend, ReducesEveryDtypeByEveryOperation) {
     for (const auto dtype : kDtypes) {
       for (const auto op : kOps) {
         SCOPED_TRACE(c10::str(dtype, " op ", int(op)));
-        Tensors tensors{sample(rank, {5, 2}, dtype)};
+        Tensors tensors{small_numbers(rank, {5, 2}, dtype)};
         if (!has_meaning(dtype, op)) {
           EXPECT_THROW(group.allreduce(tensors, {.reduceOp = op}), c10::TypeError);
           continue;
@@ -97,11 +97,12 @@ TEST(GlooBackend, ReducesEveryDtypeByEveryOperation) {
         work->wait();
         EXPECT_TRUE(same(tensors[0], want)) << tensors[0] << want;
 
-        Tensors rooted{sample(rank, {5, 2}, dtype)};
+        Tensors rooted{small_numbers(rank, {5, 2}, dtype)};
         group.reduce(rooted, {.reduceOp = op, .rootRank = 2})->wait();
-        EXPECT_TRUE(same(rooted[0], rank == 2 ? want : sample(rank, {5, 2}, dtype))) << rooted[0];
+        EXPECT_TRUE(same(rooted[0], rank == 2 ? want : small_numbers(rank, {5, 2}, dtype)))
+            << rooted[0];
 
-        auto input = sample(rank, {6, 2}, dtype);
+        auto input = small_numbers(rank, {6, 2}, dtype);
         auto part = at::zeros({2, 2}, input.options());
         group._reduce_scatter_base(part, input, {.reduceOp = op})->wait();
         EXPECT_TRUE(same(part, expected(3, {6, 2}, dtype, op).slice(0, 2 * rank, 2 * rank + 2)))
@@ -115,43 +116,44 @@ TEST(GlooBackend, MovesEveryDtype) {
   run_gloo(3, [](GroupBackend& group, int rank) {
     for (const auto dtype : kDtypes) {
       SCOPED_TRACE(c10::str(dtype));
-      Tensors tensors{sample(rank, {4}, dtype)};
+      Tensors tensors{small_numbers(rank, {4}, dtype)};
       group.broadcast(tensors, {.rootRank = 1})->wait();
-      EXPECT_TRUE(same(tensors[0], sample(1, {4}, dtype)));
+      EXPECT_TRUE(same(tensors[0], small_numbers(1, {4}, dtype)));
 
-      auto input = sample(rank, {2, 2}, dtype);
+      auto input = small_numbers(rank, {2, 2}, dtype);
       auto whole = at::zeros({6, 2}, input.options());
       group._allgather_base(whole, input)->wait();
       for (int peer = 0; peer < 3; ++peer) {
-        EXPECT_TRUE(same(whole.slice(0, 2 * peer, 2 * peer + 2), sample(peer, {2, 2}, dtype)));
+        EXPECT_TRUE(
+            same(whole.slice(0, 2 * peer, 2 * peer + 2), small_numbers(peer, {2, 2}, dtype)));
       }
 
       TensorLists lists{{at::zeros({1}, input.options()), at::zeros({2}, input.options()),
                          at::zeros({3}, input.options())}};
-      Tensors uneven{sample(rank, {rank + 1}, dtype)};
+      Tensors uneven{small_numbers(rank, {rank + 1}, dtype)};
       group.allgather(lists, uneven)->wait();
       for (int peer = 0; peer < 3; ++peer)
-        EXPECT_TRUE(same(lists[0][peer], sample(peer, {peer + 1}, dtype)));
+        EXPECT_TRUE(same(lists[0][peer], small_numbers(peer, {peer + 1}, dtype)));
 
       Tensors outputs{at::zeros({2}, input.options()), at::zeros({2}, input.options()),
                       at::zeros({2}, input.options())};
-      Tensors inputs{sample(rank, {2}, dtype), sample(rank + 1, {2}, dtype),
-                     sample(rank + 2, {2}, dtype)};
+      Tensors inputs{small_numbers(rank, {2}, dtype), small_numbers(rank + 1, {2}, dtype),
+                     small_numbers(rank + 2, {2}, dtype)};
       group.alltoall(outputs, inputs)->wait();
       for (int peer = 0; peer < 3; ++peer)
-        EXPECT_TRUE(same(outputs[peer], sample(peer + rank, {2}, dtype)));
+        EXPECT_TRUE(same(outputs[peer], small_numbers(peer + rank, {2}, dtype)));
 
       TensorLists gathered;
       if (rank == 1) gathered.push_back(outputs);
-      Tensors one{sample(rank, {2}, dtype)};
+      Tensors one{small_numbers(rank, {2}, dtype)};
       group.gather(gathered, one, {.rootRank = 1})->wait();
       for (int peer = 0; rank == 1 && peer < 3; ++peer)
-        EXPECT_TRUE(same(outputs[peer], sample(peer, {2}, dtype)));
+        EXPECT_TRUE(same(outputs[peer], small_numbers(peer, {2}, dtype)));
       TensorLists scattered;
       if (rank == 1) scattered.push_back(outputs);
       Tensors mine{at::zeros({2}, input.options())};
       group.scatter(mine, scattered, {.rootRank = 1})->wait();
-      EXPECT_TRUE(same(mine[0], sample(rank, {2}, dtype)));
+      EXPECT_TRUE(same(mine[0], small_numbers(rank, {2}, dtype)));
     }
   });
 }

@@ -11,9 +11,9 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 c10d::BarrierOptions within(std::chrono::milliseconds timeout) {
   c10d::BarrierOptions options;

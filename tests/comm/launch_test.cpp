@@ -10,7 +10,7 @@
 namespace tessera::comm {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
 Launch launch_of(const Variables& variables, const InitOptions& options = {}) {
@@ -18,7 +18,7 @@ Launch launch_of(const Variables& variables, const InitOptions& options = {}) {
 }
 
 /// The text of the ValueError that `variables` and `options` give; empty if there is none.
-std::string error_of(const Variables& variables, const InitOptions& options = {}) {
+std::string launch_error(const Variables& variables, const InitOptions& options = {}) {
   try {
     launch_of(variables, options);
   } catch (const c10::ValueError& error) {
@@ -160,10 +160,10 @@ TEST(Launch, ReadsMpich) {
 }
 
 TEST(Launch, AsksForTheAddressWhenMpiSpansHosts) {
-  const auto text = error_of(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
+  const auto text = launch_error(with(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
   EXPECT_THAT(text, HasSubstr("launcher: Open MPI"));
   EXPECT_THAT(text, HasSubstr("set MASTER_ADDR to the host of rank 0"));
-  EXPECT_THAT(error_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+  EXPECT_THAT(launch_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
 }
 
 TEST(Launch, AsksLaunchersInOrder) {
@@ -225,25 +225,26 @@ TEST(Launch, TakesAStoreWithItsRanks) {
   EXPECT_EQ(launch.rank, 1);
   EXPECT_EQ(launch.init_method, "");
   EXPECT_FALSE(launch.is_alone);
-  EXPECT_THAT(error_of(kTorchrun, {.rank = 1, .store = store}),
+  EXPECT_THAT(launch_error(kTorchrun, {.rank = 1, .store = store}),
               HasSubstr("InitOptions::world_size is not set"));
-  EXPECT_THAT(error_of({}, {.world_size = 1, .store = store}),
+  EXPECT_THAT(launch_error({}, {.world_size = 1, .store = store}),
               HasSubstr("InitOptions::rank is not set"));
   EXPECT_THAT(
-      error_of({}, {.rank = 0, .world_size = 1, .store = store, .init_method = "tcp://a:1"}),
+      launch_error({}, {.rank = 0, .world_size = 1, .store = store, .init_method = "tcp://a:1"}),
       HasSubstr("either a store or an init_method"));
 }
 
 TEST(LaunchError, NamesTheMissingHalf) {
-  EXPECT_THAT(error_of({{"RANK", "0"}}),
+  EXPECT_THAT(launch_error({{"RANK", "0"}}),
               HasSubstr("got RANK but no WORLD_SIZE (launcher: torchrun)"));
-  EXPECT_THAT(error_of({{"WORLD_SIZE", "2"}}), HasSubstr("got WORLD_SIZE but no RANK"));
-  EXPECT_THAT(error_of({{"TESSERA_RANK", "0"}}),
+  EXPECT_THAT(launch_error({{"WORLD_SIZE", "2"}}), HasSubstr("got WORLD_SIZE but no RANK"));
+  EXPECT_THAT(launch_error({{"TESSERA_RANK", "0"}}),
               HasSubstr("got TESSERA_RANK but no TESSERA_WORLD_SIZE"));
-  EXPECT_THAT(error_of({{"OMPI_COMM_WORLD_RANK", "0"}}), HasSubstr("no OMPI_COMM_WORLD_SIZE"));
-  EXPECT_THAT(error_of({}, {.rank = 0}),
+  EXPECT_THAT(launch_error({{"OMPI_COMM_WORLD_RANK", "0"}}), HasSubstr("no OMPI_COMM_WORLD_SIZE"));
+  EXPECT_THAT(launch_error({}, {.rank = 0}),
               HasSubstr("got InitOptions::rank but no InitOptions::world_size"));
-  EXPECT_THAT(error_of({}, {.init_method = "tcp://a:1"}), HasSubstr("needs rank and world_size"));
+  EXPECT_THAT(launch_error({}, {.init_method = "tcp://a:1"}),
+              HasSubstr("needs rank and world_size"));
   EXPECT_EQ(
       launch_of({{"RANK", "0"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, {.world_size = 2})
           .world_size,
@@ -252,9 +253,9 @@ TEST(LaunchError, NamesTheMissingHalf) {
 
 TEST(LaunchError, NamesTheVariableThatIsNoNumber) {
   EXPECT_THAT(
-      error_of(with(kTorchrun, {{"RANK", "one"}})),
+      launch_error(with(kTorchrun, {{"RANK", "one"}})),
       HasSubstr("init: environment variable RANK: expected a number from 0 to 131072, got 'one'"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "29400x"}})), HasSubstr("MASTER_PORT"));
+  EXPECT_THAT(launch_error(with(kTorchrun, {{"MASTER_PORT", "29400x"}})), HasSubstr("MASTER_PORT"));
 }
 
 TEST(LaunchError, NamesTheVariableThatIsOutOfRange) {
@@ -270,26 +271,26 @@ TEST(LaunchError, NamesTheVariableThatIsOutOfRange) {
   for (const auto& [variables, names] : launchers) {
     for (const std::string name : names) {
       for (const std::string value : {"999999999", "99999999999999999999", "-1"}) {
-        EXPECT_THAT(error_of(with(variables, {{name, value}})),
+        EXPECT_THAT(launch_error(with(variables, {{name, value}})),
                     HasSubstr(name + ": expected a number from 0 to 131072, got '" + value + "'"));
       }
     }
   }
-  EXPECT_THAT(error_of(with(kTesseraRun, {{"TESSERA_STORE_LISTEN_FD", "-3"}})),
+  EXPECT_THAT(launch_error(with(kTesseraRun, {{"TESSERA_STORE_LISTEN_FD", "-3"}})),
               HasSubstr("TESSERA_STORE_LISTEN_FD: expected a number from 0 to 2147483647"));
-  EXPECT_THAT(error_of(with(kTorchrun, {{"MASTER_PORT", "99999999"}})),
+  EXPECT_THAT(launch_error(with(kTorchrun, {{"MASTER_PORT", "99999999"}})),
               HasSubstr("a port from 1 to 65535"));
 }
 
 TEST(LaunchError, RefusesWorldsThatNoClusterHas) {
-  EXPECT_THAT(error_of({}, {.backend = "fake", .rank = 0, .world_size = 999'999'999}),
+  EXPECT_THAT(launch_error({}, {.backend = "fake", .rank = 0, .world_size = 999'999'999}),
               HasSubstr("expected a world size of at most 131072, got 999999999"));
-  EXPECT_EQ(error_of({}, {.backend = "fake", .rank = 0, .world_size = 131'072}), "");
+  EXPECT_EQ(launch_error({}, {.backend = "fake", .rank = 0, .world_size = 131'072}), "");
 }
 
 TEST(LaunchError, RefusesMoreRanksOnTheHostThanInTheWorld) {
   for (const char* size : {"0", "9"}) {
-    EXPECT_THAT(error_of(with(kTorchrun, {{"LOCAL_WORLD_SIZE", size}})),
+    EXPECT_THAT(launch_error(with(kTorchrun, {{"LOCAL_WORLD_SIZE", size}})),
                 HasSubstr(std::string("expected from 1 to 8 ranks on this host, the size of the "
                                       "world, got ") +
                           size + " (launcher: torchrun)"));
@@ -297,29 +298,29 @@ TEST(LaunchError, RefusesMoreRanksOnTheHostThanInTheWorld) {
 }
 
 TEST(LaunchError, RefusesRanksOutsideTheWorld) {
-  EXPECT_THAT(error_of(with(kTorchrun, {{"RANK", "8"}})),
+  EXPECT_THAT(launch_error(with(kTorchrun, {{"RANK", "8"}})),
               HasSubstr("rank 8 is outside the world: with world size 8"));
-  EXPECT_THAT(error_of({}, {.rank = 2, .world_size = 2, .init_method = "tcp://a:1"}),
+  EXPECT_THAT(launch_error({}, {.rank = 2, .world_size = 2, .init_method = "tcp://a:1"}),
               HasSubstr("ranks go from 0 to 1"));
-  EXPECT_THAT(error_of({}, {.rank = -1, .world_size = 2, .init_method = "tcp://a:1"}),
+  EXPECT_THAT(launch_error({}, {.rank = -1, .world_size = 2, .init_method = "tcp://a:1"}),
               HasSubstr("rank -1 is outside"));
-  EXPECT_THAT(error_of({}, {.rank = 0, .world_size = 0, .init_method = "tcp://a:1"}),
+  EXPECT_THAT(launch_error({}, {.rank = 0, .world_size = 0, .init_method = "tcp://a:1"}),
               HasSubstr("at least 1, got 0"));
   EXPECT_THAT(
-      error_of({}, {.rank = 0, .world_size = 2, .init_method = "tcp://a:1", .local_rank = 2}),
+      launch_error({}, {.rank = 0, .world_size = 2, .init_method = "tcp://a:1", .local_rank = 2}),
       HasSubstr("local rank 2 is outside"));
 }
 
 TEST(LaunchError, AsksWhereTheRanksMeet) {
-  EXPECT_THAT(error_of({}, {.rank = 0, .world_size = 2}),
+  EXPECT_THAT(launch_error({}, {.rank = 0, .world_size = 2}),
               HasSubstr("rank 0 of 2 does not know where the ranks meet"));
-  EXPECT_THAT(error_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
-  EXPECT_EQ(error_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "");
+  EXPECT_THAT(launch_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("set MASTER_ADDR"));
+  EXPECT_EQ(launch_error({{"RANK", "0"}, {"WORLD_SIZE", "1"}}), "");
 }
 
 TEST(LaunchError, RefusesBadInitMethods) {
   auto of = [](const char* text) {
-    return error_of({}, {.rank = 0, .world_size = 2, .init_method = text});
+    return launch_error({}, {.rank = 0, .world_size = 2, .init_method = text});
   };
   EXPECT_THAT(of("udp://a:1"), HasSubstr("unknown scheme in init_method \"udp://a:1\""));
   EXPECT_THAT(of("a:1"), HasSubstr("unknown scheme"));

@@ -238,24 +238,25 @@ void run_traffic(int total) {
   EXPECT_GT(backend()->getSequenceNumberForGroup(), static_cast<uint64_t>(total) / 20);
 }
 
-constexpr std::chrono::seconds kTimeout{30};
+constexpr std::chrono::seconds kTrafficTimeout{30};
 
 class MixedCollectivesOnThreads : public ::testing::TestWithParam<int> {};
 TEST_P(MixedCollectivesOnThreads, KeepTheirResultsApart) {
   testing::run_threads(GetParam(), [] { run_traffic(10'000); },
-                       {.backend = "shm", .timeout = kTimeout});
+                       {.backend = "shm", .timeout = kTrafficTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnThreads, ::testing::Values(2, 4, 8));
 
 class MixedCollectivesOnProcesses : public ::testing::TestWithParam<int> {};
 TEST_P(MixedCollectivesOnProcesses, KeepTheirResultsApart) {
   testing::run_processes(GetParam(), [] { run_traffic(10'000); },
-                         {.backend = "shm", .timeout = kTimeout});
+                         {.backend = "shm", .timeout = kTrafficTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnProcesses, ::testing::Values(2, 3, 4));
 
 TEST(MixedGlooCollectivesOnThreads, KeepTheirResultsApart) {
-  testing::run_threads(3, [] { run_traffic(1'000); }, {.backend = "gloo", .timeout = kTimeout});
+  testing::run_threads(3, [] { run_traffic(1'000); },
+                       {.backend = "gloo", .timeout = kTrafficTimeout});
 }
 
 class MixedCollectivesOnCuda : public ::testing::TestWithParam<testing::DeviceCase> {};
@@ -267,7 +268,7 @@ TEST_P(MixedCollectivesOnCuda, KeepTheirResultsApart) {
         .run(1'000);
     barrier();
   };
-  testing::run_on(GetParam(), body, {.timeout = kTimeout});
+  testing::run_on(GetParam(), body, {.timeout = kTrafficTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Every, MixedCollectivesOnCuda,
                          ::testing::ValuesIn(testing::cuda_cases({"shm", "gloo"})),
@@ -283,7 +284,7 @@ TEST_P(MixedNcclCollectivesOnCuda, KeepTheirResultsApart) {
         .run(400);
     barrier();
   };
-  testing::run_on(GetParam(), body, {.timeout = kTimeout});
+  testing::run_on(GetParam(), body, {.timeout = kTrafficTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Every, MixedNcclCollectivesOnCuda,
                          ::testing::ValuesIn(testing::cuda_cases({"nccl"})), testing::case_name);

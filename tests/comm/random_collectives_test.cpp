@@ -225,31 +225,31 @@ void run_random_collectives(const std::string& backend_name, int cases) {
   barrier();
 }
 
-constexpr std::chrono::seconds kTimeout{20};
+constexpr std::chrono::seconds kDrawsTimeout{20};
 
 class RandomCollectivesOnThreads : public ::testing::TestWithParam<int> {};
 TEST_P(RandomCollectivesOnThreads, AgreeWithAPlainComputation) {
   testing::run_threads(GetParam(), [] { run_random_collectives("shm", 600 / world_size()); },
-                       {.backend = "shm", .timeout = kTimeout});
+                       {.backend = "shm", .timeout = kDrawsTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnThreads, ::testing::Range(2, 9));
 
 TEST(RandomGlooCollectivesOnThreads, AgreeWithAPlainComputation) {
   testing::run_threads(3, [] { run_random_collectives("gloo", 150); },
-                       {.backend = "gloo", .timeout = kTimeout});
+                       {.backend = "gloo", .timeout = kDrawsTimeout});
 }
 
 class RandomCollectivesOnProcesses : public ::testing::TestWithParam<int> {};
 TEST_P(RandomCollectivesOnProcesses, AgreeWithAPlainComputation) {
   testing::run_processes(GetParam(), [] { run_random_collectives("shm", 500); },
-                         {.backend = "shm", .timeout = kTimeout});
+                         {.backend = "shm", .timeout = kDrawsTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnProcesses, ::testing::Range(2, 5));
 
 class RandomCollectivesOnCuda : public ::testing::TestWithParam<testing::DeviceCase> {};
 TEST_P(RandomCollectivesOnCuda, AgreeWithAPlainComputation) {
   testing::run_on(GetParam(), [] { run_random_collectives(GetParam().backend, 200); },
-                  {.timeout = kTimeout});
+                  {.timeout = kDrawsTimeout});
 }
 INSTANTIATE_TEST_SUITE_P(Every, RandomCollectivesOnCuda,
                          ::testing::ValuesIn(testing::cuda_cases({"nccl", "shm", "gloo"})),

@@ -16,8 +16,8 @@ namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 /// A listening socket on a port of the kernel's choice: what `tessera run` hands to rank 0.
 struct Listener {
@@ -36,7 +36,7 @@ struct Listener {
 };
 
 struct FileName {
-  std::string path = testing::TempDir() + "/tessera_store_" + std::to_string(getpid());
+  std::string path = ::testing::TempDir() + "/tessera_store_" + std::to_string(getpid());
   FileName() { std::filesystem::remove(path); }
   ~FileName() { std::filesystem::remove(path); }
 };
@@ -81,7 +81,7 @@ std::string tcp(const Listener& listener) {
   return "tcp://127.0.0.1:" + std::to_string(listener.port);
 }
 
-class Rendezvous : public testing::TestWithParam<std::string> {
+class Rendezvous : public ::testing::TestWithParam<std::string> {
  protected:
   std::vector<Launch> launches(int world_size) {
     if (GetParam() == "file") return launches_of(world_size, "file://" + file_.path);
@@ -117,7 +117,7 @@ TEST_P(Rendezvous, SaysBothWorldSizesOnEveryRank) {
   const auto errors = join_all(all, 20s);
   const auto both = AllOf(HasSubstr("ValueError init: the ranks disagree on the world size"),
                           HasSubstr("says 3"), HasSubstr("rank 1 says 4"));
-  EXPECT_THAT(errors, testing::Contains(both));
+  EXPECT_THAT(errors, ::testing::Contains(both));
   for (const auto& error : errors) EXPECT_THAT(error, both);
 }
 
@@ -143,7 +143,7 @@ TEST_P(Rendezvous, NamesTheMissingRanksInTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Stores, Rendezvous, testing::Values("tcp", "file", "unix"),
+INSTANTIATE_TEST_SUITE_P(Stores, Rendezvous, ::testing::Values("tcp", "file", "unix"),
                          [](const auto& instance) { return instance.param; });
 
 TEST(RendezvousTcp, ServesOnAPortByItself) {

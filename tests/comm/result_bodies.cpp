@@ -14,12 +14,12 @@ using c10d::ReduceOp;
 using testing::expect_bitwise_equal;
 
 // One that is complete after a single round and one that needs several.
-constexpr int64_t kCounts[] = {10, 500'000};
+constexpr int64_t kShortAndLong[] = {10, 500'000};
 
 int64_t total(const Setting& setting) { return setting.is_fake() ? 1 : setting.ranks; }
 
 void completes_by_wait_future_and_polling(const Setting& setting) {
-  for (const int64_t count : kCounts) {
+  for (const int64_t count : kShortAndLong) {
     SCOPED_TRACE(c10::str(count, " elements"));
     std::vector<Tensors> tensors;
     std::vector<WorkPtr> works;
@@ -62,7 +62,7 @@ void completes_by_wait_future_and_polling(const Setting& setting) {
 }
 
 void callbacks_may_issue_further_collectives(const Setting& setting) {
-  for (const int64_t count : kCounts) {
+  for (const int64_t count : kShortAndLong) {
     Tensors first{at::ones({count}, setting.on(at::kLong))};
     Tensors second{at::ones({count}, setting.on(at::kLong))};
     const auto group = default_group();
@@ -136,7 +136,7 @@ void collectives_nobody_waits_for_still_take_part(const Setting& setting) {
 }
 
 void complete_on_return_if_not_asynchronous(const Setting& setting) {
-  for (const int64_t count : kCounts) {
+  for (const int64_t count : kShortAndLong) {
     Tensors tensors{at::ones({count}, setting.on())};
     auto work = default_group()->allreduce(
         tensors,

@@ -47,7 +47,8 @@ torch::Tensor rows(int64_t count, int seed) {
   return at::randn({count, 6}, at::detail::createCPUGenerator(seed));
 }
 
-void expect_same(torch::nn::Module& got, torch::nn::Module& wanted, const std::string& when) {
+void expect_same_values(torch::nn::Module& got, torch::nn::Module& wanted,
+                        const std::string& when) {
   const auto reference = wanted.named_parameters();
   for (const auto& item : got.named_parameters()) {
     EXPECT_TRUE(at::allclose(item.value(), reference[item.key()], 1e-5, 1e-6))
@@ -111,7 +112,7 @@ TEST_P(Lazy, TrainsLikeTheModule) {
     wanted.backward();
     const auto loss = step(model, compiled, x);
     EXPECT_TRUE(at::allclose(loss, wanted, 1e-5, 1e-6)) << "step " << i;
-    expect_same(*model, *plain, "step " + std::to_string(i));
+    expect_same_values(*model, *plain, "step " + std::to_string(i));
     if (accumulates) continue;
     for (auto* each : {&reference, &optimizer}) {
       each->step();

@@ -247,7 +247,7 @@ std::vector<bool> sharing_of(const Outcome& outcome) {
   return shares;
 }
 
-void expect_same(const Outcome& before, const Outcome& after) {
+void expect_same_outcome(const Outcome& before, const Outcome& after) {
   for (size_t i = 0; i < before.outputs.size(); ++i) {
     if (before.outputs[i].defined()) {
       EXPECT_TRUE(tensors_bitwise_equal(after.outputs[i], before.outputs[i])) << "output " << i;
@@ -270,7 +270,7 @@ void expect_passes_keep_results(const Graph& program, const std::vector<std::str
     try {
       compiler::run_passes(graph, {compiler::find_pass(name, 100)});
       EXPECT_EQ(Graph::parse(graph.str()).str(), graph.str());
-      expect_same(before, evaluate(graph, inputs));
+      expect_same_outcome(before, evaluate(graph, inputs));
     } catch (const c10::Error& error) {
       ADD_FAILURE() << error.what_without_backtrace();
     }

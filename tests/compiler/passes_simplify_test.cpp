@@ -6,25 +6,26 @@ namespace {
 const std::string kX = "input %0: float32[4] = argument \"x\"\n";
 const std::string kParameter = "input %1: float32[4] = parameter \"w\"\n";
 
-void expect_pass(const std::string& pass, const std::string& before, const std::string& after) {
+void expect_pass_with_inputs(const std::string& pass, const std::string& before,
+                             const std::string& after) {
   EXPECT_EQ(after_pass(pass, kX + kParameter + dedent(before)), kX + kParameter + dedent(after));
 }
 
 void expect_unchanged(const std::string& pass, const std::string& text) {
-  expect_pass(pass, text, text);
+  expect_pass_with_inputs(pass, text, text);
 }
 
 //   clone ── copy_ ── return      wait ── return
 //   wait ────┘               =>
 TEST(SkipOverwritten, HandsOnWhatWouldBeCopied) {
-  expect_pass("skip_overwritten", R"(
+  expect_pass_with_inputs("skip_overwritten", R"(
     %2: float32[4] = aten::neg(%0)
     %3: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
     %4: float32[4] = _c10d_functional::wait_tensor(%3)
     %5: float32[4] = aten::clone(%2)
     %6: float32[4] = aten::copy_(%5!, %4)
     return %6)",
-              R"(
+                          R"(
     %2: float32[4] = aten::neg(%0)
     %3: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
     %4: float32[4] = _c10d_functional::wait_tensor(%3)
@@ -47,7 +48,7 @@ TEST(SkipOverwritten, KeepsCopiesOfWhatSomebodyElseNeeds) {
 }
 
 TEST(SkipOverwritten, HandsMemoryOnOnce) {
-  expect_pass("skip_overwritten", R"(
+  expect_pass_with_inputs("skip_overwritten", R"(
     %2: float32[4] = aten::neg(%0)
     %3: float32[4] = aten::clone(%0)
     %4: float32[4] = aten::copy_(%3!, %2)
@@ -55,7 +56,7 @@ TEST(SkipOverwritten, HandsMemoryOnOnce) {
     %6: float32[4] = aten::copy_(%5!, %4)
     return %4
     return %6)",
-              R"(
+                          R"(
     %2: float32[4] = aten::neg(%0)
     %3: float32[4] = aten::clone(%0)
     %5: float32[4] = aten::clone(%0)
@@ -65,13 +66,13 @@ TEST(SkipOverwritten, HandsMemoryOnOnce) {
 }
 
 TEST(SkipOverwritten, APartThatIsTheWholeIsAView) {
-  expect_pass("skip_overwritten", R"(
+  expect_pass_with_inputs("skip_overwritten", R"(
     %2: float32[2, 2] = aten::view(%0, [2, 2])
     %3: float32[2, 2] = aten::neg(%2)
     %4: float32[4] = aten::exp(%0)
     %5: float32[4] = tessera::window_scatter(%4, %3, [2, 2], [2, 1], 0)
     return %5)",
-              R"(
+                          R"(
     %2: float32[2, 2] = aten::view(%0, [2, 2])
     %3: float32[2, 2] = aten::neg(%2)
     %4: float32[4] = aten::exp(%0)
@@ -82,23 +83,23 @@ TEST(SkipOverwritten, APartThatIsTheWholeIsAView) {
 //   x ── relu ── return      relu ── return
 //     └─ neg ── exp      =>
 TEST(RemoveDeadCode, DropsWhatNoOutputNeeds) {
-  expect_pass("remove_dead_code", R"(
+  expect_pass_with_inputs("remove_dead_code", R"(
     %2: float32[4] = aten::relu(%0)
     %3: float32[4] = aten::neg(%0)
     %4: float32[4] = aten::exp(%3)
     return %2)",
-              R"(
+                          R"(
     %2: float32[4] = aten::relu(%0)
     return %2)");
 }
 
 TEST(RemoveDeadCode, DropsUpdatesOfMemoryThatNobodySees) {
-  expect_pass("remove_dead_code", R"(
+  expect_pass_with_inputs("remove_dead_code", R"(
     %2: float32[4] = aten::clone(%0)
     %3: float32[4] = aten::neg_(%2!)
     %4: float32[4] = aten::neg(%1)
     write %4 to %1)",
-              R"(
+                          R"(
     %4: float32[4] = aten::neg(%1)
     write %4 to %1)");
 }
@@ -112,23 +113,23 @@ TEST(RemoveDeadCode, KeepsChecks) {
 }
 
 TEST(RemoveDeadCode, DropsWhatIsSentAlongForNothing) {
-  expect_pass("remove_dead_code", R"(
+  expect_pass_with_inputs("remove_dead_code", R"(
     [%2: float32[4], %3: float32[4]] = _c10d_functional::all_reduce_coalesced([%0, %1], "sum", "0")
     %4: float32[4] = _c10d_functional::wait_tensor(%2)
     %5: float32[4] = _c10d_functional::wait_tensor(%3)
     return %4)",
-              R"(
+                          R"(
     [%2: float32[4]] = _c10d_functional::all_reduce_coalesced([%0], "sum", "0")
     %4: float32[4] = _c10d_functional::wait_tensor(%2)
     return %4)");
 }
 
 TEST(RemoveDeadCode, DropsCollectivesNobodyWaitsForInEarnest) {
-  expect_pass("remove_dead_code", R"(
+  expect_pass_with_inputs("remove_dead_code", R"(
     %2: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
     %3: float32[4] = _c10d_functional::wait_tensor(%2)
     return %0)",
-              "return %0");
+                          "return %0");
 }
 
 TEST(RemoveDeadCode, KeepsDrawsForThoseThatFollow) {
@@ -140,14 +141,14 @@ TEST(RemoveDeadCode, KeepsDrawsForThoseThatFollow) {
 //   x ── t ── relu ─┐            x ── t ── relu ── add(·, ·)
 //     └─ t ── relu ─┴ add    =>
 TEST(MergeEqual, ComputesTheSameOnce) {
-  expect_pass("merge_equal", R"(
+  expect_pass_with_inputs("merge_equal", R"(
     %2: float32[2, 2] = aten::view(%0, [2, 2])
     %3: float32[2, 2] = aten::relu(%2)
     %4: float32[2, 2] = aten::view(%0, [2, 2])
     %5: float32[2, 2] = aten::relu(%4)
     %6: float32[2, 2] = aten::add.Tensor(%3, %5)
     return %6)",
-              R"(
+                          R"(
     %2: float32[2, 2] = aten::view(%0, [2, 2])
     %3: float32[2, 2] = aten::relu(%2)
     %6: float32[2, 2] = aten::add.Tensor(%3, %3)
@@ -155,14 +156,14 @@ TEST(MergeEqual, ComputesTheSameOnce) {
 }
 
 TEST(MergeEqual, SendsTheSameOnce) {
-  expect_pass("merge_equal", R"(
+  expect_pass_with_inputs("merge_equal", R"(
     %2: float32[8] = _c10d_functional::all_gather_into_tensor(%1, 2, "0")
     %3: float32[8] = _c10d_functional::wait_tensor(%2)
     %4: float32[8] = _c10d_functional::all_gather_into_tensor(%1, 2, "0")
     %5: float32[8] = _c10d_functional::wait_tensor(%4)
     %6: float32[8] = aten::add.Tensor(%3, %5)
     return %6)",
-              R"(
+                          R"(
     %2: float32[8] = _c10d_functional::all_gather_into_tensor(%1, 2, "0")
     %3: float32[8] = _c10d_functional::wait_tensor(%2)
     %6: float32[8] = aten::add.Tensor(%3, %3)
@@ -211,14 +212,14 @@ TEST(MergeEqual, KeepsDrawsApart) {
 }
 
 TEST(FoldConstants, DropsViewsAndCopiesThatChangeNothing) {
-  expect_pass("fold_constants", R"(
+  expect_pass_with_inputs("fold_constants", R"(
     %2: float32[4] = aten::detach(%0)
     %3: float32[4] = aten::view(%2, [4])
     %4: float32[4] = aten::clone(%3)
     %5: float32[4] = aten::_to_copy(%4, dtype=float32)
     %6: float32[4] = aten::relu(%5)
     return %6)",
-              R"(
+                          R"(
     %6: float32[4] = aten::relu(%0)
     return %6)");
 }
@@ -251,14 +252,14 @@ TEST(FoldConstants, KeepsConversions) {
 }
 
 TEST(FoldConstants, DropsArithmeticThatIsExact) {
-  expect_pass("fold_constants", R"(
+  expect_pass_with_inputs("fold_constants", R"(
     %2: float32[4] = aten::mul.Scalar(%0, 1)
     %3: float32[4] = aten::div.Tensor(%2, number(1.0))
     %4: float32[4] = aten::sub.Scalar(%3, 0)
     %5: float32[4] = aten::add.Scalar(%4, -0.0)
     %6: float32[4] = aten::relu(%5)
     return %6)",
-              R"(
+                          R"(
     %6: float32[4] = aten::relu(%0)
     return %6)");
 }

@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using torch::Tensor;
 
-struct TwoHeadsImpl : torch::nn::Module {
+struct SwitchedHeadsImpl : torch::nn::Module {
   nn::Linear trunk{register_module("trunk", nn::Linear(4, 8))};
   nn::Linear first{register_module("first", nn::Linear(8, 3))};
   nn::Linear second{register_module("second", nn::Linear(8, 3))};
@@ -23,9 +23,9 @@ struct TwoHeadsImpl : torch::nn::Module {
     return takes_second ? second(hidden) : first(hidden);
   }
 };
-TESSERA_MODULE(TwoHeads);
+TESSERA_MODULE(SwitchedHeads);
 
-TwoHeads seeded_heads() {
+SwitchedHeads seeded_heads() {
   torch::manual_seed(3);
   return {};
 }
@@ -35,7 +35,8 @@ Tensor input_of(int step) {
   return torch::randn({5, 4});
 }
 
-void expect_equal(const torch::nn::Module& got, const torch::nn::Module& wanted, int step) {
+void expect_equal_training(const torch::nn::Module& got, const torch::nn::Module& wanted,
+                           int step) {
   const auto ours = got.parameters(), theirs = wanted.parameters();
   for (size_t i = 0; i < ours.size(); ++i) {
     EXPECT_TRUE(torch::allclose(ours[i], theirs[i], 1e-5, 1e-6)) << step << ", parameter " << i;
@@ -46,7 +47,7 @@ void expect_equal(const torch::nn::Module& got, const torch::nn::Module& wanted,
 
 /// zero_grad() clears what an earlier call left, also where this kind of call makes none.
 void train_heads(bool names_module, bool steps_inside) {
-  TwoHeads nets[2] = {seeded_heads(), seeded_heads()};
+  SwitchedHeads nets[2] = {seeded_heads(), seeded_heads()};
   optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.1}),
                               optim::SGD(nets[1]->parameters(), {.lr = 0.1})};
   const auto step = [&](int of, const Tensor& x, bool takes_second) {
@@ -67,7 +68,7 @@ void train_heads(bool names_module, bool steps_inside) {
     if (!steps_inside) {
       for (auto& optimizer : optimizers) optimizer.step();
     }
-    expect_equal(*nets[1], *nets[0], i);
+    expect_equal_training(*nets[1], *nets[0], i);
   }
   EXPECT_THAT(explain(compiled), HasSubstr("compiled: "));
   EXPECT_THAT(explain(compiled), Not(HasSubstr("runs as it is")));
@@ -102,7 +103,7 @@ TEST(CompiledStepLifetimes, AModuleAndAnOptimizerMadeAnew) {
   auto net = seeded_heads();
   auto optimizer =
       std::make_unique<optim::AdamW>(net->parameters(), optim::AdamWOptions{.lr = 0.1});
-  const auto step = [&](TwoHeads& of, torch::optim::Optimizer& with, const Tensor& x) {
+  const auto step = [&](SwitchedHeads& of, torch::optim::Optimizer& with, const Tensor& x) {
     with.zero_grad();
     auto loss = of(x, false).square().mean();
     loss.backward();
@@ -118,7 +119,7 @@ TEST(CompiledStepLifetimes, AModuleAndAnOptimizerMadeAnew) {
       const auto wanted = step(twin, twins_optimizer, input_of(i));
       EXPECT_TRUE(torch::allclose(compiled(input_of(i)), wanted, 1e-5, 1e-6)) << fold << i;
     }
-    expect_equal(*net, *twin, fold);
+    expect_equal_training(*net, *twin, fold);
     net = seeded_heads();
     optimizer = std::make_unique<optim::AdamW>(net->parameters(), optim::AdamWOptions{.lr = 0.1});
   }
@@ -175,10 +176,10 @@ TEST(CompiledStepLifetimes, AnEmptyBatch) {
 
 /// As a generator and a discriminator: the first step of each optimizer makes its state.
 TEST(CompiledStepLifetimes, TwoModelsThroughOneStep) {
-  TwoHeads nets[2] = {seeded_heads(), seeded_heads()};
+  SwitchedHeads nets[2] = {seeded_heads(), seeded_heads()};
   optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), {.lr = 0.1}),
                                 optim::AdamW(nets[1]->parameters(), {.lr = 0.1})};
-  auto compiled = compile([](TwoHeads& net, optim::AdamW& optimizer, Tensor x) {
+  auto compiled = compile([](SwitchedHeads& net, optim::AdamW& optimizer, Tensor x) {
     optimizer.zero_grad();
     auto loss = net(x, false).square().mean();
     loss.backward();

@@ -24,8 +24,8 @@ INSTANTIATE_TEST_SUITE_P(Every, NumbersOfSteps, ::testing::Values("interpret", "
 
 /// Calls with all of these numbers, of which `graphs` programs are made in all.
 template <class F, class N>
-void expect_same(F function, const CompileOptions& options, const std::vector<N>& numbers,
-                 int64_t graphs) {
+void expect_same_results(F function, const CompileOptions& options, const std::vector<N>& numbers,
+                         int64_t graphs) {
   auto compiled = compile(function, options);
   torch::manual_seed(5);
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -41,12 +41,12 @@ void expect_same(F function, const CompileOptions& options, const std::vector<N>
 const std::vector<double> kReals = {0.3, 0.7, 0.45, 12.5, 1e-3, 0.3, 3e5};
 
 TEST_P(NumbersOfSteps, AreReadAtEachCall) {
-  expect_same([](Tensor x, double a) { return (x * a).sin() + a; }, options(), kReals, 1);
+  expect_same_results([](Tensor x, double a) { return (x * a).sin() + a; }, options(), kReals, 1);
   EXPECT_EQ(counters()["recaptures"], 0);
 }
 
 TEST_P(NumbersOfSteps, AreReadAtEachCallInEveryPlaceOfOperators) {
-  expect_same(
+  expect_same_results(
       [](Tensor x, double a) {
         const auto y = torch::where(x > a, x / a, a - x).clamp_min(-a);
         return torch::add(y.cumsum(0), x, a).lerp(x, 0.5) + torch::full({4}, a) + 2 * a * x;
@@ -56,8 +56,8 @@ TEST_P(NumbersOfSteps, AreReadAtEachCallInEveryPlaceOfOperators) {
 
 TEST_P(NumbersOfSteps, ThatAreConstantAtFirstAreLearnedLater) {
   counters().clear();
-  expect_same([](Tensor x, double a) { return (x * a).sin(); }, options(),
-              std::vector{0.3, 0.3, 0.3, 0.4, 0.5, 0.3}, 2);
+  expect_same_results([](Tensor x, double a) { return (x * a).sin(); }, options(),
+                      std::vector{0.3, 0.3, 0.3, 0.4, 0.5, 0.3}, 2);
   EXPECT_EQ(counters()["recaptures"], 0);
 }
 
@@ -92,23 +92,23 @@ TEST_P(NumbersOfSteps, HaveGradientsThatFollow) {
     const auto gradients = torch::autograd::grad({loss}, {weight});
     return gradients[0];
   };
-  expect_same(function, options(), kReals, 1);
+  expect_same_results(function, options(), kReals, 1);
 }
 
 TEST_P(NumbersOfSteps, ThatAreWholeAreReadWhereTheyAreOperands) {
-  expect_same([](Tensor x, int64_t k) { return (x * k).sin() + k; }, options(),
-              std::vector<int64_t>{3, 5, 7, 100, 4}, 1);
+  expect_same_results([](Tensor x, int64_t k) { return (x * k).sin() + k; }, options(),
+                      std::vector<int64_t>{3, 5, 7, 100, 4}, 1);
 }
 
 /// Results of integers would become floating-point.
 TEST_P(NumbersOfSteps, ThatAreWholeStayFixedAmongIntegers) {
-  expect_same([](Tensor x, int64_t k) { return x.to(torch::kLong) * k; }, options(),
-              std::vector<int64_t>{3, 5, 3, 5, 3, 5}, 2);
+  expect_same_results([](Tensor x, int64_t k) { return x.to(torch::kLong) * k; }, options(),
+                      std::vector<int64_t>{3, 5, 3, 5, 3, 5}, 2);
 }
 
 TEST_P(NumbersOfSteps, ThatAreSizesHaveProgramsOfTheirOwn) {
-  expect_same([](Tensor x, int64_t k) { return x.narrow(1, 0, k) * 2; }, options(),
-              std::vector<int64_t>{3, 2, 3, 2, 3, 2}, 2);
+  expect_same_results([](Tensor x, int64_t k) { return x.narrow(1, 0, k) * 2; }, options(),
+                      std::vector<int64_t>{3, 2, 3, 2, 3, 2}, 2);
 }
 
 TEST_P(NumbersOfSteps, ThatCountTurnsHaveProgramsOfTheirOwn) {
@@ -116,7 +116,7 @@ TEST_P(NumbersOfSteps, ThatCountTurnsHaveProgramsOfTheirOwn) {
     for (int i = 0; i < turns; ++i) x = x.sin() * turns;
     return x;
   };
-  expect_same(function, options(), std::vector{3, 2, 3, 2, 3, 2}, 2);
+  expect_same_results(function, options(), std::vector{3, 2, 3, 2, 3, 2}, 2);
 }
 
 TEST_P(NumbersOfSteps, ZeroAndOneAndSignsHaveProgramsOfTheirOwn) {
@@ -125,8 +125,9 @@ TEST_P(NumbersOfSteps, ZeroAndOneAndSignsHaveProgramsOfTheirOwn) {
     if (a < 0) return x.cos() * a;
     return a == 1 ? x + 1 : x / a;
   };
-  expect_same(function, options(),
-              std::vector{0.5, 0.7, 0.0, 0.0, 0.9, 1.0, 1.0, -2.0, -3.0, -0.5, 0.0, 1.0, 0.1}, 4);
+  expect_same_results(
+      function, options(),
+      std::vector{0.5, 0.7, 0.0, 0.0, 0.9, 1.0, 1.0, -2.0, -3.0, -0.5, 0.0, 1.0, 0.1}, 4);
 }
 
 /// The third call shows what the first two did not.
@@ -153,8 +154,8 @@ TEST_P(NumbersOfSteps, ThatSteerAreFixedAgain) {
 
 /// A literal tensor is no operand.
 TEST_P(NumbersOfSteps, InLiteralTensorsHaveProgramsOfTheirOwn) {
-  expect_same([](Tensor x, double a) { return x * torch::tensor(a); }, options(),
-              std::vector{0.3, 0.7, 0.3, 0.7, 0.3, 0.7}, 2);
+  expect_same_results([](Tensor x, double a) { return x * torch::tensor(a); }, options(),
+                      std::vector{0.3, 0.7, 0.3, 0.7, 0.3, 0.7}, 2);
 }
 
 /// A program would not do that.

@@ -79,16 +79,16 @@ void average_by_hand(const Net& net, const std::optional<c10::ScalarType>& dtype
   }
 }
 
-/// `is_rounded`: one of them was summed up in half precision, as NCCL does with tensors of it.
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& name,
-                  bool is_rounded = false) {
-  EXPECT_TRUE(
-      at::allclose(actual, expected, is_rounded ? 1.6e-2 : 1.3e-6, is_rounded ? 1e-3 : 1e-5))
-      << name;
+                  double relative = 1.3e-6, double absolute = 1e-5) {
+  EXPECT_TRUE(at::allclose(actual, expected, relative, absolute))
+      << name << ": off by up to " << (actual - expected).abs().max().item<float>();
 }
 
 TEST_P(EagerHalf, TrainsLikeTheWrapperAndByHand) {
   const auto& [half, where] = GetParam();
+  // NCCL adds halves as halves: a last bit, of which Adam makes whole steps. So gradients of the
+  // first step are compared, and what follows with the wrapper alone.
   const bool is_rounded = where.backend == "nccl" && half.dtype.has_value();
   run_on(where, [which = half, is_rounded] {
     auto [replicated, wrapped] = device_twins<Net>(123, which.checkpoints);
@@ -122,7 +122,10 @@ TEST_P(EagerHalf, TrainsLikeTheWrapperAndByHand) {
       const auto expected = by_hand->named_parameters();
       const auto others = wrapped->named_parameters();
       for (const auto& item : replicated->named_parameters()) {
-        expect_close(item.value().grad(), expected[item.key()].grad(), item.key(), is_rounded);
+        if (!is_rounded)
+          expect_close(item.value().grad(), expected[item.key()].grad(), item.key());
+        else if (step == 0)
+          expect_close(item.value().grad(), expected[item.key()].grad(), item.key(), 1.6e-2, 1e-4);
         expect_close(item.value().grad(), others[item.key()].grad(), item.key());
       }
       for (const auto& optimizer : optimizers) {
@@ -133,7 +136,7 @@ TEST_P(EagerHalf, TrainsLikeTheWrapperAndByHand) {
     const auto expected = by_hand->named_parameters();
     const auto others = wrapped->named_parameters();
     for (const auto& item : replicated->named_parameters()) {
-      expect_close(item.value(), expected[item.key()], item.key(), is_rounded);
+      if (!is_rounded) expect_close(item.value(), expected[item.key()], item.key());
       expect_close(item.value(), others[item.key()], item.key());
     }
   });

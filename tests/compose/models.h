@@ -3,6 +3,8 @@
 #include <tessera/dtensor.h>
 #include <tessera/nn.h>
 
+#include "support/whole.h"
+
 #include <torch/torch.h>
 
 #include <map>
@@ -84,10 +86,5 @@ struct SaveForwardInputsModelImpl : torch::nn::Module {
   SaveForwardInputsModule c1, c2;
 };
 TESSERA_MODULE(SaveForwardInputsModel);
-
-/// Whole values, on every rank that has a part.
-inline at::Tensor whole(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor::of(tensor.detach()).full_tensor() : tensor;
-}
 
 }  // namespace tessera::testing

@@ -24,8 +24,8 @@ struct PartImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Part);
 
-struct StackImpl : torch::nn::Module {
-  StackImpl() {
+struct PartsImpl : torch::nn::Module {
+  PartsImpl() {
     for (int i = 0; i < 3; ++i)
       parts.push_back(register_module(std::string(1, 'p') + std::to_string(i), Part()));
   }
@@ -35,41 +35,41 @@ struct StackImpl : torch::nn::Module {
   }
   std::vector<Part> parts;
 };
-TESSERA_MODULE(Stack);
+TESSERA_MODULE(Parts);
 
-using Recipe = std::function<void(Stack&, ReplicateOptions)>;
+using Recipe = std::function<void(Parts&, ReplicateOptions)>;
 
-void checkpoint_parts(Stack& net) {
+void checkpoint_parts(Parts& net) {
   for (auto& part : net->parts) checkpoint(part);
 }
 
 const std::pair<const char*, Recipe> kRecipes[] = {
     {"PartsThenWhole",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        checkpoint_parts(net);
        replicate(net, options);
      }},
     {"WholeThenParts",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        replicate(net, options);
        checkpoint_parts(net);
      }},
     {"BothOnTheWhole",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        checkpoint(net);
        replicate(net, options);
      }},
     {"BothOnTheWholeReplicateFirst",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        replicate(net, options);
        checkpoint(net);
      }},
     {"BothOnEveryPart",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        for (auto& part : net->parts) replicate(checkpoint(part), options);
      }},
     {"NestedCheckpoints",
-     [](Stack& net, ReplicateOptions options) {
+     [](Parts& net, ReplicateOptions options) {
        checkpoint_parts(net);
        checkpoint(net);
        replicate(net, options);
@@ -87,7 +87,7 @@ TEST_P(ReplicateAndCheckpoint, GiveTheGradientsOfReplicateAlone) {
          {ReplicateOptions{}, ReplicateOptions{.bucket_cap_mb = 0.001, .overlap = true},
           ReplicateOptions{.gradient_as_bucket_view = true},
           ReplicateOptions{.static_graph = true}}) {
-      auto [plain, subject] = twins<Stack>(11);
+      auto [plain, subject] = twins<Parts>(11);
       replicate(plain, options);
       recipe(subject, options);
       for (int step = 0; step < 3; ++step) {

@@ -6,13 +6,10 @@
 
 #include <gmock/gmock.h>
 
-#include <limits>
-
 namespace tessera::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 /// Gradients of the shape [5, 3], with an infinity in the last row of the first if asked for.
 Tensors gradients(const DeviceMesh& mesh, const std::vector<Placement>& placements, bool overflows,

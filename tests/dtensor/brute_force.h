@@ -48,6 +48,19 @@ struct Case {
   bool backward = true;  // differentiate as well
   double tolerance = 2e-4;
 };
+inline Case forward_only(Case test) {
+  test.backward = false;
+  return test;
+}
+
+/// Calls with one result, of the only input or of all.
+using OfOne = std::function<at::Tensor(const at::Tensor&)>;
+using OfSeveral = std::function<at::Tensor(const Tensors&)>;
+
+template <class Pair>
+Tensors both(Pair pair) {
+  return {std::get<0>(pair), std::get<1>(pair)};
+}
 
 /// The first result of an operator called by its name ("aten::add.Tensor"), for those that not
 /// every libtorch declares; undefined if this one has none of that name.

@@ -60,6 +60,8 @@ INSTANTIATE_TEST_SUITE_P(OnThreads, BruteForceWide,
 
 /// Operators whose kernels are for GPUs; tests with the label cuda run them.
 constexpr const char* kNeedGpu[] = {"aten::_masked_scale",
+                                    "aten::cudnn_batch_norm",
+                                    "aten::cudnn_batch_norm_backward",
                                     "aten::_fused_rms_norm_backward",
                                     "aten::_scaled_dot_product_flash_attention",
                                     "aten::_scaled_dot_product_flash_attention_backward",

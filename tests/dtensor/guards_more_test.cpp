@@ -5,15 +5,11 @@
 #include <gmock/gmock.h>
 #include <torch/library.h>
 
-#include <limits>
-
 namespace tessera::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 TEST(AgreementOnThreads, InfinitiesOfTheFirstRankStayInfinite) {
   on_mesh({2}, [](const DeviceMesh& mesh) {

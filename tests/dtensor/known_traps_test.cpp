@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using Function = std::function<at::Tensor(const at::Tensor&)>;
 
-const Tolerance kSums{1e-4, 1e-4};
+const Tolerance kLongSums{1e-4, 1e-4};
 
 struct Named {
   const char* name;
@@ -27,11 +27,11 @@ void expect_as_on_one_device(const Named& named, const at::Tensor& whole, const 
   auto leaf = placed(whole, mesh, placements);
   leaf.requires_grad_();
   const auto actual = named.function(leaf);
-  expect_equal(full_of(actual), expected.detach(), label, kSums);
+  expect_equal(full_of(actual), expected.detach(), label, kLongSums);
   const auto gradient = torch::sin(numbered(expected.sizes()));
   expected.backward(gradient);
   actual.backward(placed(gradient, mesh, Placements(placements.size())));
-  expect_equal(full_of(leaf.grad()), plain.grad(), label + ", gradient", kSums);
+  expect_equal(full_of(leaf.grad()), plain.grad(), label + ", gradient", kLongSums);
 }
 
 TEST(KnownTrapsOnThreads, QuantilesAreThoseOfTheWhole) {
@@ -53,7 +53,7 @@ TEST(KnownTrapsOnThreads, QuantilesAreThoseOfTheWhole) {
     for (const auto& named : functions) {
       for (const auto& placement : {Shard(0), Shard(1), Replicate(), Partial()}) {
         expect_equal(full_of(named.function(placed(whole, mesh, {placement}))),
-                     named.function(whole), c10::str(named.name, " ", placement), kSums);
+                     named.function(whole), c10::str(named.name, " ", placement), kLongSums);
         expect_as_on_one_device(named, whole, mesh, {placement});
       }
     }
@@ -102,7 +102,7 @@ TEST(KnownTrapsOnThreads, ScalarArgumentsShareNoRememberedChoice) {
     }
     for (const int64_t dim : {0, 1, -1, -2}) {
       for (const bool keepdim : {false, true})
-        expect_equal(full_of(tensor.sum(dim, keepdim)), whole.sum(dim, keepdim), "", kSums);
+        expect_equal(full_of(tensor.sum(dim, keepdim)), whole.sum(dim, keepdim), "", kLongSums);
     }
     expect_equal(full_of(tensor + 1), whole + 1);
     expect_equal(full_of(tensor.to(torch::kLong) + 1), whole.to(torch::kLong) + 1);
@@ -210,7 +210,7 @@ TEST(KnownTrapsOnThreads, AutocastInForwardOnly) {
         const Autocast scope;
         EXPECT_EQ(product().dtype(), torch::kBFloat16) << label;
       }
-      expect_equal(full_of(product()), torch::mm(x, w), label + " after autocast", kSums);
+      expect_equal(full_of(product()), torch::mm(x, w), label + " after autocast", kLongSums);
     }
   });
 }
@@ -285,7 +285,7 @@ TEST(KnownTrapsOnThreads, WritesThatNeedTheTargetElsewhere) {
         auto tensor = placed(whole, mesh, {placement});
         write(tensor);
         EXPECT_EQ(tensor.placements(), Placements{placement}) << label;
-        expect_equal(tensor.full_tensor(), expected, label, kSums);
+        expect_equal(tensor.full_tensor(), expected, label, kLongSums);
       }
     }
   });
@@ -306,10 +306,10 @@ TEST(KnownTrapsOnThreads, PartialTensorsAreReducedBeforeWhatIsNotLinear) {
     for (const auto& named : functions) expect_as_on_one_device(named, whole, mesh, {Partial()});
     const std::vector<at::Tensor> summands{placed(whole, mesh, {Partial()})};
     const std::vector<at::Tensor> factors{placed(whole, mesh, {Replicate()})};
-    expect_equal(full_of(at::_foreach_mul(summands, summands)[0]), whole * whole, "", kSums);
-    expect_equal(full_of(at::_foreach_mul(summands, factors)[0]), whole * whole, "", kSums);
-    expect_equal(full_of(at::_foreach_add(summands, factors)[0]), whole * 2, "", kSums);
-    expect_equal(full_of(at::_foreach_add(summands, 1)[0]), whole + 1, "", kSums);
+    expect_equal(full_of(at::_foreach_mul(summands, summands)[0]), whole * whole, "", kLongSums);
+    expect_equal(full_of(at::_foreach_mul(summands, factors)[0]), whole * whole, "", kLongSums);
+    expect_equal(full_of(at::_foreach_add(summands, factors)[0]), whole * 2, "", kLongSums);
+    expect_equal(full_of(at::_foreach_add(summands, 1)[0]), whole + 1, "", kLongSums);
     const std::vector<at::Tensor> maxima{
         DTensor::from_local(whole + rank(), mesh, {Partial("max")})};
     expect_equal(full_of(at::_foreach_neg(maxima)[0]), -(whole + 2));
@@ -317,8 +317,8 @@ TEST(KnownTrapsOnThreads, PartialTensorsAreReducedBeforeWhatIsNotLinear) {
     expect_equal(full_of(largest * -1), (whole + 2) * -1, "a factor below zero turns the maximum");
     expect_equal(full_of(largest * 2), (whole + 2) * 2);
     const auto mean = DTensor::from_local(whole + rank(), mesh, {Partial("avg")});
-    expect_equal(full_of(mean + mean), (whole + 1) * 2, "", kSums);
-    expect_equal(full_of(mean + placed(whole, mesh, {Partial()})), whole * 2 + 1, "", kSums);
+    expect_equal(full_of(mean + mean), (whole + 1) * 2, "", kLongSums);
+    expect_equal(full_of(mean + placed(whole, mesh, {Partial()})), whole * 2 + 1, "", kLongSums);
   });
 }
 

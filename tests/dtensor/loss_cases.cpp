@@ -5,7 +5,7 @@
 namespace tessera::brute_force {
 namespace {
 
-constexpr std::pair<const char*, int64_t> kReductions[] = {
+constexpr std::pair<const char*, int64_t> kLossReductions[] = {
     {"none", at::Reduction::None}, {"mean", at::Reduction::Mean}, {"sum", at::Reduction::Sum}};
 
 using Loss = std::function<at::Tensor(const Tensors& inputs, int64_t reduction)>;
@@ -13,7 +13,7 @@ using Loss = std::function<at::Tensor(const Tensors& inputs, int64_t reduction)>
 /// The loss with every reduction.
 void add(std::vector<Case>& cases, const std::string& name, const std::vector<Input>& inputs,
          const Loss& loss) {
-  for (const auto& [text, reduction] : kReductions) {
+  for (const auto& [text, reduction] : kLossReductions) {
     cases.push_back(
         {name + '_' + text, inputs, [=](const Tensors& x) { return Tensors{loss(x, reduction)}; }});
   }

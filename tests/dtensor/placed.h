@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <vector>
 
 /// Whole tensors, cut by hand: what distributed ones are compared with.
 namespace tessera::testing {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 using MeshShape = std::vector<int64_t>;
 using Sizes = std::vector<int64_t>;

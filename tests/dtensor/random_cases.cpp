@@ -45,7 +45,7 @@ const Cases kFills(
         fill("cauchy", [](at::Tensor& x, at::Generator draws) { x.cauchy_(0, 1, draws); }),
     });
 
-const Cases kLike(
+const Cases kRandomLike(
     "random",
     {
         like("rand_like", 0, 1, [](const at::Tensor& x) { return at::rand_like(x); }),

@@ -35,6 +35,21 @@ void expect_one_device_draws(const DeviceMesh& mesh) {
   expect_same_draw(
       mesh, "dropout", [&] { return torch::dropout(whole, 0.4, true); },
       [&](const Placements& to) { return torch::dropout(placed(whole, mesh, to), 0.4, true); });
+  // Kernels of a GPU deal numbers out by dtype and memory order.
+  expect_same_draw(
+      mesh, "dropout of bfloat16",
+      [&] { return torch::dropout(whole.to(at::kBFloat16), 0.3, true); },
+      [&](const Placements& to) {
+        return torch::dropout(placed(whole.to(at::kBFloat16), mesh, to), 0.3, true);
+      });
+  expect_same_draw(
+      mesh, "dropout of a transposed tensor", [&] { return torch::dropout(whole.t(), 0.4, true); },
+      [&](const Placements& to) { return torch::dropout(placed(whole, mesh, to).t(), 0.4, true); });
+  expect_same_draw(
+      mesh, "dropout of nothing", [&] { return std::get<0>(at::native_dropout(whole, 0, true)); },
+      [&](const Placements& to) {
+        return std::get<0>(at::native_dropout(placed(whole, mesh, to), 0, true));
+      });
   expect_same_draw(
       mesh, "bernoulli", [&] { return torch::bernoulli(torch::sigmoid(whole)); },
       [&](const Placements& to) {
@@ -43,6 +58,13 @@ void expect_one_device_draws(const DeviceMesh& mesh) {
   expect_same_draw(
       mesh, "rand_like", [&] { return torch::rand_like(whole); },
       [&](const Placements& to) { return torch::rand_like(placed(whole, mesh, to)); });
+  const auto row_major = at::TensorOptions().memory_format(at::MemoryFormat::Contiguous);
+  expect_same_draw(
+      mesh, "rand_like of a transposed tensor in contiguous order",
+      [&] { return torch::rand_like(whole.t(), row_major); },
+      [&](const Placements& to) {
+        return torch::rand_like(placed(whole, mesh, to).t(), row_major);
+      });
   expect_same_draw(
       mesh, "kaiming_uniform_",
       [] { return torch::nn::init::kaiming_uniform_(torch::empty({5, 7}, run_device())); },
@@ -95,6 +117,14 @@ TEST_P(DTensorRandom, RanksWithDifferentSeedsAgree) {
       torch::manual_seed(100 + rank());
       expect_bitwise_equal(dtensor::randn({4, 3}, mesh, {Shard(0)}).full_tensor(), expected);
     }
+    const auto ones = torch::ones({4, 3}, run_device());
+    torch::manual_seed(100);
+    const auto dropped = torch::dropout(ones, 0.5, true);
+    torch::manual_seed(100 + rank());
+    expect_bitwise_equal(full_of(torch::dropout(placed(ones, mesh, {Shard(0)}), 0.5, true)),
+                         dropped, "dropout");
+    if (rank() != 0)
+      expect_bitwise_equal(torch::rand({3}, run_device()), own, "its own draws go on");
   });
 }
 

@@ -30,9 +30,14 @@ std::vector<Placements> with_strided(std::vector<Placements> all, const DeviceMe
 struct MeshCase {
   MeshShape shape;
   std::optional<DeviceCase> where = std::nullopt;
+
+  std::string name() const {
+    return c10::str("Mesh_", c10::Join("_", shape), where ? "_" + where->backend : "");
+  }
 };
+// Part of the name that CTest knows, which takes no brackets in lists.
 void PrintTo(const MeshCase& mesh, std::ostream* out) {  // NOLINT: gtest's name
-  *out << c10::IntArrayRef(mesh.shape) << (mesh.where ? " " + mesh.where->name() : "");
+  *out << mesh.name();
 }
 
 class Redistribute : public ::testing::TestWithParam<MeshCase> {
@@ -138,10 +143,7 @@ TEST_P(Redistribute, AsyncResultsWaitAtFirstUse) {
   });
 }
 
-std::string name_of(const ::testing::TestParamInfo<MeshCase>& test) {
-  const auto& [shape, where] = test.param;
-  return c10::str("Mesh_", c10::Join("_", shape), where ? "_" + where->backend : "");
-}
+std::string name_of(const ::testing::TestParamInfo<MeshCase>& test) { return test.param.name(); }
 
 INSTANTIATE_TEST_SUITE_P(OnThreads, Redistribute,
                          ::testing::Values(MeshCase{{2}}, MeshCase{{3}}, MeshCase{{4}},

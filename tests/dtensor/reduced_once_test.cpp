@@ -1,19 +1,15 @@
 // Derivatives that look for the elements that equal the result, of inputs whose summands round.
 #include "dtensor/placed.h"
 
-#include <limits>
-
 namespace tessera::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-struct Named {
+struct NamedDerivative {
   const char* name;
   std::function<at::Tensor(const Tensors&)> function;
 };
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 const at::Tensor& indices() {
   static const auto kIndices = torch::arange(77).remainder(5).view({7, 11});
@@ -28,8 +24,8 @@ at::Tensor placed_indices(const Tensors& x) {
 
 at::Tensor placed_list(const Tensors& x) { return placed_indices(x).select(1, 0); }
 
-const std::vector<Named>& functions() {
-  static const std::vector<Named> kFunctions = {
+const std::vector<NamedDerivative>& functions() {
+  static const std::vector<NamedDerivative> kFunctions = {
       {"amax", [](const Tensors& x) { return x[0].amax(0); }},
       {"amin", [](const Tensors& x) { return x[0].amin(1, /*keepdim=*/true); }},
       {"aminmax",
@@ -97,7 +93,7 @@ Tensors wholes() {
   return {spread * 0.7134 - 29.1, spread.flip(0) * 0.6971 - 23.3};
 }
 
-void expect_as_on_one_device(const Named& named, const DeviceMesh& mesh,
+void expect_as_on_one_device(const NamedDerivative& named, const DeviceMesh& mesh,
                              const Placements& placements) {
   const auto label = c10::str(named.name, " of ", placements);
   Tensors plain;

@@ -7,21 +7,9 @@
 namespace tessera::brute_force {
 namespace {
 
-using Function = std::function<at::Tensor(const at::Tensor&)>;
-
-Case reduce(const char* name, Function function, Input input = {5, 4, 3}) {
+Case reduce(const char* name, OfOne function, Input input = {5, 4, 3}) {
   return {
       name, {std::move(input)}, [function](const Tensors& x) { return Tensors{function(x[0])}; }};
-}
-
-Case forward_only(Case test) {
-  test.backward = false;
-  return test;
-}
-
-template <class Pair>
-Tensors both(Pair pair) {
-  return {std::get<0>(pair), std::get<1>(pair)};
 }
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();

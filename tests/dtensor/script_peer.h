@@ -27,7 +27,12 @@ inline std::string run_script(const std::string& script, const std::vector<std::
       "]]\n", "runpy.run_path('", script, "', run_name='__main__')\n", "outputs = {}\n");
   // Of placements that cost the same PyTorch takes the first of a set: the ranks' must be in one
   // order.
-  return run_peers(2, text, {}, {.deadline = deadline, .environment = {{"PYTHONHASHSEED", "0"}}})[0]
+  // CUDA wheels export parts of an older libstdc++, which the library must not find first.
+  return run_peers(2, text, {},
+                   {.deadline = deadline,
+                    .environment = {{"PYTHONHASHSEED", "0"},
+                                    {"PYTHONFAULTHANDLER", "1"},
+                                    {"LD_PRELOAD", "libstdc++.so.6"}}})[0]
       .output;
 }
 

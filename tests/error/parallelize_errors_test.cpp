@@ -128,15 +128,15 @@ TEST_F(ParallelizeErrors, LayoutsThatDoNotFitTogether) {
               HasSubstr("expected output_layouts and desired_output_layouts, got none"));
 }
 
-struct CountingImpl : torch::nn::Module {
+struct RepeatedImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, int64_t n) { return x * n; }
 };
-TESSERA_MODULE(Counting, "x", "n");
+TESSERA_MODULE(Repeated, "x", "n");
 
 TEST_F(ParallelizeErrors, CallsThatDoNotFitTheLayouts) {
   const auto prepared = [&](PrepareModuleInputOptions options) {
     nn::Sequential net;
-    Counting counting;
+    Repeated counting;
     net->push_back("counting", counting);
     parallelize_module(net, mesh_, {{"counting", PrepareModuleInput(std::move(options))}});
     return counting;

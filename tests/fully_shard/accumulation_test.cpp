@@ -8,8 +8,6 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
 class FullyShardAccumulation : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardAccumulation, kWorlds, name_of);
 
@@ -24,25 +22,6 @@ struct ConditionalImpl : torch::nn::Module {
   nn::Linear always, expert;
 };
 TESSERA_MODULE(Conditional);
-
-at::Tensor batch(int number) {
-  return seeded(200 + number, [] { return torch::randn({12, 5}); });
-}
-at::Tensor own_batch(int number, int64_t parts, int64_t part) {
-  return batch(number).chunk(parts)[part];
-}
-at::Tensor own_batch(int number) { return own_batch(number, world_size(), rank()); }
-
-template <class Net>
-void expect_equal_gradients(Net& sharded, Net& reference, const Tolerance& tolerance = kClose) {
-  const auto expected = reference->named_parameters();
-  for (const auto& item : sharded->named_parameters()) {
-    const auto& right = expected[item.key()].grad();
-    ASSERT_EQ(item.value().grad().defined(), right.defined()) << item.key();
-    if (right.defined())
-      expect_equal(whole(item.value().grad()), whole(right), item.key(), tolerance);
-  }
-}
 
 TEST_P(FullyShardAccumulation, AUnitThatTheLastBatchLeavesOutIsReducedAllTheSame) {
   run([] {

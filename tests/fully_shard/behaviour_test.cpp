@@ -4,9 +4,7 @@
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 
-#include "fully_shard/models.h"
-#include "support/ranks.h"
-#include "support/training.h"
+#include "fully_shard/sharded_models.h"
 
 #include <gmock/gmock.h>
 
@@ -20,37 +18,13 @@ class FullyShardBehaviour : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardBehaviour, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
-TrainingOptions split_batch() {
-  return {.steps = 4,
-          .input = {12, 5},
-          .local_batch_of = default_group(),
-          .full = whole,
-          .tolerance = kClose};
-}
-
-void shard_blocks(Stack& net, const FullyShardOptions& options = {}) {
-  for (const auto& block : *net->blocks) fully_shard(block, options);
-  fully_shard(net, options);
-}
-
-void expect_equal_gradients(Stack& sharded, Stack& reference) {
-  const auto expected = reference->named_parameters();
-  for (const auto& item : sharded->named_parameters()) {
-    const auto& right = expected[item.key()].grad();
-    ASSERT_EQ(item.value().grad().defined(), right.defined()) << item.key();
-    if (right.defined()) expect_equal(whole(item.value().grad()), right, item.key(), kClose);
-  }
-}
-
 TEST_P(FullyShardBehaviour, HybridOnATwoDimensionalMesh) {
   run(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"});
     for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::HYBRID_SHARD,
                                 ShardingStrategy::HYBRID_SHARD_ZERO2}) {
       auto [reference, sharded] = twins<Stack>(3);
-      shard_blocks(sharded, {.strategy = strategy, .mesh = mesh});
+      shard(sharded, {.strategy = strategy, .mesh = mesh});
       EXPECT_EQ(DTensor::of(sharded->first->weight).placements(),
                 (Placements{Replicate(), Shard(0)}));
       expect_training_parity(reference, sharded, split_batch());
@@ -61,7 +35,7 @@ TEST_P(FullyShardBehaviour, HybridOnATwoDimensionalMesh) {
 TEST_P(FullyShardBehaviour, CopiesAreAveragedOnceForSeveralBatches) {
   run(4, [] {
     auto [reference, sharded] = twins<Stack>(3);
-    shard_blocks(sharded, {.mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"})});
+    shard(sharded, {.mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"})});
     const auto x = seeded(6, [] { return torch::randn({3, 12, 5}); });
     for (int batch = 0; batch < 3; ++batch) {
       set_requires_all_reduce(sharded, batch == 2);
@@ -75,7 +49,7 @@ TEST_P(FullyShardBehaviour, CopiesAreAveragedOnceForSeveralBatches) {
 TEST_P(FullyShardBehaviour, TheGivenGroupIsUsed) {
   run(2, [] {
     auto [reference, sharded] = twins<Stack>(3);
-    shard_blocks(sharded, {.process_group = new_group({0, 1}, {.backend = "gloo"})});
+    shard(sharded, {.process_group = new_group({0, 1}, {.backend = "gloo"})});
     EXPECT_GT(fully_shard_state(sharded)->stats().gathered_bytes, 0) << "not shared memory";
     expect_training_parity(reference, sharded, split_batch());
   });
@@ -87,7 +61,7 @@ TEST_P(FullyShardBehaviour, OnTopOfTensorParallelism) {
     auto [reference, sharded] = twins<Stack>(3, 8);
     parallelize_module(sharded, mesh["tp"],
                        {{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}});
-    shard_blocks(sharded, {.mesh = mesh["dp"]});
+    shard(sharded, {.mesh = mesh["dp"]});
     const auto weight = DTensor::of(sharded->block(0)->up->weight);
     EXPECT_EQ(weight.mesh(), mesh);
     auto options = split_batch();
@@ -99,7 +73,7 @@ TEST_P(FullyShardBehaviour, OnTopOfTensorParallelism) {
 TEST_P(FullyShardBehaviour, ClippingSeesOneNorm) {
   run(3, [] {
     auto [reference, sharded] = twins<Stack>(4);
-    shard_blocks(sharded);
+    shard(sharded);
     const auto x = seeded(5, [] { return torch::randn({12, 5}); });
     reference(x).square().mean().backward();
     sharded(x.chunk(3)[rank()]).square().mean().backward();
@@ -118,7 +92,7 @@ TEST_P(FullyShardBehaviour, UnusedAndFrozenParameters) {
       (*net)->block(2)->norm->weight.set_requires_grad(false);
       (*net)->register_parameter("spare", torch::ones({3, 2}));
     }
-    shard_blocks(sharded);
+    shard(sharded);
     for (int i = 0; i < 2; ++i) {
       const auto x = seeded(7 + i, [] { return torch::randn({12, 5}); });
       reference(x).square().mean().backward();
@@ -219,7 +193,7 @@ TEST_P(FullyShardBehaviour, MixedPrecisionComputesLowAndKeepsHigh) {
 TEST_P(FullyShardBehaviour, AnExceptionInForwardLeavesAUsableModel) {
   run(2, [] {
     auto [reference, sharded] = twins<Stack>(9);
-    shard_blocks(sharded);
+    shard(sharded);
     bool throws = true;
     register_forward_pre_hook(sharded->block(1)->down, [&](auto&, auto&) {
       if (throws) throw std::runtime_error("by the user");
@@ -234,7 +208,7 @@ TEST_P(FullyShardBehaviour, AnExceptionInForwardLeavesAUsableModel) {
 TEST_P(FullyShardBehaviour, AnExceptionInBackwardLeavesAUsableModel) {
   run(2, [] {
     auto [reference, sharded] = twins<Stack>(9);
-    shard_blocks(sharded);
+    shard(sharded);
     bool throws = true;
     register_full_backward_hook(sharded->block(0), [&](auto&, auto&, const auto&) {
       if (throws) throw std::runtime_error("by the user");
@@ -250,7 +224,7 @@ TEST_P(FullyShardBehaviour, AnExceptionInBackwardLeavesAUsableModel) {
 TEST_P(FullyShardBehaviour, BackwardHooksOfUnits) {
   run(2, [] {
     auto [reference, sharded] = twins<Stack>(9);
-    shard_blocks(sharded);
+    shard(sharded);
     int calls = 0;
     register_full_backward_hook(sharded->block(0), [&](auto&, auto&, const auto&) { ++calls; });
     expect_training_parity(reference, sharded, split_batch());
@@ -261,7 +235,7 @@ TEST_P(FullyShardBehaviour, BackwardHooksOfUnits) {
 TEST_P(FullyShardBehaviour, WeightPenaltiesOnShards) {
   run(2, [] {
     auto [reference, sharded] = twins<Stack>(9);
-    shard_blocks(sharded);
+    shard(sharded);
     const auto penalty = [](Stack& net) { return net->block(1)->up->weight.square().sum(); };
     const auto x = seeded(7, [] { return torch::randn({12, 5}); });
     (reference(x).square().mean() + penalty(reference)).backward();
@@ -275,7 +249,7 @@ TEST_P(FullyShardBehaviour, WeightPenaltiesOnShards) {
 TEST_P(FullyShardBehaviour, GathersOnceForForwardAndOnceForBackward) {
   run(2, [] {
     Stack net;
-    shard_blocks(net);
+    shard(net);
     for (int step = 0; step < 3; ++step) net(torch::randn({2, 5})).sum().backward();
     EXPECT_EQ(fully_shard_state(net->block(0))->stats().gathers, 6);
     EXPECT_EQ(fully_shard_state(net->block(0))->stats().reductions, 3);
@@ -289,7 +263,7 @@ TEST_P(FullyShardBehaviour, ByHand) {
   run(2, [] {
     auto net = seeded(1, [] { return Stack(); });
     const auto before = net->block(0)->up->weight.detach().clone();
-    shard_blocks(net);
+    shard(net);
     unshard(net->block(0));
     EXPECT_TRUE(fully_shard_state(net->block(0))->is_unsharded());
     EXPECT_TRUE(at::equal(net->block(0)->up->weight, before));

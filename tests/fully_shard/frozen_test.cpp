@@ -28,7 +28,7 @@ struct FrozenMiddleImpl : torch::nn::Module {
 };
 TESSERA_MODULE(FrozenMiddle);
 
-TrainingOptions split_batch() {
+TrainingOptions sgd_on_split_batch() {
   return {.steps = 4,
           .optimizer = sgd(0.1, 0.9),
           .input = {12, 5},
@@ -49,7 +49,7 @@ TEST_P(FrozenParameters, OfAUnitThatRunsTwice) {
     auto [reference, sharded] = twins<FrozenMiddle>(3, 2);
     fully_shard(sharded->frozen);
     fully_shard(sharded);
-    expect_training_parity(reference, sharded, split_batch());
+    expect_training_parity(reference, sharded, sgd_on_split_batch());
   });
 }
 
@@ -58,7 +58,7 @@ TEST_P(FrozenParameters, OfAModuleBeforeATrainedOneInTheSameUnit) {
     auto [reference, sharded] = twins<FrozenMiddle>(4, 1);
     fully_shard({sharded->frozen, sharded->last}, {.reshard_after_forward = true});
     fully_shard(sharded);
-    expect_training_parity(reference, sharded, split_batch());
+    expect_training_parity(reference, sharded, sgd_on_split_batch());
   });
 }
 

@@ -3,6 +3,9 @@
 #include <tessera/dtensor.h>
 #include <tessera/nn.h>
 
+#include "support/tolerance.h"
+#include "support/whole.h"
+
 #include <torch/torch.h>
 
 /// Models with what makes sharding hard: sizes that no number of ranks divides, scalars, parameters
@@ -43,9 +46,7 @@ struct StackImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Stack);
 
-/// Whole values, on every rank that has a part.
-inline at::Tensor whole(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor::of(tensor.detach()).full_tensor() : tensor;
-}
+/// For what ranks and one device add up in different orders.
+inline constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
 
 }  // namespace tessera::testing

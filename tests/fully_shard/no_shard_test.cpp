@@ -8,16 +8,10 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
 const FullyShardOptions kWhole{.strategy = ShardingStrategy::NO_SHARD};
 
 class NoShard : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, NoShard, kWorlds, name_of);
-
-at::Tensor batch(int number) {
-  return seeded(300 + number, [] { return torch::randn({12, 5}); });
-}
-at::Tensor own_batch(int number) { return batch(number).chunk(world_size())[rank()]; }
 
 /// Its parameter's gradient has the memory of the gradient on its way to the input.
 struct ShiftImpl : torch::nn::Module {

@@ -12,26 +12,8 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
 class FullyShardSettings : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardSettings, kWorlds, name_of);
-
-at::Tensor batch(int number) {
-  return seeded(500 + number, [] { return torch::randn({12, 5}); });
-}
-at::Tensor own_batch(int number) { return batch(number).chunk(world_size())[rank()]; }
-
-template <class Net>
-void expect_equal_gradients(Net& sharded, Net& reference, const Tolerance& tolerance = kClose) {
-  const auto expected = reference->named_parameters();
-  for (const auto& item : sharded->named_parameters()) {
-    const auto& right = expected[item.key()].grad();
-    ASSERT_EQ(item.value().grad().defined(), right.defined()) << item.key();
-    if (right.defined())
-      expect_equal(whole(item.value().grad()), whole(right), item.key(), tolerance);
-  }
-}
 
 struct WithBufferImpl : torch::nn::Module {
   WithBufferImpl()

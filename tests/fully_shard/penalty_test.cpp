@@ -2,10 +2,7 @@
 #include <tessera/fully_shard.h>
 #include <tessera/parallelize.h>
 
-#include "fully_shard/models.h"
-#include "support/ranks.h"
-#include "support/tolerance.h"
-#include "support/twins.h"
+#include "fully_shard/sharded_models.h"
 
 #include <gmock/gmock.h>
 
@@ -19,8 +16,6 @@ class Penalty : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Every, Penalty, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
 at::Tensor penalty_of(Stack& net) {
   auto penalty = 0.1 * net->first->weight.square().sum();
   for (const auto& parameter : net->parameters())
@@ -28,14 +23,8 @@ at::Tensor penalty_of(Stack& net) {
   return penalty;
 }
 
-at::Tensor batch() {
+at::Tensor penalized_batch() {
   return seeded(9, [] { return torch::randn({12, 5}); });
-}
-
-void expect_equal_gradients(Stack& parallel, Stack& reference) {
-  const auto expected = reference->named_parameters();
-  for (const auto& item : parallel->named_parameters())
-    expect_equal(whole(item.value().grad()), expected[item.key()].grad(), item.key(), kClose);
 }
 
 /// What ranks make of their own losses, on average, is what one device makes of all.
@@ -43,7 +32,7 @@ void expect_right_gradients(const std::function<at::Tensor(at::Tensor, Stack&)>&
   auto [reference, sharded] = twins<Stack>(3);
   for (const auto& block : *sharded->blocks) fully_shard(block);
   fully_shard(sharded);
-  const auto parts = batch().chunk(world_size());
+  const auto parts = penalized_batch().chunk(world_size());
   const auto loss = total(sharded(parts[rank()]).square().mean(), sharded);
   EXPECT_FALSE(is_dtensor(loss)) << "each rank has its own";
   loss.backward();
@@ -92,7 +81,7 @@ TEST_P(Penalty, IsAddedToALossOfTensorParallelModels) {
     parallelize_module(parallel, mesh,
                        {{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}});
     for (auto* net : {&reference, &parallel}) {
-      auto loss = (*net)(batch()).square().mean();
+      auto loss = (*net)(penalized_batch()).square().mean();
       for (const auto& parameter : (*net)->parameters())
         loss = loss + 0.1 * parameter.square().sum();
       loss.backward();

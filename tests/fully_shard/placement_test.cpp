@@ -13,13 +13,6 @@ using ::testing::HasSubstr;
 class PlacementOn : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, PlacementOn, kWorlds, name_of);
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
-TrainingOptions split_batch(const Group& group = default_group()) {
-  return {
-      .steps = 4, .input = {12, 5}, .local_batch_of = group, .full = whole, .tolerance = kClose};
-}
-
 /// Matrices along their columns, all else as usual.
 std::optional<Placement> by_columns(const at::Tensor& parameter) {
   if (parameter.dim() == 2) return Shard(-1);

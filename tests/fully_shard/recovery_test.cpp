@@ -10,23 +10,8 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Tolerance kClose{.rtol = 1e-4, .atol = 1e-5};
-
 class FullyShardRecovery : public OnWorld {};
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardRecovery, kWorlds, name_of);
-
-at::Tensor batch(int number) {
-  return seeded(100 + number, [] { return torch::randn({12, 5}); });
-}
-at::Tensor own_batch(int number) { return batch(number).chunk(world_size())[rank()]; }
-
-void expect_equal_gradients(Stack& sharded, Stack& reference) {
-  const auto expected = reference->named_parameters();
-  for (const auto& item : sharded->named_parameters()) {
-    ASSERT_TRUE(item.value().grad().defined()) << item.key();
-    expect_equal(whole(item.value().grad()), expected[item.key()].grad(), item.key(), kClose);
-  }
-}
 
 /// A hook that throws while it is told to.
 struct Thrower {

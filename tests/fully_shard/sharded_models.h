@@ -96,6 +96,29 @@ inline void train_step(const Stack& net, torch::optim::Optimizer& optimizer, int
   train_step(net, optimizer, number, world_size(), rank());
 }
 
+/// Rows that `number` stands for, and those that are this rank's.
+inline at::Tensor batch(int number) {
+  return seeded(500 + number, [] { return torch::randn({12, 5}); });
+}
+inline at::Tensor own_batch(int number) { return batch(number).chunk(world_size())[rank()]; }
+
+/// Every rank has rows of its own; the reference has all of them.
+inline TrainingOptions split_batch(const Group& group = default_group()) {
+  return {
+      .steps = 4, .input = {12, 5}, .local_batch_of = group, .full = whole, .tolerance = kClose};
+}
+
+template <class Net>
+void expect_equal_gradients(Net& sharded, Net& reference, const Tolerance& tolerance = kClose) {
+  const auto expected = reference->named_parameters();
+  for (const auto& item : sharded->named_parameters()) {
+    const auto& right = expected[item.key()].grad();
+    ASSERT_EQ(item.value().grad().defined(), right.defined()) << item.key();
+    if (right.defined())
+      expect_equal(whole(item.value().grad()), whole(right), item.key(), tolerance);
+  }
+}
+
 inline void expect_same(const StateDict& actual, const StateDict& expected,
                         const std::string& label) {
   ASSERT_EQ(actual.size(), expected.size()) << label;

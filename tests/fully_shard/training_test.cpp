@@ -15,13 +15,8 @@ INSTANTIATE_TEST_SUITE_P(Every, FullyShardOn,
                                            World{"shm", 4}, World{"gloo", 2}, World{"gloo", 3}),
                          name_of);
 
-void shard_blocks(Stack& net, const FullyShardOptions& options = {}) {
-  for (const auto& block : *net->blocks) fully_shard(block, options);
-  fully_shard(net, options);
-}
-
 /// Every rank has rows of its own; the reference has all of them.
-TrainingOptions split_batch() {
+TrainingOptions adamw_on_split_batch() {
   return {.steps = 4,
           .optimizer = adamw(1e-2),
           .input = {12, 5},
@@ -33,8 +28,8 @@ TrainingOptions split_batch() {
 
 void expect_parity(const FullyShardOptions& options) {
   auto [reference, sharded] = twins<Stack>(3);
-  shard_blocks(sharded, options);
-  expect_training_parity(reference, sharded, split_batch());
+  shard(sharded, options);
+  expect_training_parity(reference, sharded, adamw_on_split_batch());
 }
 
 TEST_P(FullyShardOn, UnitsOfUnevenSizes) {
@@ -55,7 +50,7 @@ TEST_P(FullyShardOn, ParametersAreShardsOutsideAndWholeInside) {
     auto net = seeded(1, [] { return Stack(); });
     const auto weight = net->block(0)->up->weight;
     const auto before = weight.detach().clone();
-    shard_blocks(net);
+    shard(net);
     ASSERT_TRUE(is_dtensor(weight));
     EXPECT_EQ(weight.sizes(), before.sizes());
     EXPECT_EQ(DTensor::of(weight).placements(), Placements{Shard(0)});
@@ -83,7 +78,7 @@ TEST_P(FullyShardOn, GradientsAddUpOverBatches) {
     for (const bool synchronises : {true, false}) {
       for (const bool accumulate_sharded : {false, true}) {
         auto [reference, sharded] = twins<Stack>(5);
-        shard_blocks(sharded, {.accumulate_sharded = accumulate_sharded});
+        shard(sharded, {.accumulate_sharded = accumulate_sharded});
         const auto x = seeded(6, [] { return torch::randn({4, 12, 5}); });
         for (int batch = 0; batch < 4; ++batch) {
           set_requires_gradient_sync(sharded, synchronises || batch == 3);

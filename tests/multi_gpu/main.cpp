@@ -4,6 +4,7 @@
 #include <tessera/comm.h>
 
 #include "checks.h"
+#include "shared_gpu.h"
 
 #include <CLI/CLI.hpp>
 #include <c10/core/DeviceGuard.h>
@@ -11,7 +12,6 @@
 #include <torch/version.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <iostream>
 
 namespace {
@@ -43,19 +43,6 @@ struct Words {
   bool count = false;
 };
 
-int64_t local_ranks() {
-  const char* text = std::getenv("TESSERA_LOCAL_WORLD_SIZE");
-  return text == nullptr ? 1 : std::strtol(text, nullptr, 10);
-}
-
-/// NCCL takes several ranks on one device if each says that it is another host.
-void let_ranks_share_a_device() {
-  const char* rank = std::getenv("TESSERA_RANK");
-  setenv("NCCL_HOSTID", (std::string("rank") + (rank == nullptr ? "0" : rank)).c_str(), 1);
-  setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-  setenv("NCCL_IB_DISABLE", "1", 1);
-}
-
 /// Whether all ranks are content. Rank 0 tells, with the words of the first that is not.
 bool tell(const std::string& name, const Outcome& own) {
   const auto all = tessera::gather_bytes((own.passed ? '+' : '-') + own.text);
@@ -75,8 +62,7 @@ bool run(const Words& words) {
   TORCH_CHECK_VALUE(devices > 0,
                     "multi_gpu_check: expected a GPU, but libtorch finds none; use --device cpu, "
                     "or a CUDA build of libtorch where a GPU is visible");
-  const bool shares = is_cuda && local_ranks() > devices;
-  if (shares) let_ranks_share_a_device();
+  const bool shares = is_cuda && tessera::tool::let_ranks_share_gpus(devices);
   tessera::init({.backend = is_cuda ? "cpu:shm,cuda:nccl" : "auto",
                  .timeout = std::chrono::seconds(words.timeout_seconds)});
   const auto device =

@@ -16,8 +16,6 @@ TESSERA_MODULE(Spaced, "input");
 namespace tessera::testing {
 namespace {
 
-const at::Tensor kOnes = at::ones({2, 2});
-
 /// Counts calls, and adds ten to every tensor that comes in and every one that goes out.
 template <class M>
 void add_tens(M& module, int& calls) {

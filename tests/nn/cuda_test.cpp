@@ -106,6 +106,70 @@ TEST_P(NnOnDevices, LinearComputesWhatTheCpuDoes) {
   });
 }
 
+// A gradient that was rounded to bf16 on its way is off by 2^-9.
+TEST_P(NnOnDevices, GradientsOfLinearUnderAutocastAreNotRounded) {
+  run([] {
+    for (const bool has_bias : {false, true}) {
+      auto net = seeded(3, [&] {
+        return on_device(nn::Linear(torch::nn::LinearOptions(64, 16).bias(has_bias)));
+      });
+      const auto x = drawn_on_device({4, 8, 64}, 1).requires_grad_();
+      const auto upstream = drawn_on_device({4, 8, 16}, 2).to(at::kBFloat16);
+      at::Tensor y;
+      {
+        const Autocast autocast(run_device().type(), {.dtype = at::kBFloat16});
+        y = net(x);
+      }
+      y.backward(upstream);
+      const auto low = [](const at::Tensor& value) {
+        return value.detach().to(at::kBFloat16).to(at::kDouble).flatten(0, -2);
+      };
+      const auto rows = upstream.to(at::kDouble).flatten(0, 1);
+      expect_equal(net->weight.grad().to(at::kDouble), rows.t().mm(low(x)), "weight",
+                   Tolerance{1e-5, 1e-5});
+      if (has_bias)
+        expect_equal(net->bias.grad().to(at::kDouble), rows.sum(0), "bias", Tolerance{1e-5, 1e-5});
+      expect_equal(x.grad().to(at::kDouble).flatten(0, 1), rows.mm(low(net->weight)), "input",
+                   Tolerance{1e-2, 1e-2});
+      EXPECT_EQ(x.grad().scalar_type(), at::kFloat);
+    }
+  });
+}
+
+TEST_P(NnOnDevices, LinearUnderAutocastIsDifferentiatedTwice) {
+  run([] {
+    auto net = seeded(3, [] { return on_device(nn::Linear(12, 5)); });
+    const auto x = drawn_on_device({6, 12}, 1).requires_grad_();
+    const auto penalty = [&](const auto& forward) {
+      net->zero_grad();
+      at::Tensor loss;
+      {
+        const Autocast autocast(run_device().type(), {.dtype = at::kBFloat16});
+        loss = forward().square().sum();
+      }
+      const auto gradient = torch::autograd::grad({loss}, {x}, {}, true, true)[0];
+      gradient.square().sum().backward();
+      return net->weight.grad().clone();
+    };
+    const auto expected = penalty([&] { return at::linear(x, net->weight, net->bias); });
+    expect_equal(penalty([&] { return net(x); }), expected, "gradient of the penalty",
+                 Tolerance{2e-2, 2e-2});
+  });
+}
+
+TEST_P(NnOnDevices, FrozenLinearPassesGradientsOn) {
+  run([] {
+    auto net = on_device(nn::Sequential(nn::Linear(6, 5), nn::Linear(5, 3)));
+    for (auto& parameter : net->ptr(1)->parameters()) parameter.set_requires_grad(false);
+    {
+      const Autocast autocast(run_device().type(), {.dtype = at::kBFloat16});
+      net->forward(drawn_on_device({4, 6}, 1)).sum().backward();
+    }
+    EXPECT_TRUE(net->ptr(0)->parameters()[0].grad().defined());
+    EXPECT_FALSE(net->ptr(1)->parameters()[0].grad().defined());
+  });
+}
+
 TEST_P(NnOnDevices, ClonesStayOnTheDevice) {
   run([] {
     auto net = on_device(nn::Linear(3, 2));

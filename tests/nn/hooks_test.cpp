@@ -11,8 +11,6 @@
 namespace tessera::testing {
 namespace {
 
-const at::Tensor kOnes = at::ones({2, 2});
-
 /// A hook of any kind that appends to a string.
 auto logger(std::string& log, const std::string& name) {
   return [&log, name](auto&&...) { log += name; };

@@ -13,6 +13,8 @@
 /// Modules whose forwards take and return all kinds of things.
 namespace tessera::testing {
 
+inline const at::Tensor kOnes = at::ones({2, 2});
+
 struct DoubleImpl : torch::nn::Cloneable<DoubleImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) { return x * 2; }

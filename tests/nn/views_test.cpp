@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-const at::Tensor kOnes = at::ones({2});
+const at::Tensor kPair = at::ones({2});
 using TensorVector = std::vector<at::Tensor>;
 
 /// Takes its tensors as a T and adds them up.
@@ -60,7 +60,7 @@ TESSERA_MODULE(ManyViews);
 TESSERA_MODULE_METHOD(ManyViews, last);
 
 struct Redirected {
-  TensorVector given = {kOnes, kOnes * 2};
+  TensorVector given = {kPair, kPair * 2};
   std::vector<nn::Replay> replays = {};
   int backwards = 0;
 };
@@ -84,11 +84,11 @@ void expect_replaced(M module, const Call& call, Redirected state = {}) {
   state.given[1].requires_grad_();
   call(module, state.given).sum().backward();
   EXPECT_EQ(state.backwards, 1);
-  expect_bitwise_equal(results.at(0), kOnes * 30);
-  expect_bitwise_equal(state.given[1].grad(), kOnes * 10);
+  expect_bitwise_equal(results.at(0), kPair * 30);
+  expect_bitwise_equal(state.given[1].grad(), kPair * 10);
   state.given.clear();  // a replay has copies of its own
   state.replays.front()();
-  expect_bitwise_equal(results.at(1), kOnes * 300, "the hook sees the replay too");
+  expect_bitwise_equal(results.at(1), kPair * 300, "the hook sees the replay too");
 }
 
 TEST(NnViews, HooksReplaceWhatForwardSees) {
@@ -123,20 +123,20 @@ TEST(NnViews, AWritableSpanIsWrittenThrough) {
   register_forward_pre_hook(module, [](auto&, nn::Arguments& arguments) {
     arguments.for_each_tensor([](at::Tensor& tensor) { tensor = tensor * 10; });
   });
-  TensorVector tensors = {kOnes, kOnes};
-  expect_bitwise_equal(module(tensors), kOnes * 20);
-  expect_bitwise_equal(tensors[0], kOnes * 10, "as forward could have done");
+  TensorVector tensors = {kPair, kPair};
+  expect_bitwise_equal(module(tensors), kPair * 20);
+  expect_bitwise_equal(tensors[0], kPair * 10, "as forward could have done");
 }
 
 TEST(NnViews, AreSeenAsVectorsByNameAndInEveryEntryPoint) {
   ListAdder module;
   register_forward_pre_hook(module, [](auto&, nn::Arguments& arguments) {
-    arguments.find("tensors")->get<TensorVector>().push_back(kOnes * 5);
+    arguments.find("tensors")->get<TensorVector>().push_back(kPair * 5);
   });
-  const TensorVector one = {kOnes};
-  expect_bitwise_equal(module(one), kOnes * 6, "a vector may grow");
-  expect_bitwise_equal(module->forward(one), kOnes * 6);
-  expect_bitwise_equal(torch::nn::AnyModule(module).forward(at::TensorList(one)), kOnes * 6);
+  const TensorVector one = {kPair};
+  expect_bitwise_equal(module(one), kPair * 6, "a vector may grow");
+  expect_bitwise_equal(module->forward(one), kPair * 6);
+  expect_bitwise_equal(torch::nn::AnyModule(module).forward(at::TensorList(one)), kPair * 6);
   register_forward_pre_hook(
       module, [](auto&, nn::Arguments& arguments) { arguments[0].get<at::TensorList>(); });
   EXPECT_NE(message_of<c10::TypeError>([&] { module(one); }).find("std::vector<at::Tensor"),
@@ -149,10 +149,10 @@ TEST(NnViews, AreSeenAsVectorsByNameAndInEveryEntryPoint) {
   };
   register_forward_pre_hook(views, negate);
   register_forward_pre_hook(sequential, negate);
-  expect_bitwise_equal(views->last(one), -kOnes);
+  expect_bitwise_equal(views->last(one), -kPair);
   at::TensorList list(one);
-  expect_bitwise_equal(sequential->forward(list), -kOnes);
-  expect_bitwise_equal(sequential->forward(at::TensorList(one)), -kOnes);
+  expect_bitwise_equal(sequential->forward(list), -kPair);
+  expect_bitwise_equal(sequential->forward(at::TensorList(one)), -kPair);
   EXPECT_EQ(list.data(), one.data()) << "the caller's view shows what it did";
 }
 

@@ -148,6 +148,49 @@ TEST_P(OptimizersOnDevices, AFusedStepDoesNotWait) {
   });
 }
 
+/// Values and optimizer state, of this rank.
+Params snapshot(const optim::Optimizer& optimizer, const Params& params) {
+  Params copies;
+  const auto add = [&](const at::Tensor& tensor) {
+    copies.push_back(is_dtensor(tensor) ? DTensor::of(tensor.detach()).to_local().clone()
+                                        : tensor.detach().clone());
+  };
+  for (const auto& param : params) {
+    add(param);
+    for (const auto& [name, value] : optimizer.state_of(param)) add(value);
+  }
+  return copies;
+}
+
+void expect_same_bits(const Params& actual, const Params& expected, const std::string& label) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i)
+    expect_bitwise_equal(actual[i], expected[i], c10::str(label, ", tensor ", i));
+}
+
+// found_inf is a number of the device, which nobody reads on the host.
+TEST_P(OptimizersOnDevices, AFusedStepIsLeftOutByTheDevice) {
+  run_on({.device = at::kCUDA, .backend = "shm", .ranks = 1}, [which = GetParam()] {
+    auto params = parameters_on(run_device());
+    auto others = parameters_on(run_device());
+    const auto made = which.make(params, Kernels::Fused);
+    const auto plain = which.make(others, Kernels::Fused);
+    auto& optimizer = dynamic_cast<optim::Optimizer&>(*made);
+    trained(params, optimizer);
+    trained(others, *plain);
+    const auto before = snapshot(optimizer, params);
+    const auto found = at::ones({}, run_device());
+    optimizer.step_unless(found);
+    expect_same_bits(snapshot(optimizer, params), before, "left out");
+    optimizer.step_unless(at::zeros({}, run_device()));
+    plain->step();
+    expect_same_bits(snapshot(optimizer, params),
+                     snapshot(dynamic_cast<optim::Optimizer&>(*plain), others), "taken");
+    EXPECT_FALSE(at::equal(params[0], before[0]));
+    EXPECT_TRUE(returns_ahead_of_device([&] { optimizer.step_unless(found); }));
+  });
+}
+
 class OptimOnDevices : public OnBackends {
  protected:
   void run(const RankBody& body) { OnBackends::run(1, body); }
@@ -310,6 +353,25 @@ TEST_P(ClippingOnDevices, RanksOfAScalersGroupSkipTogether) {
     scaler.update();
     expect_bitwise_equal(param.detach(), at::ones({2}, run_device()), "skipped by all");
     EXPECT_EQ(scaler.get_scale(), 4);
+  });
+}
+
+TEST_P(ClippingOnDevices, AStepOfShardsIsLeftOutByTheDevice) {
+  run_on(GetParam(), [] {
+    const auto mesh = init_device_mesh(run_device().type(), {world_size()});
+    const auto whole = drawn_on_device({9, 7}, 1);
+    auto sharded = distribute_tensor(whole, mesh, {Shard(0)});
+    sharded.requires_grad_();
+    optim::AdamW optimizer({sharded}, {.lr = 0.1, .fused = true});
+    sharded.mutable_grad() = distribute_tensor(whole * 4, mesh, {Shard(0)});
+    optimizer.step();
+    const auto before = snapshot(optimizer, {sharded});
+    optimizer.step_unless(at::ones({}, run_device()));
+    expect_same_bits(snapshot(optimizer, {sharded}), before, "left out");
+    optimizer.step_unless(at::zeros({}, run_device()));
+    EXPECT_FALSE(at::equal(DTensor::of(sharded.detach()).full_tensor(), whole));
+    const auto after = snapshot(optimizer, {sharded});
+    EXPECT_TRUE(after[0].numel() == 0 || !at::equal(after[0], before[0])) << "taken";
   });
 }
 

@@ -20,7 +20,7 @@ GradScalerOptions on_cpu(double scale) {
   return {.device = at::kCPU, .init_scale = scale, .growth_interval = 2};
 }
 
-at::Tensor parameter() { return at::ones({2}).set_requires_grad(true); }
+at::Tensor scaled_parameter() { return at::ones({2}).set_requires_grad(true); }
 
 /// One training step with this gradient.
 void train(GradScaler& scaler, torch::optim::Optimizer& optimizer, const at::Tensor& param,
@@ -33,7 +33,7 @@ void train(GradScaler& scaler, torch::optim::Optimizer& optimizer, const at::Ten
 
 TEST(GradScaler, SkipsAStepThatOverflowsAndBacksOff) {
   for (const bool fused : {false, true}) {
-    const at::Tensor p = parameter();
+    const at::Tensor p = scaled_parameter();
     Adam optimizer({p}, {.fused = fused});
     GradScaler scaler(on_cpu(64));
     train(scaler, optimizer, p, kInfinity);
@@ -49,8 +49,8 @@ TEST(GradScaler, SkipsAStepThatOverflowsAndBacksOff) {
 }
 
 TEST(GradScaler, FirstMomentumSurvivesASkippedFusedStep) {
-  const at::Tensor p = parameter();
-  const at::Tensor reference = parameter();
+  const at::Tensor p = scaled_parameter();
+  const at::Tensor reference = scaled_parameter();
   SGD optimizer({p}, {.lr = 0.1, .momentum = 0.9, .fused = true});
   SGD straight({reference}, {.lr = 0.1, .momentum = 0.9});
   GradScaler scaler(on_cpu(64));
@@ -62,7 +62,7 @@ TEST(GradScaler, FirstMomentumSurvivesASkippedFusedStep) {
 }
 
 TEST(GradScaler, GrowsAfterGoodSteps) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = scaled_parameter();
   torch::optim::SGD optimizer(Params{p}, 0.5);  // any optimizer of libtorch's
   GradScaler scaler(on_cpu(8));
   train(scaler, optimizer, p, 2);
@@ -76,7 +76,7 @@ TEST(GradScaler, GrowsAfterGoodSteps) {
 }
 
 TEST(GradScaler, DisabledPassesThrough) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = scaled_parameter();
   SGD optimizer({p}, {.lr = 1});
   GradScaler scaler({.device = at::kCPU, .enabled = false});
   EXPECT_TRUE(scaler.scale(p).is_same(p));
@@ -90,7 +90,7 @@ TEST(GradScaler, DisabledPassesThrough) {
 }
 
 TEST(GradScaler, StateMovesToAnotherScaler) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = scaled_parameter();
   SGD optimizer({p}, {});
   GradScaler first(on_cpu(8));
   train(first, optimizer, p, 1);
@@ -105,8 +105,8 @@ TEST(GradScaler, StateMovesToAnotherScaler) {
 }
 
 TEST(GradScaler, SeveralOutputsAndOptimizersShareTheScale) {
-  const at::Tensor first = parameter();
-  const at::Tensor second = parameter();
+  const at::Tensor first = scaled_parameter();
+  const at::Tensor second = scaled_parameter();
   SGD one({first}, {.lr = 1});
   SGD other({second}, {.lr = 1});
   GradScaler scaler(on_cpu(4));
@@ -124,7 +124,7 @@ TEST(GradScaler, SeveralOutputsAndOptimizersShareTheScale) {
 TEST(GradScalerRanks, OneRanksOverflowSkipsTheStepOfAll) {
   testing::run_threads(3, [] {
     for (const bool fused : {false, true}) {
-      const at::Tensor p = parameter();
+      const at::Tensor p = scaled_parameter();
       SGD optimizer({p}, {.lr = 1, .fused = fused});
       GradScalerOptions options = on_cpu(4);
       options.group = default_group();

@@ -14,7 +14,7 @@ namespace {
 using testing::expect_bitwise_equal;
 using Params = std::vector<at::Tensor>;
 
-at::Tensor parameter(at::IntArrayRef shape = {3}, double value = 1) {
+at::Tensor filled_parameter(at::IntArrayRef shape = {3}, double value = 1) {
   return at::full(shape, value).set_requires_grad(true);
 }
 
@@ -23,7 +23,7 @@ void set_grad(const at::Tensor& param, double value) {
 }
 
 TEST(Optim, StepSubtractsTheScaledGradient) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD optimizer({p}, {.lr = 0.5});
   set_grad(p, 2);
   const at::Tensor loss = optimizer.step();
@@ -34,7 +34,7 @@ TEST(Optim, StepSubtractsTheScaledGradient) {
 }
 
 TEST(Optim, ClosureRunsWithGradientsAndItsLossIsReturned) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD optimizer({p}, {.lr = 0.5});
   const at::NoGradGuard no_grad;
   const at::Tensor loss = optimizer.step([&] {
@@ -50,8 +50,8 @@ TEST(Optim, ClosureRunsWithGradientsAndItsLossIsReturned) {
 
 TEST(Optim, ParametersWithoutGradientAreLeftAlone) {
   for (const bool fused : {false, true}) {
-    const at::Tensor first = parameter();
-    const at::Tensor second = parameter();
+    const at::Tensor first = filled_parameter();
+    const at::Tensor second = filled_parameter();
     Adam optimizer({first, second}, {.lr = 0.1, .fused = fused});
     set_grad(first, 1);
     optimizer.step();
@@ -69,9 +69,9 @@ TEST(Optim, ParametersWithoutGradientAreLeftAlone) {
 }
 
 TEST(Optim, FusedMomentumBeginsWithEachParametersFirstGradient) {
-  const at::Tensor early = parameter();
-  const at::Tensor late = parameter();
-  const at::Tensor alone = parameter();
+  const at::Tensor early = filled_parameter();
+  const at::Tensor late = filled_parameter();
+  const at::Tensor alone = filled_parameter();
   const SGDOptions options{.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .fused = true};
   SGD both({early, late}, options);
   SGD one({alone}, options);
@@ -90,13 +90,13 @@ TEST(Optim, FusedMomentumBeginsWithEachParametersFirstGradient) {
 }
 
 TEST(Optim, GradientsAreNotKeptAliveBetweenSteps) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   for (const std::optional<bool> fused : {std::optional<bool>(), {true}}) {
     AdamW optimizer({p}, {.fused = fused});
     set_grad(p, 1);
     const at::Tensor grad = p.grad();
     optimizer.step();
-    EXPECT_EQ(grad.use_count(), 2);  // this test's and the parameter's
+    EXPECT_EQ(grad.use_count(), 2);  // this test's and the filled_parameter's
     optimizer.zero_grad();
     EXPECT_EQ(grad.use_count(), 1);
   }
@@ -104,8 +104,8 @@ TEST(Optim, GradientsAreNotKeptAliveBetweenSteps) {
 
 TEST(Optim, GradientOfOtherStridesIsReadByPosition) {
   const at::Tensor grad = at::arange(6, at::kFloat).view({3, 2}).t();  // [2, 3]
-  const at::Tensor transposed = parameter({2, 3});
-  const at::Tensor straight = parameter({2, 3});
+  const at::Tensor transposed = filled_parameter({2, 3});
+  const at::Tensor straight = filled_parameter({2, 3});
   transposed.mutable_grad() = grad;
   straight.mutable_grad() = grad.contiguous();
   Adam({transposed}, {.fused = true}).step();
@@ -117,7 +117,7 @@ TEST(Optim, GradientOfOtherStridesIsReadByPosition) {
 }
 
 TEST(Optim, ParameterThatChangesItsDtypeIsFollowed) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD optimizer({p}, {.lr = 0.5, .foreach = true});
   set_grad(p, 1);
   optimizer.step();
@@ -129,8 +129,8 @@ TEST(Optim, ParameterThatChangesItsDtypeIsFollowed) {
 }
 
 TEST(Optim, ZeroGradForgetsOrFills) {
-  const at::Tensor p = parameter();
-  const at::Tensor without = parameter();
+  const at::Tensor p = filled_parameter();
+  const at::Tensor without = filled_parameter();
   SGD optimizer({p, without}, {});
   set_grad(p, 2);
   const at::Tensor grad = p.grad();
@@ -143,7 +143,7 @@ TEST(Optim, ZeroGradForgetsOrFills) {
 }
 
 TEST(Optim, ZeroGradCutsAGradientFromItsGraph) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD optimizer({p}, {});
   (p * p * p).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   ASSERT_TRUE(p.grad().grad_fn());
@@ -153,8 +153,8 @@ TEST(Optim, ZeroGradCutsAGradientFromItsGraph) {
 }
 
 TEST(Optim, GroupsHaveTheirOwnOptions) {
-  const at::Tensor first = parameter();
-  const at::Tensor second = parameter();
+  const at::Tensor first = filled_parameter();
+  const at::Tensor second = filled_parameter();
   SGD optimizer(std::vector<ParamGroup>{ParamGroup(Params{first}),
                                         param_group({second}, SGDOptions{.lr = 0.25})},
                 {.lr = 0.5});
@@ -165,7 +165,7 @@ TEST(Optim, GroupsHaveTheirOwnOptions) {
   optimizer.step();
   expect_bitwise_equal(first.detach(), at::full({3}, 0.5F));
   expect_bitwise_equal(second.detach(), at::full({3}, 0.75F));
-  const at::Tensor third = parameter();
+  const at::Tensor third = filled_parameter();
   optimizer.add_param_group(param_group({third}, SGDOptions{.lr = 1}));
   optimizer.options(0).lr = 0;
   set_grad(third, 1);
@@ -175,7 +175,7 @@ TEST(Optim, GroupsHaveTheirOwnOptions) {
 }
 
 TEST(Optim, OptionsThatChangeBetweenStepsAreFollowed) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   Adam optimizer({p}, {});
   set_grad(p, 1);
   optimizer.step();
@@ -188,7 +188,7 @@ TEST(Optim, OptionsThatChangeBetweenStepsAreFollowed) {
 }
 
 TEST(Optim, StepLrSetsTheRateOfTheNextSteps) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD optimizer({p}, {.lr = 1});
   torch::optim::StepLR scheduler(optimizer, 2, 0.5);
   std::vector<double> rates;
@@ -203,8 +203,8 @@ TEST(Optim, StepLrSetsTheRateOfTheNextSteps) {
 }
 
 TEST(Optim, ReduceOnPlateauLowersTheRateOfEveryGroup) {
-  const at::Tensor first = parameter();
-  const at::Tensor second = parameter();
+  const at::Tensor first = filled_parameter();
+  const at::Tensor second = filled_parameter();
   AdamW optimizer(std::vector<ParamGroup>{ParamGroup(Params{first}),
                                           param_group({second}, AdamWOptions{.lr = 0.5})},
                   {.lr = 1});
@@ -216,8 +216,8 @@ TEST(Optim, ReduceOnPlateauLowersTheRateOfEveryGroup) {
 }
 
 TEST(Optim, WorksThroughTheBaseClass) {
-  const at::Tensor p = parameter();
-  const at::Tensor added = parameter();
+  const at::Tensor p = filled_parameter();
+  const at::Tensor added = filled_parameter();
   const std::unique_ptr<torch::optim::Optimizer> optimizer =
       std::make_unique<SGD>(Params{p}, SGDOptions{.lr = 1});
   optimizer->add_param_group(ParamGroup(Params{added}));
@@ -248,7 +248,7 @@ TEST(Optim, EqualsTheStockOptimizer) {
 }
 
 TEST(Optim, MovedOptimizerGoesOn) {
-  const at::Tensor p = parameter();
+  const at::Tensor p = filled_parameter();
   SGD first({p}, {.lr = 0.25, .momentum = 0.5});
   set_grad(p, 1);
   first.step();

@@ -43,7 +43,7 @@ void expect_equal_losses(const Case& which, const F::CrossEntropyFuncOptions& op
   loss.backward(DTensor::from_local(weights, mesh));
   EXPECT_EQ(counted.counts().count("all_gather"), 0U) << counted.to_string();
   EXPECT_EQ(DTensor::of(parallel.grad()).placements(), Placements{Shard(dim)});
-  expect_equal(whole(parallel.grad()), plain.grad(), "gradient",
+  expect_equal(full_value(parallel.grad()), plain.grad(), "gradient",
                dtype == at::kBFloat16 ? std::optional<Tolerance>({2e-2, 1e-3}) : std::nullopt);
 }
 
@@ -85,7 +85,7 @@ TEST_P(LossParallelOn, HoldsForLargeLogits) {
     const auto logits = drawn({4, 10}, 1) * 1e4;
     const auto expected = logits.log_softmax(1);
     const loss_parallel scope;
-    expect_equal(whole(distribute_tensor(logits, mesh, {Shard(1)}).log_softmax(1)), expected);
+    expect_equal(full_value(distribute_tensor(logits, mesh, {Shard(1)}).log_softmax(1)), expected);
   });
 }
 
@@ -93,10 +93,10 @@ TEST_P(LossParallelOn, EndsWithTheScope) {
   run(2, [] {
     const auto mesh = mesh_of_all(run_device().type());
     const auto logits = distribute_tensor(drawn({4, 10}, 1), mesh, {Shard(1)});
-    const auto expected = whole(logits).log_softmax(1);
+    const auto expected = full_value(logits).log_softmax(1);
     const auto gathers = [&] {
       comm_debug counted;
-      expect_equal(whole(logits.log_softmax(1)), expected);
+      expect_equal(full_value(logits.log_softmax(1)), expected);
       // The comparison gathers once.
       return counted.counts().count("all_reduce") == 0;
     };
@@ -124,7 +124,7 @@ TEST_P(LossParallelOn, BackwardOutsideOfTheScopeIsRightToo) {
     }
     loss.backward();
     F::cross_entropy(plain, target).backward();
-    expect_equal(whole(parallel.grad()), plain.grad(), "gradient");
+    expect_equal(full_value(parallel.grad()), plain.grad(), "gradient");
   });
 }
 
@@ -141,11 +141,11 @@ TEST_P(LossParallelOn, TakesRowsShardedOverAnotherMeshDimension) {
       const auto loss =
           F::cross_entropy(parallel, distribute_tensor(target, mesh, {rows, Replicate()}));
       const auto expected = F::cross_entropy(plain, target);
-      expect_equal(whole(loss).detach(), expected.detach(), "loss");
+      expect_equal(full_value(loss).detach(), expected.detach(), "loss");
       loss.backward();
       plain.mutable_grad() = at::Tensor();
       expected.backward();
-      expect_equal(whole(parallel.grad()), plain.grad(), "gradient");
+      expect_equal(full_value(parallel.grad()), plain.grad(), "gradient");
     }
   });
 }

@@ -53,7 +53,7 @@ inline DeviceMesh mesh_of_all(c10::DeviceType device = torch::kCPU) {
 }
 
 /// A distributed tensor gathered, a plain one as it is.
-inline at::Tensor whole(const at::Tensor& tensor) {
+inline at::Tensor full_value(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? DTensor::of(tensor).full_tensor() : tensor;
 }
 
@@ -86,7 +86,7 @@ void expect_equal_modules(M& plain, M& parallel, std::vector<int64_t> input_size
 
   const auto expected = plain(x);
   const auto output = parallel(rowwise ? x.chunk(world_size(), -1)[rank()] : x);
-  expect_equal(whole(output), expected, "output");
+  expect_equal(full_value(output), expected, "output");
   expected.sum().backward();
   output.sum().backward();
   expect_equal_parameters(*plain, *parallel, Compared::Gradients);

@@ -60,7 +60,7 @@ StylePtr draw_style(Random& random, State& state) {
 
 /// The whole of what came out.
 at::Tensor gathered(const at::Tensor& output, const State& state, const at::Tensor& like) {
-  if (is_dtensor(output)) return whole(output);
+  if (is_dtensor(output)) return full_value(output);
   if (state.placement == Replicate()) return output;
   std::vector<int64_t> strides = {like.size(1), 1};
   return DTensor::from_local(output, mesh_of_all(), {state.placement},
@@ -99,7 +99,7 @@ void expect_plan_trains(uint64_t seed) {
   expect_equal_steps(plain, plain->parameters(), parallel, parallel->parameters(), steps);
   const auto parameters = parallel->named_parameters();
   for (const auto& item : plain->named_parameters())
-    expect_equal(whole(parameters[item.key()]).detach(), item.value().detach(), item.key());
+    expect_equal(full_value(parameters[item.key()]).detach(), item.value().detach(), item.key());
 }
 
 void expect_plans_train() {

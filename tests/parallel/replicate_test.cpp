@@ -47,8 +47,8 @@ void expect_equal_to_average(const FourLayers& plain, const FourLayers& parallel
     ASSERT_TRUE(is_dtensor(parameter.grad())) << item.key();
     const auto local = DTensor::of(parameter.grad()).to_local();
     EXPECT_EQ(local.sizes(), DTensor::of(parameter).to_local().sizes()) << item.key();
-    expect_equal(whole(parameter.grad()), item.value().grad(), item.key());
-    expect_equal(whole(parameter).detach(), item.value().detach(), item.key());
+    expect_equal(full_value(parameter.grad()), item.value().grad(), item.key());
+    expect_equal(full_value(parameter).detach(), item.value().detach(), item.key());
   }
   EXPECT_EQ(DTensor::of(parallel->fc1->weight).to_local().sizes(),
             at::IntArrayRef({width / 2, width}));
@@ -130,7 +130,8 @@ TEST_P(TensorParallelAndReplicate, R_003_9_TrainsWithAnyOptimizer) {
       }
       const auto parameters = parallel->named_parameters();
       for (const auto& item : plain->named_parameters())
-        expect_equal(whole(parameters[item.key()]).detach(), item.value().detach(), item.key());
+        expect_equal(full_value(parameters[item.key()]).detach(), item.value().detach(),
+                     item.key());
     }
   });
 }
@@ -166,7 +167,7 @@ void expect_partial_gradients_averaged(const CommHook& hook, const Tolerance& to
     parallel(own).square().sum().backward();
     const auto parameters = parallel->named_parameters();
     for (const auto& item : plain->named_parameters())
-      expect_equal(whole(parameters[item.key()].grad()), item.value().grad(), item.key(),
+      expect_equal(full_value(parameters[item.key()].grad()), item.value().grad(), item.key(),
                    tolerance);
   }
 }

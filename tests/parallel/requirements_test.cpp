@@ -145,7 +145,7 @@ TEST_P(ParallelizeOn, R_004_10_MlpNested) {
     const auto x = torch::rand({12, 10}, run_device());
     const auto expected = plain->forward(x);
     const auto output = parallel->forward(x);
-    expect_equal(whole(output), expected, "output");
+    expect_equal(full_value(output), expected, "output");
     expected.sum().backward();
     output.sum().backward();
     expect_equal_parameters(*plain, *parallel, Compared::Gradients);

@@ -31,7 +31,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TESSERA_MODULE(Net);
 
-const ParallelPlan& plan() {
+const ParallelPlan& up_and_down() {
   static const ParallelPlan kPlan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
   return kPlan;
 }
@@ -39,14 +39,14 @@ const ParallelPlan& plan() {
 void expect_values(Net& parallel, Net& plain, const std::string& label) {
   const auto expected = state_dict(plain);
   for (const auto& [name, tensor] : state_dict(parallel))
-    expect_bitwise_equal(whole(tensor), expected[name], label + ": " + name);
+    expect_bitwise_equal(full_value(tensor), expected[name], label + ": " + name);
 }
 
 void expect_loads() {
   auto [plain, parallel] = twins<Net>(1);
   auto other = seeded(2, [] { return Net(); });
   auto third = seeded(3, [] { return Net(); });
-  parallelize_module(parallel, mesh_of_all(), plan());
+  parallelize_module(parallel, mesh_of_all(), up_and_down());
   const auto* identity = parallel->up->weight.unsafeGetTensorImpl();
 
   const auto own = state_dict(parallel);
@@ -89,7 +89,7 @@ TEST(ParallelStateDict, LoadsValuesOfAnotherMesh) {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
     auto parallel = seeded(1, [] { return Net(); });
     auto other = seeded(2, [] { return Net(); });
-    parallelize_module(parallel, mesh["tp"], plan());
+    parallelize_module(parallel, mesh["tp"], up_and_down());
     StateDict dict;
     for (const auto& [name, tensor] : state_dict(other)) {
       dict[name] = tensor.dim() == 2
@@ -106,7 +106,7 @@ void expect_packed() {
   auto [plain, parallel] = twins<nn::Linear>(1, torch::nn::LinearOptions(6, 24));
   parallelize_module(parallel, mesh_of_all(), ColwiseParallel({.packed = 3}));
   const auto saved = state_dict(parallel);
-  expect_bitwise_equal(unpack_rows(whole(saved["weight"]), 3, ranks), plain->weight.detach(),
+  expect_bitwise_equal(unpack_rows(full_value(saved["weight"]), 3, ranks), plain->weight.detach(),
                        "state dicts hold rows in the order of ranks");
   EXPECT_THAT(message_of([&] { load_state_dict(parallel, state_dict(plain)); }),
               AllOf(HasSubstr("load_state_dict: "), HasSubstr("'weight'"),
@@ -133,7 +133,7 @@ TEST(ParallelStateDictOnThreads, RowsOfPackedWeightsAreNotMixedUpOn4) {
 TEST(ParallelStateDictOnThreads, ErrorsNameTheParameter) {
   run_threads(2, [] {
     auto parallel = seeded(1, [] { return Net(); });
-    parallelize_module(parallel, mesh_of_all(), plan());
+    parallelize_module(parallel, mesh_of_all(), up_and_down());
     auto dict = state_dict(seeded(2, [] { return Net(); }));
     dict["up.weight"] = torch::zeros({7, 5});
     EXPECT_THAT(message_of<c10::Error>([&] { load_state_dict(parallel, dict); }),
@@ -147,7 +147,7 @@ TEST(ParallelStateDictOnThreads, LibtorchsOwnFunctionsRefuseRatherThanSaveAPart)
     auto parallel = seeded(1, [] { return Net(); });
     std::stringstream plain;
     torch::save(parallel, plain);
-    parallelize_module(parallel, mesh_of_all(), plan());
+    parallelize_module(parallel, mesh_of_all(), up_and_down());
     std::stringstream out;
     EXPECT_THAT(message_of<c10::Error>([&] { torch::save(parallel, out); }),
                 HasSubstr("a DTensor has no memory of its own"));

@@ -10,17 +10,17 @@
 namespace tessera::testing {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kStyleRanks = 4;
 
 /// Equal outputs for these inputs, and equal gradients.
 template <class M>
 void expect_equal_calls(M& plain, M& parallel, const at::Tensor& x, const at::Tensor& own_x) {
   const auto expected = plain(x);
   const auto output = parallel(own_x);
-  expect_equal(whole(output), expected, "output");
+  expect_equal(full_value(output), expected, "output");
   const auto weights = torch::linspace(-1, 2, expected.numel()).view(expected.sizes());
   (expected * weights).sum().backward();
-  (whole(output) * weights).sum().backward();
+  (full_value(output) * weights).sum().backward();
   expect_equal_parameters(*plain, *parallel, Compared::Gradients);
 }
 
@@ -34,7 +34,7 @@ struct TwoLayersImpl : torch::nn::Module {
 TESSERA_MODULE(TwoLayers);
 
 TEST(Styles, EmbeddingByColumnsAndByRows) {
-  run_processes(kRanks, [] {
+  run_processes(kStyleRanks, [] {
     const auto mesh = mesh_of_all();
     torch::manual_seed(7);
     const auto tokens = torch::randint(11, {3, 8}, torch::kLong);
@@ -63,13 +63,13 @@ TEST(Styles, EmbeddingByColumnsAndByRows) {
 }
 
 TEST(Styles, RowwiseTakesUnevenColumns) {
-  run_processes(kRanks, [] {
+  run_processes(kStyleRanks, [] {
     // 10 columns: 3, 3, 3 and 1 on the ranks, as ColwiseParallel leaves them.
     auto [plain, parallel] = twins<TwoLayers>(4, 5, 10, 3);
     parallelize_module(parallel, mesh_of_all(),
                        {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
     const auto x = torch::linspace(0, 1, 20).view({4, 5});
-    expect_equal(whole(parallel(x)), plain(x), "output");
+    expect_equal(full_value(parallel(x)), plain(x), "output");
     parallel(x).square().sum().backward();
     plain(x).square().sum().backward();
     expect_equal_parameters(*plain, *parallel, Compared::Gradients);
@@ -77,7 +77,7 @@ TEST(Styles, RowwiseTakesUnevenColumns) {
 }
 
 TEST(Styles, RowwiseScattersAndColumnsGather) {
-  run_processes(kRanks, [] {
+  run_processes(kStyleRanks, [] {
     auto [plain, parallel] = twins<TwoLayers>(4, 6, 8, 6);
     parallelize_module(parallel, mesh_of_all(),
                        {{"up", ColwiseParallel({.input_layouts = Shard(1)})},
@@ -101,7 +101,7 @@ TEST(Styles, RowwiseScattersAndColumnsGather) {
 }
 
 TEST(Styles, SequenceParallelNorm) {
-  run_processes(kRanks, [] {
+  run_processes(kStyleRanks, [] {
     auto [plain, parallel] = twins<nn::LayerNorm>(4, torch::nn::LayerNormOptions({6}));
     for (const auto& norm : {plain, parallel}) {
       const at::NoGradGuard no_grad;
@@ -138,7 +138,7 @@ struct RmsNormImpl : torch::nn::Module {
 TESSERA_MODULE(RmsNorm);
 
 TEST(Styles, SequenceParallelNormOfOnesOwn) {
-  run_processes(kRanks, [] {
+  run_processes(kStyleRanks, [] {
     auto [plain, parallel] = twins<RmsNorm>(4);
     parallelize_module(parallel, mesh_of_all(), SequenceParallel());
     torch::manual_seed(3);
@@ -177,7 +177,7 @@ TEST(Styles, PrepareModuleInputByPositionAndName) {
       const auto result = net(own, 2, mask);
       EXPECT_EQ(DTensor::of(net->seen[0]).placements(), Placements{Replicate()});
       EXPECT_EQ(DTensor::of(net->seen[1]).placements(), Placements{Shard(0)});
-      expect_equal(whole(result), all * all * 2);
+      expect_equal(full_value(result), all * all * 2);
       EXPECT_FALSE(net(own, 2, std::nullopt).sum().isnan().item<bool>()) << "nothing to place";
     }
     {
@@ -251,7 +251,7 @@ TEST(Styles, StylesOfOnesOwn) {
     const auto x = torch::rand({3, 10});
     // The second layer gets what the first gave, which is distributed.
     EXPECT_THROW(parallel(x), c10::Error);
-    expect_equal(whole(parallel->net1(x)), plain->net1(x));
+    expect_equal(full_value(parallel->net1(x)), plain->net1(x));
   });
 }
 

@@ -105,7 +105,7 @@ ParallelPlan plan_of(bool is_fused) {
 }
 
 at::Tensor comparable(const std::string& name, const at::Tensor& parameter) {
-  const auto value = whole(parameter).detach();
+  const auto value = full_value(parameter).detach();
   return name.find("qkv") == std::string::npos ? value : unpack_rows(value, 3, world_size());
 }
 
@@ -134,7 +134,7 @@ void expect_equal_training(bool is_fused) {
       loss.backward();
     }
     parallel_optimizer.step();
-    expect_equal(whole(loss).detach(), expected.detach(), "loss");
+    expect_equal(full_value(loss).detach(), expected.detach(), "loss");
     if (::testing::Test::HasFailure()) return;
   }
   const auto parameters = parallel->named_parameters();

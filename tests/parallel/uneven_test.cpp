@@ -35,7 +35,7 @@ void expect_prepared_inputs() {
         mean, mesh_of_all(),
         PrepareModuleInput({.input_layouts = Shard(0), .desired_input_layouts = desired}));
     auto local = own_rows(input()).requires_grad_();
-    const auto result = whole(mean(local));
+    const auto result = full_value(mean(local));
     expect_equal(result.detach(), input().square().mean(), c10::str(desired));
     result.backward();
     expect_equal(local.grad(), own_rows(input()) * 2 / input().numel(), c10::str(desired));

@@ -45,7 +45,7 @@ void expect_tied_training() {
   expect_equal_steps(
       plain, {plain->words->weight}, parallel, {parallel->words->weight},
       {.lr = 1e-3, .input = [](int) { return torch::randint(11, {3, 8}, torch::kLong); }});
-  expect_equal(whole(parallel->words->weight).detach(), plain->words->weight.detach());
+  expect_equal(full_value(parallel->words->weight).detach(), plain->words->weight.detach());
 }
 
 TEST(Weights, TiedEmbeddingAndHead) {
@@ -76,10 +76,11 @@ TEST(Weights, PackedWeightsAreSplitByHead) {
     torch::manual_seed(7);
     expect_equal_steps(plain, plain->parameters(), parallel, parallel->parameters(),
                        {.input = [](int) { return torch::rand({2, 5, 8}); }});
-    const auto ranks = whole(parallel->qkv->weight).detach();
+    const auto ranks = full_value(parallel->qkv->weight).detach();
     EXPECT_FALSE(at::allclose(ranks, plain->qkv->weight)) << "in the order of ranks";
     expect_equal(unpack_rows(ranks, 3, 2), plain->qkv->weight.detach());
-    expect_equal(unpack_rows(whole(parallel->qkv->bias).detach(), 3, 2), plain->qkv->bias.detach());
+    expect_equal(unpack_rows(full_value(parallel->qkv->bias).detach(), 3, 2),
+                 plain->qkv->bias.detach());
     EXPECT_TRUE(at::equal(pack_rows(unpack_rows(ranks, 3, 2), 3, 2), ranks));
     // A rank's part is a small fused weight.
     const auto own = DTensor::of(parallel->qkv->weight).to_local().detach();

@@ -1,49 +1,17 @@
 // Data parallel training with gradients on a GPU: every option against gradients that are averaged
-// by hand, and when buckets travel.
+// by hand.
 #include <tessera/autocast.h>
 #include <tessera/optim.h>
-#include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 
-#include "compose/on_device.h"
-#include "replicate/models.h"
+#include "replicate/averages.h"
 #include "support/ranks.h"
-#include "support/tolerance.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace tessera::testing {
 namespace {
-
-using ::testing::HasSubstr;
-
-at::Tensor rows_of(int rank, std::vector<int64_t> shape, uint64_t seed = 7) {
-  return drawn_on_device(shape, seed + 100 * static_cast<uint64_t>(rank));
-}
-
-std::vector<at::Tensor> averaged_by_hand(const torch::nn::Module& local) {
-  std::vector<at::Tensor> means;
-  for (const auto& parameter : local.parameters()) {
-    const auto gradient =
-        parameter.grad().defined() ? parameter.grad().to_dense() : at::zeros_like(parameter);
-    means.push_back(all_reduce(gradient, ReduceOp::AVG));
-  }
-  return means;
-}
-
-void expect_averages(const torch::nn::Module& replicated, const torch::nn::Module& local,
-                     const Tolerance& tolerance = {.rtol = 1e-5, .atol = 1e-6}) {
-  const auto expected = averaged_by_hand(local);
-  const auto parameters = replicated.named_parameters();
-  ASSERT_EQ(parameters.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto& gradient = parameters[i].value().grad();
-    ASSERT_TRUE(gradient.defined()) << parameters[i].key();
-    EXPECT_EQ(gradient.device(), run_device()) << parameters[i].key();
-    expect_equal(gradient.to_dense(), expected[i], parameters[i].key(), tolerance);
-  }
-}
 
 /// Equal bits on all ranks.
 void expect_agreement(const at::Tensor& own, const std::string& label) {
@@ -67,11 +35,11 @@ void expect_same_steps(const Wide& local, const Wide& parallel, int steps,
   }
 }
 
-struct Variant {
+struct DeviceVariant {
   const char* name;
   ReplicateOptions options;
 };
-const Variant kVariants[] = {
+const DeviceVariant kDeviceVariants[] = {
     {"Defaults", {}},
     {"SmallBuckets", {.bucket_cap_mb = 0.0001}},
     {"OverlappedInSmallBuckets", {.bucket_cap_mb = 0.001, .overlap = true}},
@@ -83,12 +51,12 @@ const Variant kVariants[] = {
     {"UnusedSearch", {.find_unused_parameters = true}},
     {"UnusedSearchInViews", {.find_unused_parameters = true, .gradient_as_bucket_view = true}},
 };
-void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }  // NOLINT
+void PrintTo(const DeviceVariant& variant, std::ostream* out) { *out << variant.name; }  // NOLINT
 
 class ReplicateVariantsOnDevices
-    : public ::testing::TestWithParam<std::tuple<Variant, DeviceCase>> {};
+    : public ::testing::TestWithParam<std::tuple<DeviceVariant, DeviceCase>> {};
 INSTANTIATE_TEST_SUITE_P(OnCuda, ReplicateVariantsOnDevices,
-                         ::testing::Combine(::testing::ValuesIn(kVariants),
+                         ::testing::Combine(::testing::ValuesIn(kDeviceVariants),
                                             ::testing::ValuesIn(cuda_cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param).name +
@@ -120,14 +88,7 @@ INSTANTIATE_TEST_SUITE_P(OnCuda, ReplicateEngineOnDevices, ::testing::ValuesIn(c
                          case_name);
 
 TEST_P(ReplicateEngineOnDevices, TakesRankZerosValues) {
-  run_on(GetParam(), [] {
-    auto net = on_device(seeded(static_cast<uint64_t>(rank()), [] { return Wide(); }));
-    const auto expected = on_device(seeded(0, [] { return Wide(); }));
-    replicate(net);
-    net(rows_of(rank(), {2, 7}));
-    for (const auto& item : net->named_parameters())
-      expect_bitwise_equal(item.value(), expected->named_parameters()[item.key()], item.key());
-  });
+  run_on(GetParam(), takes_rank_zeros_values);
 }
 
 TEST_P(ReplicateEngineOnDevices, TrainsToTheSameBitsOnAllRanks) {
@@ -145,40 +106,11 @@ TEST_P(ReplicateEngineOnDevices, TrainsToTheSameBitsOnAllRanks) {
 }
 
 TEST_P(ReplicateEngineOnDevices, FindsUnusedParameters) {
-  run_on(GetParam(), [] {
-    auto [local, parallel] = device_twins<Branches>(5);
-    replicate(parallel, {.find_unused_parameters = true});
-    for (uint64_t step = 0; step < 3; ++step) {
-      const bool goes_left = rank() == 0 || step == 2;  // another branch per rank, then the same
-      const auto x = rows_of(rank(), {2, 6}, step);
-      local->zero_grad();
-      parallel->zero_grad();
-      local(x, goes_left).sum().backward();
-      parallel(x, goes_left).sum().backward();
-      EXPECT_FALSE(parallel->spare->weight.grad().defined()) << "unused on all ranks";
-      EXPECT_EQ(parallel->right->weight.grad().defined(), step < 2);
-      const auto left = local->left->weight.grad();
-      const auto mean =
-          all_reduce(left.defined() ? left : at::zeros({6, 6}, run_device()), ReduceOp::AVG);
-      expect_equal(parallel->left->weight.grad(), mean, "left");
-    }
-  });
+  run_on(GetParam(), finds_unused_parameters);
 }
 
 TEST_P(ReplicateEngineOnDevices, AveragesSparseGradients) {
-  run_on(GetParam(), [] {
-    auto [local, parallel] = device_twins<Words>(6);
-    replicate(parallel);
-    for (int64_t step = 0; step < 2; ++step) {
-      const auto x = ((at::arange(4, at::kLong) * (2 + rank()) + step) % 11).to(run_device());
-      local->zero_grad();
-      parallel->zero_grad();
-      local(x).pow(2).sum().backward();
-      parallel(x).pow(2).sum().backward();
-      EXPECT_TRUE(parallel->words->weight.grad().is_sparse());
-      expect_averages(*parallel, *local);
-    }
-  });
+  run_on(GetParam(), averages_sparse_gradients);
 }
 
 TEST_P(ReplicateEngineOnDevices, HalfPrecisionHooksRoundToTheirDtype) {
@@ -353,41 +285,6 @@ TEST_P(ReplicateEngineOnDevices, BackwardOnAStreamOfTheUsers) {
       order_streams(side, main);
       expect_averages(*parallel, *local);
     }
-  });
-}
-
-class ReplicateOverlapOnDevices : public OnBackends {};
-INSTANTIATE_TEST_SUITE_P(OnCuda, ReplicateOverlapOnDevices,
-                         ::testing::ValuesIn(cuda_cases({"nccl"}, {2})), backend_name);
-
-// Host waits in the engine would show here: backward and step return while the device still works
-// on what came before them.
-TEST_P(ReplicateOverlapOnDevices, TheHostRunsAheadOfTheDevice) {
-  run(2, [] {
-    auto net = on_device(seeded(3, [] { return Wide(); }));
-    replicate(net, {.bucket_cap_mb = 0.01});
-    optim::AdamW optimizer(net->parameters(), {.fused = true});
-    const auto x = rows_of(rank(), {3, 7});
-    const auto step = [&] {
-      optimizer.zero_grad();
-      net(x).square().mean().backward();
-      optimizer.step();
-    };
-    step();  // buckets are made again after the first
-    EXPECT_TRUE(returns_ahead_of_device(step));
-  });
-}
-
-TEST_P(ReplicateOverlapOnDevices, BucketsAreLaunchedWhileBackwardRuns) {
-  run(2, [] {
-    auto net = on_device(seeded(3, [] { return Wide(64, 1024); }));
-    replicate(net, {.bucket_cap_mb = 1});
-    const auto x = rows_of(rank(), {64, 64});
-    for (int step = 0; step < 3; ++step) net(x).square().mean().backward();
-    const auto stats = replicate_state(net)->engine()->stats();
-    EXPECT_GT(stats.bucket_bytes.size(), 1U);
-    EXPECT_GT(stats.overlap_seconds, 0);
-    EXPECT_THAT(stats.bucket_parameters.front(), ::testing::Contains(HasSubstr("down.")));
   });
 }
 

@@ -68,14 +68,14 @@ void expect_same_parameters(const torch::nn::Module& actual, const torch::nn::Mo
   }
 }
 
-struct Variant {
+struct JoinVariant {
   const char* name;
   ReplicateOptions options;
   JoinOptions join = {};
   CommHook hook = {};
   std::string backend = "shm";
 };
-const Variant kVariants[] = {
+const JoinVariant kJoinVariants[] = {
     {"Defaults", {}},
     {"SmallBuckets", {.bucket_cap_mb = 0.001, .overlap = true}},
     {"Views", {.bucket_cap_mb = 0.05, .gradient_as_bucket_view = true}},
@@ -90,8 +90,8 @@ const Variant kVariants[] = {
 };
 const Counts kCounts[] = {{3, 1}, {0, 2}, {2, 0}, {2, 2}, {1, 3, 0}, {0, 0, 2}, {2, 4, 3}, {0, 0}};
 
-class JoinVariants : public ::testing::TestWithParam<Variant> {};
-INSTANTIATE_TEST_SUITE_P(OnThreads, JoinVariants, ::testing::ValuesIn(kVariants),
+class JoinVariants : public ::testing::TestWithParam<JoinVariant> {};
+INSTANTIATE_TEST_SUITE_P(OnThreads, JoinVariants, ::testing::ValuesIn(kJoinVariants),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(JoinVariants, TrainLikeOneProcess) {

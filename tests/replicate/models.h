@@ -1,6 +1,9 @@
 #pragma once
 
+#include <tessera/comm.h>
 #include <tessera/nn.h>
+
+#include <gtest/gtest.h>
 
 /// The models of the requirements, and a few that make life harder.
 namespace tessera::testing {
@@ -75,5 +78,10 @@ struct WideImpl : torch::nn::Module {
   nn::Linear down;
 };
 TESSERA_MODULE(Wide);
+
+inline void expect_equal_on_all_ranks(const at::Tensor& tensor) {
+  const auto all = all_gather(tensor.flatten(), 0).view({world_size(), -1});
+  for (int other = 1; other < world_size(); ++other) EXPECT_TRUE(at::equal(all[other], all[0]));
+}
 
 }  // namespace tessera::testing

@@ -17,7 +17,7 @@ namespace {
 constexpr int kSteps = 20;
 constexpr int64_t kRows = 4;
 
-constexpr const char* kScript = R"py(
+constexpr const char* kDdpScript = R"py(
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -76,7 +76,7 @@ struct ModelImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Model);
 
-struct Case {
+struct DdpCase {
   const char* name;
   int optimizer;  // SGD, SGD with momentum, Adam
   int ranks = 2;
@@ -84,7 +84,9 @@ struct Case {
   bool unused = false;
   bool fp16 = false;
 };
-void PrintTo(const Case& which, std::ostream* out) { *out << which.name; }  // NOLINT: gtest's name
+void PrintTo(const DdpCase& which, std::ostream* out) {
+  *out << which.name;
+}  // NOLINT: gtest's name
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(int which, const Model& model) {
   if (which == 2)
@@ -93,7 +95,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(int which, const Model& 
       model->parameters(), optim::SGDOptions{.lr = 0.05, .momentum = which == 1 ? 0.9 : 0.0});
 }
 
-Tensors train(const Case& which, const at::Tensor& data, const at::Tensor& target) {
+Tensors train(const DdpCase& which, const at::Tensor& data, const at::Tensor& target) {
   auto model = seeded(42, [&] { return Model(which.unused); });
   replicate(model, {.find_unused_parameters = which.unused});
   if (which.fp16) register_comm_hook(model, fp16_compress_hook);
@@ -112,14 +114,15 @@ Tensors train(const Case& which, const at::Tensor& data, const at::Tensor& targe
   return result;
 }
 
-class DdpPeer : public ::testing::TestWithParam<Case> {};
+class DdpPeer : public ::testing::TestWithParam<DdpCase> {};
 INSTANTIATE_TEST_SUITE_P(PyTorch, DdpPeer,
-                         ::testing::Values(Case{"Sgd", 0}, Case{"Momentum", 1}, Case{"Adam", 2},
-                                           Case{"SgdOn4", 0, 4}, Case{"AdamOn4", 2, 4},
-                                           Case{"Accumulation", 1, 2, 4},
-                                           Case{"Unused", 1, 2, 1, true},
-                                           Case{"UnusedOn4", 2, 4, 1, true},
-                                           Case{"Fp16Hook", 0, 2, 1, false, true}),
+                         ::testing::Values(DdpCase{"Sgd", 0}, DdpCase{"Momentum", 1},
+                                           DdpCase{"Adam", 2}, DdpCase{"SgdOn4", 0, 4},
+                                           DdpCase{"AdamOn4", 2, 4},
+                                           DdpCase{"Accumulation", 1, 2, 4},
+                                           DdpCase{"Unused", 1, 2, 1, true},
+                                           DdpCase{"UnusedOn4", 2, 4, 1, true},
+                                           DdpCase{"Fp16Hook", 0, 2, 1, false, true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST_P(DdpPeer, TrainsToTheSameParameters) {
@@ -129,7 +132,7 @@ TEST_P(DdpPeer, TrainsToTheSameParameters) {
   const auto data = torch::randn({kSteps, which.ranks, kRows, 10});
   const auto target = torch::randn({kSteps, which.ranks, kRows, 3});
   const auto number = [](double value) { return torch::tensor({value}); };
-  const auto peers = run_peers(which.ranks, kScript,
+  const auto peers = run_peers(which.ranks, kDdpScript,
                                {{"data", data},
                                 {"target", target},
                                 {"optimizer", number(which.optimizer)},

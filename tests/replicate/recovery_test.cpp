@@ -22,11 +22,6 @@ at::Tensor own_input(std::vector<int64_t> shape) {
   return at::randn(shape, generator);
 }
 
-void expect_equal_on_all_ranks(const at::Tensor& tensor) {
-  const auto all = all_gather(tensor.flatten(), 0).view({world_size(), -1});
-  for (int other = 1; other < world_size(); ++other) EXPECT_TRUE(at::equal(all[other], all[0]));
-}
-
 TEST(ReplicateOnThreads, AveragesAgainAfterABackwardThatThrew) {
   for (const bool overlap : {false, true}) {
     run_threads(2, [overlap] {

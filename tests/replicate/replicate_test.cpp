@@ -1,7 +1,6 @@
-#include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 
-#include "replicate/models.h"
+#include "replicate/averages.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/training.h"
@@ -14,33 +13,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-at::Tensor input_of(int rank, std::vector<int64_t> shape, uint64_t seed = 7) {
-  auto generator = at::detail::createCPUGenerator(seed + 100 * rank);
-  return at::randn(shape, generator);
-}
-
-/// Gradients by hand: the mean over the ranks of what `local` has after `backward` of its own.
-std::vector<at::Tensor> mean_gradients(const torch::nn::Module& local) {
-  std::vector<at::Tensor> means;
-  for (const auto& parameter : local.parameters()) {
-    const auto gradient =
-        parameter.grad().defined() ? parameter.grad().to_dense() : at::zeros_like(parameter);
-    means.push_back(all_reduce(gradient, ReduceOp::AVG));
-  }
-  return means;
-}
-
-void expect_gradients(const torch::nn::Module& replicated,
-                      const std::vector<at::Tensor>& expected) {
-  const auto parameters = replicated.named_parameters();
-  ASSERT_EQ(parameters.size(), expected.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const auto& gradient = parameters[i].value().grad();
-    ASSERT_TRUE(gradient.defined()) << parameters[i].key();
-    EXPECT_TRUE(at::allclose(gradient.to_dense(), expected[i], 1e-5, 1e-6)) << parameters[i].key();
-  }
-}
 
 struct Variant {
   const char* name;
@@ -77,12 +49,12 @@ TEST_P(ReplicateVariants, AverageGradientsOverSeveralSteps) {
                 auto [local, parallel] = twins<Wide>(3);
                 replicate(parallel, variant.options);
                 for (uint64_t step = 0; step < 4; ++step) {
-                  const auto x = input_of(rank(), {3, 7}, step);
+                  const auto x = rows_of(rank(), {3, 7}, step);
                   local->zero_grad(step % 2 == 0);
                   parallel->zero_grad(step % 2 == 0);
                   local(x).pow(2).sum().backward();
                   parallel(x).pow(2).sum().backward();
-                  expect_gradients(*parallel, mean_gradients(*local));
+                  expect_averages(*parallel, *local);
                 }
                 EXPECT_EQ(replicate_state(parallel)->engine()->stats().iterations, 4);
               },
@@ -99,13 +71,13 @@ TEST_P(ReplicateVariants, AddUpBatchesWithoutSync) {
                   local->zero_grad();
                   parallel->zero_grad();
                   for (uint64_t batch = 0; batch < 3; ++batch) {
-                    const auto x = input_of(rank(), {2, 7}, batch);
+                    const auto x = rows_of(rank(), {2, 7}, batch);
                     local(x).sum().backward();
                     std::optional<NoSync> no_sync;
                     if (batch < 2) no_sync.emplace(parallel);
                     parallel(x).sum().backward();
                   }
-                  expect_gradients(*parallel, mean_gradients(*local));
+                  expect_averages(*parallel, *local);
                 }
               },
               {.backend = variant.backend});
@@ -122,7 +94,7 @@ TEST(ReplicateOnThreads, SendsNothingFromARankAlone) {
                   };
                   uint64_t before = 0;
                   for (uint64_t step = 0; step < 4; ++step) {
-                    const auto x = input_of(0, {3, 6}, step);
+                    const auto x = rows_of(0, {3, 6}, step);
                     local(x, step % 2 == 0).pow(2).sum().backward();
                     parallel(x, step % 2 == 0).pow(2).sum().backward();
                     if (step == 0) before = issued();
@@ -140,22 +112,13 @@ TEST(ReplicateOnThreads, SendsNothingFromARankAlone) {
   }
 }
 
-TEST(ReplicateOnThreads, TakesRankZerosValues) {
-  run_threads(3, [] {
-    auto net = seeded(rank(), [] { return Wide(); });
-    const auto zeros = seeded(0, [] { return Wide(); });
-    replicate(net);
-    net(input_of(0, {1, 7}));
-    for (const auto& item : net->named_parameters())
-      EXPECT_TRUE(at::equal(item.value(), zeros->named_parameters()[item.key()])) << item.key();
-  });
-}
+TEST(ReplicateOnThreads, TakesRankZerosValues) { run_threads(3, takes_rank_zeros_values); }
 
 TEST(ReplicateOnThreads, RebuildsBucketsInTheOrderOfGradients) {
   run_threads(2, [] {
     auto net = seeded(1, [] { return Wide(); });
     replicate(net, {.bucket_cap_mb = 0.0001});
-    net(input_of(rank(), {2, 7})).sum().backward();
+    net(rows_of(rank(), {2, 7})).sum().backward();
     const auto stats = replicate_state(net)->engine()->stats();
     EXPECT_TRUE(stats.buckets_rebuilt);
     EXPECT_THAT(stats.bucket_parameters.front(), ::testing::Contains(HasSubstr("down.")));
@@ -164,31 +127,13 @@ TEST(ReplicateOnThreads, RebuildsBucketsInTheOrderOfGradients) {
   });
 }
 
-TEST(ReplicateOnThreads, FindsUnusedParameters) {
-  run_threads(2, [] {
-    auto [local, parallel] = twins<Branches>(5);
-    replicate(parallel, {.find_unused_parameters = true});
-    for (uint64_t step = 0; step < 3; ++step) {
-      const bool goes_left = rank() == 0 || step == 2;  // another branch per rank, then the same
-      const auto x = input_of(rank(), {2, 6}, step);
-      local->zero_grad();
-      parallel->zero_grad();
-      local(x, goes_left).sum().backward();
-      parallel(x, goes_left).sum().backward();
-      EXPECT_FALSE(parallel->spare->weight.grad().defined()) << "unused on all ranks";
-      EXPECT_EQ(parallel->right->weight.grad().defined(), step < 2);
-      const auto left = local->left->weight.grad();
-      const auto mean = all_reduce(left.defined() ? left : at::zeros({6, 6}), ReduceOp::AVG);
-      EXPECT_TRUE(at::allclose(parallel->left->weight.grad(), mean));
-    }
-  });
-}
+TEST(ReplicateOnThreads, FindsUnusedParameters) { run_threads(2, finds_unused_parameters); }
 
 TEST(ReplicateOnThreads, NamesParametersThatGotNoGradient) {
   run_threads(2, [] {
     auto net = seeded(5, [] { return Branches(); });
     replicate(net);
-    const auto x = input_of(rank(), {2, 6});
+    const auto x = rows_of(rank(), {2, 6});
     net(x, true).sum().backward();
     EXPECT_THAT(message_of<c10::Error>([&] { net(x, true); }),
                 AllOf(HasSubstr("'right.weight', 'right.bias', 'spare.weight' and 'spare.bias'"),
@@ -200,7 +145,7 @@ TEST(ReplicateOnThreads, RefusesGradientsWithoutAForward) {
   run_threads(2, [] {
     Net net = seeded(1, [] { return Net(); });
     replicate(net);
-    const auto x = input_of(rank(), {2, 2});
+    const auto x = rows_of(rank(), {2, 2});
     const auto loss = net(x).sum();
     loss.backward({}, /*retain_graph=*/true);
     EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }),
@@ -221,12 +166,12 @@ TEST(ReplicateOnThreads, AveragesPlainModulesAtEveryBackward) {
     replicate(parallel);
     EXPECT_NE(replicate_state(parallel)->engine(), nullptr) << "built at the call";
     for (uint64_t step = 0; step < 3; ++step) {
-      const auto x = input_of(rank(), {2, 5}, step);
+      const auto x = rows_of(rank(), {2, 5}, step);
       local->zero_grad();
       parallel->zero_grad();
       local(x).sum().backward();
       parallel(x).sum().backward();
-      expect_gradients(*parallel, mean_gradients(*local));
+      expect_averages(*parallel, *local);
     }
     EXPECT_THAT(message_of<c10::ValueError>([] {
                   PlainNet net;
@@ -236,21 +181,7 @@ TEST(ReplicateOnThreads, AveragesPlainModulesAtEveryBackward) {
   });
 }
 
-TEST(ReplicateOnThreads, AveragesSparseGradients) {
-  run_threads(3, [] {
-    auto [local, parallel] = twins<Words>(8);
-    replicate(parallel);
-    for (int step = 0; step < 3; ++step) {
-      const auto x = at::arange(rank(), rank() + 2 + rank());  // uneven numbers of rows
-      local->zero_grad();
-      parallel->zero_grad();
-      local(x).pow(2).sum().backward();
-      parallel(x).pow(2).sum().backward();
-      EXPECT_TRUE(parallel->words->weight.grad().is_sparse());
-      expect_gradients(*parallel, mean_gradients(*local));
-    }
-  });
-}
+TEST(ReplicateOnThreads, AveragesSparseGradients) { run_threads(3, averages_sparse_gradients); }
 
 TEST(ReplicateOnThreads, KeepsDtypesApartAndSharedParametersOnce) {
   struct MixedImpl : torch::nn::Module {
@@ -268,7 +199,7 @@ TEST(ReplicateOnThreads, KeepsDtypesApartAndSharedParametersOnce) {
   run_threads(2, [] {
     auto [local, parallel] = twins<Mixed>(9);
     replicate(parallel, {.find_unused_parameters = true});
-    const auto x = input_of(rank(), {2, 4});
+    const auto x = rows_of(rank(), {2, 4});
     local(x).sum().backward();
     parallel(x).sum().backward();
     EXPECT_TRUE(at::allclose(parallel->a->weight.grad(),
@@ -284,14 +215,14 @@ TEST(ReplicateOnThreads, RunsCommHooks) {
     auto net = seeded(3, [] { return Wide(); });
     replicate(net);
     if (hook) register_comm_hook(net, hook);
-    net(input_of(rank(), {3, 7})).pow(2).sum().backward();
+    net(rows_of(rank(), {3, 7})).pow(2).sum().backward();
     return net->mid->weight.grad().clone();
   };
   run_threads(2, [&] {
     const auto plain = gradients_with({});
     EXPECT_TRUE(at::equal(gradients_with(allreduce_hook), plain));
     auto local = seeded(3, [] { return Wide(); });
-    local(input_of(rank(), {3, 7})).pow(2).sum().backward();
+    local(rows_of(rank(), {3, 7})).pow(2).sum().backward();
     for (const auto& [hook, dtype] :
          {std::pair<CommHook, c10::ScalarType>(fp16_compress_hook, at::kHalf),
           {bf16_compress_hook, at::kBFloat16}}) {
@@ -326,7 +257,7 @@ TEST(ReplicateOnThreads, RefusesHooksThatComeTooLateOrTwice) {
                 HasSubstr("already has a comm hook"));
     Net late = seeded(1, [] { return Net(); });
     replicate(late);
-    late(input_of(0, {1, 2})).sum().backward();
+    late(rows_of(0, {1, 2})).sum().backward();
     EXPECT_THAT(message_of<c10::Error>([&] { register_comm_hook(late, allreduce_hook); }),
                 HasSubstr("before the first backward"));
   });
@@ -336,7 +267,7 @@ TEST(ReplicateOnThreads, NamesTheFirstParameterThatDiffers) {
   run_threads(2, [] {
     auto net = seeded(1, [] { return Wide(7, rank() == 0 ? 20 : 21); });
     replicate(net);
-    EXPECT_THAT(message_of<c10::Error>([&] { net(input_of(0, {1, 7})); }),
+    EXPECT_THAT(message_of<c10::Error>([&] { net(rows_of(0, {1, 7})); }),
                 AllOf(HasSubstr("up.weight [20, 7]"), HasSubstr("up.weight [21, 7]")));
   });
 }
@@ -359,7 +290,7 @@ TEST(ReplicateOnThreads, RefusesWhatMakesNoSense) {
     Net frozen = seeded(1, [] { return Net(); });
     for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
     replicate(frozen);
-    EXPECT_THAT(message_of<c10::ValueError>([&] { frozen(input_of(0, {1, 2})); }),
+    EXPECT_THAT(message_of<c10::ValueError>([&] { frozen(rows_of(0, {1, 2})); }),
                 HasSubstr("nothing to average"));
   });
 }
@@ -371,12 +302,12 @@ TEST(ReplicateOnThreads, WrapsPlainModules) {
     DistributedDataParallel parallel(inner, {.find_unused_parameters = true});
     EXPECT_EQ(parallel.named_parameters().keys()[0], "module.up.weight");
     for (uint64_t step = 0; step < 3; ++step) {
-      const auto x = input_of(rank(), {2, 5}, step);
+      const auto x = rows_of(rank(), {2, 5}, step);
       local->zero_grad();
       parallel.zero_grad();
       local(x).sum().backward();
       parallel(x).sum().backward();
-      expect_gradients(*inner, mean_gradients(*local));
+      expect_averages(*inner, *local);
     }
     EXPECT_EQ(inner->named_buffers()["seen"].item<int64_t>(), 0) << "buffers follow rank 0";
     EXPECT_EQ(parallel->up->weight.size(0), 15);
@@ -384,7 +315,7 @@ TEST(ReplicateOnThreads, WrapsPlainModules) {
       const auto no_sync = parallel.no_sync();
       parallel.zero_grad();
       local->zero_grad();
-      const auto x = input_of(rank(), {2, 5}, 9);
+      const auto x = rows_of(rank(), {2, 5}, 9);
       local(x).sum().backward();
       parallel(x).sum().backward();
       EXPECT_TRUE(at::equal(inner->up->weight.grad(), local->up->weight.grad()));
@@ -398,7 +329,7 @@ TEST(ReplicateOnThreads, FreesItsStateWithTheModule) {
     {
       auto net = seeded(1, [] { return Wide(); });
       replicate(net);
-      net(input_of(rank(), {1, 7})).sum().backward();
+      net(rows_of(rank(), {1, 7})).sum().backward();
       state = replicate_state(net);
     }
     EXPECT_TRUE(state.expired());

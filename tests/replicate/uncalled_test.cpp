@@ -21,11 +21,6 @@ at::Tensor own_input() {
   return at::randn({3, 2}, generator);
 }
 
-void expect_equal_on_all_ranks(const at::Tensor& tensor) {
-  const auto all = all_gather(tensor.flatten(), 0).view({world_size(), -1});
-  for (int other = 1; other < world_size(); ++other) EXPECT_TRUE(at::equal(all[other], all[0]));
-}
-
 bool is_equal_on_all_ranks(const at::Tensor& tensor) {
   const auto all = all_gather(tensor.flatten(), 0).view({world_size(), -1});
   return at::equal(all[1], all[0]);

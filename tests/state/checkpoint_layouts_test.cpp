@@ -48,17 +48,6 @@ Left save_from(const Place& place, const std::string& dir) {
   return left;
 }
 
-void expect_wholes(const Wholes& actual, const Wholes& expected, bool bitwise) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (const auto& [name, tensor] : expected) {
-    ASSERT_EQ(actual.count(name), 1U) << name;
-    if (bitwise)
-      expect_bitwise_equal(actual.at(name), tensor, name);
-    else
-      expect_equal(actual.at(name), tensor, name, Tolerance{.rtol = 1e-4, .atol = 1e-5});
-  }
-}
-
 /// Loads into a model that starts with other values, compares, and trains for one step.
 void load_into(const Place& from, const Place& place, const std::string& dir, const Left& left) {
   run_threads(place.ranks, [&] {

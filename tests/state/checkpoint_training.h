@@ -1,6 +1,9 @@
 #pragma once
 
 #include "state/checkpoint_models.h"
+#include "support/tolerance.h"
+
+#include <gtest/gtest.h>
 
 #include <map>
 #include <string>
@@ -53,6 +56,18 @@ inline Wholes wholes_of(const CheckpointNet& net, const optim::Optimizer& optimi
     if (item.key() != "scratch") add(item.key(), item.value(), false);
   }
   return wholes;
+}
+
+inline void expect_wholes(const Wholes& actual, const Wholes& expected, bool is_bitwise) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_EQ(actual.count(name), 1U) << name;
+    if (is_bitwise)
+      expect_bitwise_equal(actual.at(name).cpu(), tensor.cpu(), name);
+    else
+      expect_equal(actual.at(name).cpu(), tensor.cpu(), name,
+                   Tolerance{.rtol = 1e-4, .atol = 1e-5});
+  }
 }
 
 /// Over how many ranks the layout packs `qkv`; 0: it does not.

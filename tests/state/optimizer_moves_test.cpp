@@ -20,21 +20,21 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using Net = nn::Sequential;
+using Mlp = nn::Sequential;
 using Made = std::unique_ptr<torch::optim::Optimizer>;
-using Make = std::function<Made(std::vector<at::Tensor>)>;
+using MakeOptimizer = std::function<Made(std::vector<at::Tensor>)>;
 
-Net make_net() { return Net(nn::Linear(3, 8), nn::Functional(torch::tanh), nn::Linear(8, 2)); }
+Mlp make_net() { return Mlp(nn::Linear(3, 8), nn::Functional(torch::tanh), nn::Linear(8, 2)); }
 
 template <class Optimizer, class Options>
-Make maker(Options options) {
+MakeOptimizer maker(Options options) {
   return [options](std::vector<at::Tensor> params) {
     return std::make_unique<Optimizer>(std::move(params), options);
   };
 }
 
 /// The loss of each of `count` steps from step `first` on.
-std::vector<double> train(Net net, torch::optim::Optimizer& optimizer, int first, int count) {
+std::vector<double> train(Mlp net, torch::optim::Optimizer& optimizer, int first, int count) {
   std::vector<double> losses;
   for (int step = first; step < first + count; ++step) {
     const auto x = seeded(50 + static_cast<uint64_t>(step), [] { return at::randn({6, 3}); });
@@ -57,8 +57,8 @@ void expect_near(const std::vector<double>& actual, const std::vector<double>& e
 /// The two libraries' optimizers of one kind and one set of options.
 struct Pair {
   std::string name;
-  Make stock;
-  Make ours;
+  MakeOptimizer stock;
+  MakeOptimizer ours;
 };
 
 std::vector<Pair> pairs() {
@@ -90,23 +90,23 @@ std::vector<Pair> pairs() {
 }
 
 /// How state and values go from one pair of net and optimizer to another.
-using Carry = std::function<void(Net from, torch::optim::Optimizer& saved, Net to,
+using Carry = std::function<void(Mlp from, torch::optim::Optimizer& saved, Mlp to,
                                  torch::optim::Optimizer& loaded)>;
 
-void by_state_dict(Net from, torch::optim::Optimizer& saved, Net to,
+void by_state_dict(Mlp from, torch::optim::Optimizer& saved, Mlp to,
                    torch::optim::Optimizer& loaded) {
   load_state_dict(to, state_dict(from));
   load_optimizer_state_dict(to, loaded, optimizer_state_dict(from, saved));
 }
 
-void by_saved_checkpoint(Net from, torch::optim::Optimizer& saved, Net to,
+void by_saved_checkpoint(Mlp from, torch::optim::Optimizer& saved, Mlp to,
                          torch::optim::Optimizer& loaded) {
   const TemporaryFolder folder;
   save((folder.path() / "a").string(), from, saved);
   load((folder.path() / "a").string(), to, loaded);
 }
 
-void by_archive(Net from, torch::optim::Optimizer& saved, Net to, torch::optim::Optimizer& loaded) {
+void by_archive(Mlp from, torch::optim::Optimizer& saved, Mlp to, torch::optim::Optimizer& loaded) {
   std::stringstream file;
   torch::save(saved, file);
   torch::load(loaded, file);

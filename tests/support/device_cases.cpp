@@ -1,5 +1,6 @@
 #include "support/device_cases.h"
 
+#include "shared_gpu.h"
 #include "support/rank_run.h"
 
 #include <ATen/Context.h>
@@ -37,9 +38,10 @@ void use_run_device() {
 std::map<std::string, std::string> shared_gpu_environment(int rank, int n,
                                                           const RankOptions& options) {
   if (options.device != c10::DeviceType::CUDA || n <= gpu_count()) return {};
-  return {{"NCCL_HOSTID", "rank" + std::to_string(rank)},
-          {"NCCL_SOCKET_IFNAME", "lo"},
-          {"NCCL_IB_DISABLE", "1"}};
+  auto result = tool::shared_gpu_environment(rank);
+  // Groups are made anew in every test: fewer connections to make.
+  result["NCCL_MAX_NCHANNELS"] = "2";
+  return result;
 }
 
 std::string DeviceCase::name() const {

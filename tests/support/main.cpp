@@ -25,6 +25,11 @@ class SeedReporter : public ::testing::EmptyTestEventListener {
   }
 };
 
+/// Ranks that crash at their end, in destructors or CUDA's teardown, fail the test binary.
+class EndOfReusedRanks : public ::testing::Environment {
+  void TearDown() override { tessera::testing::end_reused_ranks(); }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -38,9 +43,8 @@ int main(int argc, char** argv) {
                 << " (TESSERA_TEST_SEED)\n";
     }
     listeners.Append(new SeedReporter);
-    const int status = RUN_ALL_TESTS();
-    tessera::testing::end_reused_ranks();
-    return status;
+    ::testing::AddGlobalTestEnvironment(new EndOfReusedRanks);  // which gtest owns
+    return RUN_ALL_TESTS();
   }
   if (tessera::testing::is_reused_rank()) return tessera::testing::serve_runs();
   if (GTEST_FLAG_GET(filter) == "*") {

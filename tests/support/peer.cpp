@@ -56,7 +56,8 @@ os._exit(0)
 
 std::string python() {
   const char* variable = std::getenv("TESSERA_PYTHON");
-  return variable != nullptr ? variable : TESSERA_PYTHON;
+  if (variable != nullptr) return variable;
+  return std::filesystem::exists(TESSERA_PYTHON) ? TESSERA_PYTHON : "python3";
 }
 
 void write_file(const std::filesystem::path& path, std::string_view bytes) {

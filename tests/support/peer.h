@@ -34,7 +34,7 @@ struct PeerResult {
 
 /// Why there is no Python with the torch version this binary was built against; none: there is one.
 /// At the start of a test: if (auto reason = peer_missing()) GTEST_SKIP() << *reason; The Python is
-/// $TESSERA_PYTHON, or the repository's .venv/bin/python.
+/// $TESSERA_PYTHON, or the repository's .venv/bin/python, or else python3.
 std::optional<std::string> peer_missing();
 
 /// Runs a Python script (its text, or the path of a file) that finds `torch`, `inputs` (name ->

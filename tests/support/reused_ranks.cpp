@@ -31,6 +31,8 @@ using std::chrono::steady_clock;
 constexpr size_t kMostCrews = 3;
 constexpr const char* kFolderVariable = "TESSERA_TEST_ORDERS";
 constexpr const char* kEnd = "end";
+constexpr std::chrono::seconds kGraceAtEnd{30};
+constexpr size_t kReportedAtEnd = 4000;
 
 [[noreturn]] void fail(const std::string& what) {
   throw std::system_error(errno, std::generic_category(), "reused ranks: " + what);
@@ -108,7 +110,8 @@ class Crew {
   bool usable() const { return usable_; }
   std::vector<RankEnd> run(const std::string& test, int call, const std::filesystem::path& folder,
                            milliseconds limit);
-  void end();
+  /// Lets the processes exit. What went wrong with that: destructors and teardown come now.
+  std::string end();
 
  private:
   void start(int rank);
@@ -202,9 +205,21 @@ std::vector<RankEnd> Crew::run(const std::string& test, int call,
   return ends;
 }
 
-void Crew::end() {
+std::string Crew::end() {
   for (const Worker& worker : workers_) worker.orders.write_line(kEnd);
-  for (Worker& worker : workers_) worker.process.wait(std::chrono::seconds(10));
+  std::string complaints;
+  for (size_t rank = 0; rank < workers_.size(); ++rank) {
+    Subprocess& process = workers_[rank].process;
+    const auto status = process.wait(kGraceAtEnd);
+    if (status && status->ok()) continue;
+    const std::string output = process.output();
+    complaints += "rank " + std::to_string(rank) + " of " + std::to_string(workers_.size()) +
+                  " (process for several tests): " +
+                  (status ? "ended by " + status->text() : "still running") +
+                  " after its last test; the end of its output:\n" +
+                  output.substr(output.size() - std::min(output.size(), kReportedAtEnd)) + "\n";
+  }
+  return complaints;
 }
 
 /// Those that wait for a run, the last used ones last.
@@ -212,6 +227,8 @@ std::list<Crew>& crews() {
   static std::list<Crew> all;
   return all;
 }
+
+std::string complaints;  // of crews that had to go for others
 
 /// Moves the crew to the end of the list.
 Crew& crew_for(Circumstances circumstances) {
@@ -223,7 +240,7 @@ Crew& crew_for(Circumstances circumstances) {
     return all.back();
   }
   if (all.size() == kMostCrews) {
-    all.front().end();
+    complaints += all.front().end();
     all.pop_front();
   }
   return all.emplace_back(std::move(circumstances));
@@ -270,8 +287,10 @@ void run_reused(const std::string& test, int call, int n, const RankOptions& opt
 }
 
 void end_reused_ranks() {
-  for (Crew& crew : crews()) crew.end();
+  for (Crew& crew : crews()) complaints += crew.end();
   crews().clear();
+  const std::string found = std::exchange(complaints, "");
+  if (!found.empty()) ADD_FAILURE() << found;
 }
 
 bool is_reused_rank() { return std::getenv(kFolderVariable) != nullptr; }

@@ -13,7 +13,8 @@ bool reuses_ranks(const RankOptions& options);
 /// In the parent: the run `call` of the test with processes of an earlier run, or new ones if none
 /// fit. Reports to the calling test.
 void run_reused(const std::string& test, int call, int n, const RankOptions& options);
-/// Lets all processes that wait for a run exit.
+/// Lets all processes that wait for a run exit. A failure, which names the rank, for each that did
+/// not exit with 0, those that had to go earlier among them.
 void end_reused_ranks();
 
 /// In a rank: whether it is one of these.

@@ -1,4 +1,5 @@
 #include "support/ranks.h"
+#include "support/reused_ranks.h"
 #include "support/variables.h"
 
 #include <ATen/ATen.h>
@@ -266,6 +267,20 @@ TEST_F(ReusedRanks, SkipTheTestAndStay) {
                 AllOf(HasSubstr("for lack of tea"), Not(HasSubstr("exception"))));
   }
   run_processes(1, [] { EXPECT_EQ(times_here(), 1); }, apart());
+}
+
+TEST_F(ReusedRanks, FailTheirParentWhenTheyEndBadly) {
+  const auto body = [] {
+    if (run_rank() == 1) std::atexit([] { std::_Exit(3); });
+  };
+  run_processes(2, body, apart());
+  if (in_rank()) return;
+  ::testing::TestPartResultArray results;
+  intercept([] { end_reused_ranks(); }, results);
+  ASSERT_EQ(results.size(), 1);
+  EXPECT_THAT(
+      results.GetTestPartResult(0).message(),
+      AllOf(HasSubstr("rank 1 of 2"), HasSubstr("exit code 3"), Not(HasSubstr("rank 0 of 2"))));
 }
 
 TEST_F(ReusedRanks, SayWhenATestEndsBeforeTheirRun) {

@@ -90,6 +90,33 @@ TEST_F(Report, HoldsCurvesConfigurationShardingTimelineAndProgram) {
   EXPECT_EQ(run["summary"]["steps"], 400);
 }
 
+TEST_F(Report, HoldsKernelsOfAGpuBesideTheSpansOfItsHost) {
+  const auto event = [](const char* name, const char* kind, int thread, double begin, double end) {
+    return nlohmann::json{{"name", name},  {"cat", kind}, {"ph", "X"},         {"pid", 0},
+                          {"tid", thread}, {"ts", begin}, {"dur", end - begin}};
+  };
+  const auto trace =
+      nlohmann::json::array({event("forward", "forward", 0, 100, 160),
+                             event("gemm", "kernel", 1, 120, 250),
+                             event("memcpy", "kernel", 2, 90, 110),
+                             {{"name", "thread_name"}, {"ph", "M"}, {"pid", 0}, {"tid", 1}}});
+  write_text(at("run/timeline.json"), nlohmann::json{{"traceEvents", trace}}.dump());
+  write_text(at("run/metrics.jsonl"),
+             "{\"step\":1,\"loss\":5,\"seconds\":1,\"mfu\":0.42,\"host_lead_seconds\":0.03}\n");
+  const auto run = data_of(page_of({at("run")}))["runs"][0];
+  EXPECT_EQ(run["summary"]["mfu"], 0.42);
+  EXPECT_EQ(run["curves"]["mfu"]["value"], nlohmann::json({0.42}));
+  const auto& timeline = run["timeline"];
+  const auto& spans = timeline["spans"];
+  EXPECT_EQ(spans["thread"], nlohmann::json({0, 1, 2}));
+  EXPECT_EQ(spans["start"], nlohmann::json({10, 30, 0}));
+  EXPECT_EQ(spans["duration"], nlohmann::json({60, 130, 20}));
+  std::vector<std::string> kinds;
+  for (const auto& kind : spans["category"]) kinds.push_back(timeline["texts"][kind.get<size_t>()]);
+  EXPECT_EQ(kinds, (std::vector<std::string>{"forward", "kernel", "kernel"}));
+  EXPECT_EQ(timeline["shares"][0]["kernel"], 0) << "shares are of the host's time";
+}
+
 TEST_F(Report, ComparesSeveralRuns) {
   write_run(at("a"), {});
   write_run(at("b"), {.ranks = 4, .parallel = "fully_shard", .resumed_at = 100});

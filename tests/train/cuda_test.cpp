@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <set>
 #include <sstream>
 
 namespace tessera::testing {
@@ -52,6 +51,9 @@ TEST_P(TrainLayoutOnCuda, TrainsAsOneRankOfTheCpuDoes) {
   const bool is_exact = std::ranges::count(GetParam(), "--precision") == 0;
   EXPECT_LT(largest_difference(ground_.losses("cpu"), ground_.losses("cuda")),
             is_exact ? 5e-3 : 0.05);
+  const bool is_shared = std::stoi(GetParam().at(1)) > gpu_count();
+  EXPECT_EQ(result.output.find("ranks share GPU 0") != std::string::npos, is_shared)
+      << result.output;
   for (const auto& line : lines_of(ground_, "cuda"))
     EXPECT_EQ(line.contains("host_lead_seconds"), line.contains("loss")) << line;
 }
@@ -120,6 +122,74 @@ TEST_F(TrainOnCuda, LeavesStepsOutThatAreNotFinite) {
   EXPECT_THAT(ground_.read("run", "metrics.jsonl"), HasSubstr("\"nonfinite\""));
 }
 
+TEST_F(TrainOnCuda, TrainsInFp16WithAScalerAndGoesOnWithItsScale) {
+  const auto words = on_cuda({"--ranks", "2", "--precision", "fp16", "--steps", "40",
+                              "--save-every", "32", "--keep-last", "0"});
+  const auto result = ground_.train("run", words);
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto straight = ground_.losses("run");
+  ASSERT_EQ(straight.size(), 40);
+  EXPECT_LT(straight.at(40), straight.at(1) - 0.3) << "nothing was learned";
+  EXPECT_EQ(ground_.read("run", "metrics.jsonl").find("nonfinite"), std::string::npos)
+      << "an overflow of the scaled gradient is no failure";
+
+  fs::remove_all(fs::path(ground_.run("run")) / "checkpoints" / "step-00000040");
+  fs::remove(fs::path(ground_.run("run")) / "metrics.jsonl");
+  const auto resumed =
+      ground_.call({TESSERA_TOOL, "train", "--resume", "--run", ground_.run("run")});
+  ASSERT_TRUE(resumed.status.ok()) << resumed.output;
+  // A scale that began anew would leave steps out until it is small enough.
+  EXPECT_LT(largest_difference(ground_.losses("run"), straight), 2e-2);
+}
+
+TEST_F(TrainOnCuda, EndsByTimeWithOneLastLine) {
+  const auto result = ground_.train("run", on_cuda({"--ranks", "1", "--steps", "100000",
+                                                    "--minutes", "0.02", "--log-every", "0"}));
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  size_t lines = 0;
+  for (size_t at = 0; (at = result.output.find("\nstep ", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 1) << result.output;
+}
+
+/// The first step takes longer than the run may; the second, issued behind it, has weights of 1e20.
+TEST_F(TrainOnCuda, SavesTheLastGoodStepIfTheOneBehindTheEndIsNotFinite) {
+  const auto result = ground_.train(
+      "run", {"--device", "cuda", "--ranks", "1", "--lr", "1e20", "--clip", "0", "--warmup", "0",
+              "--steps", "1000", "--minutes", "0.0001", "--validation", "0", "--sample", "0"});
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_EQ(ground_.checkpoints("run"), std::vector<std::string>{"step-00000001"});
+  EXPECT_EQ(ground_.losses("run").size(), 1);
+}
+
+/// One of a trace, in microseconds.
+struct TracedEvent {
+  std::string name, kind;
+  int thread;
+  double begin, end;
+};
+
+std::vector<TracedEvent> events_of(const std::string& trace) {
+  std::vector<TracedEvent> events;
+  const auto parsed = json::parse(trace);
+  for (const auto& event : parsed.at("traceEvents")) {
+    if (event["ph"] != "X") continue;
+    const double begin = event["ts"], duration = event["dur"];
+    events.push_back({.name = event["name"],
+                      .kind = event["cat"],
+                      .thread = event["tid"],
+                      .begin = begin,
+                      .end = begin + duration});
+  }
+  return events;
+}
+
+/// Moves what is of a GPU behind what is of the host; where it begins.
+auto split_kernels(std::vector<TracedEvent>& events) {
+  return std::ranges::stable_partition(events,
+                                       [](const auto& event) { return event.kind != "kernel"; })
+      .begin();
+}
+
 /// A model that keeps the device busy for longer than it takes to issue a step.
 TEST_F(TrainOnCuda, HasTheHostAStepAheadAndKernelsInTheTrace) {
   const auto result = ground_.train(
@@ -137,22 +207,38 @@ TEST_F(TrainOnCuda, HasTheHostAStepAheadAndKernelsInTheTrace) {
   EXPECT_GE(ahead, 8) << "steps whose issue ended before the device had begun them";
 
   for (const auto* file : {"trace.json", "timeline.json"}) {
-    std::set<int> threads;
-    double first = 1e300, last = 0, first_kernel = 1e300, last_kernel = 0;
-    for (const auto& event : json::parse(ground_.read("run", file))["traceEvents"]) {
-      if (event["ph"] != "X") continue;
-      const double begin = event["ts"], end = begin + event["dur"].get<double>();
-      const bool is_kernel = event["cat"] == "kernel";
-      (is_kernel ? first_kernel : first) = std::min(is_kernel ? first_kernel : first, begin);
-      (is_kernel ? last_kernel : last) = std::max(is_kernel ? last_kernel : last, end);
-      if (is_kernel) threads.insert(event["tid"].get<int>());
+    SCOPED_TRACE(file);
+    auto events = events_of(ground_.read("run", file));
+    const auto kernels = split_kernels(events);
+    ASSERT_NE(kernels, events.begin()) << "no spans of the host";
+    ASSERT_NE(kernels, events.end()) << "no kernels; the run said: " << result.output;
+    const auto is_of_host = [](const auto& event) { return event.thread == 0; };
+    EXPECT_TRUE(std::all_of(events.begin(), kernels, is_of_host));
+    EXPECT_TRUE(std::none_of(kernels, events.end(), is_of_host));
+    // One clock: no kernel begins before the first span, or ends long after the last.
+    constexpr double kSlack = 2000;
+    double first = events.front().begin, last = 0;
+    for (auto event = events.begin(); event != kernels; ++event) {
+      first = std::min(first, event->begin);
+      last = std::max(last, event->end);
     }
-    EXPECT_FALSE(threads.empty()) << file << " has no kernels";
-    EXPECT_FALSE(threads.contains(0)) << "thread 0 is the host's";
-    constexpr double kSlack = 2000;  // microseconds between two clocks
-    EXPECT_GT(first_kernel, first - kSlack) << file;
-    EXPECT_LT(last_kernel, last + kSlack) << file;
+    EXPECT_TRUE(std::all_of(kernels, events.end(), [&](const auto& kernel) {
+      return kernel.begin > first - kSlack && kernel.end < last + kSlack;
+    }));
   }
+
+  // In the trace the same: two steps are issued before the device has done one of the three.
+  auto events = events_of(ground_.read("run", "trace.json"));
+  const auto kernels = split_kernels(events);
+  std::vector<double> issued;  // when the host was done with a step
+  for (auto event = events.begin(); event != kernels; ++event) {
+    if (event->name == "update") issued.push_back(event->end);
+  }
+  ASSERT_EQ(issued.size(), 3);
+  const auto done = std::count_if(kernels, events.end(),
+                                  [&](const auto& kernel) { return kernel.end < issued[1]; });
+  EXPECT_LT(done, (events.end() - kernels) / 3)
+      << "kernels of three steps, done when two are issued";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // What lets a step be issued before the one before it is read: values on the device, messages
 // between hosts, batches that are fetched ahead, updates that the device leaves out.
+#include <tessera/comm.h>
 #include <tessera/optim.h>
 
 #include "support/ranks.h"
@@ -8,6 +9,7 @@
 #include "train/batches.h"
 #include "train/measured.h"
 #include "train/moment.h"
+#include "train/random_state.h"
 #include "train/utilization.h"
 
 #include <ATen/ATen.h>
@@ -25,63 +27,87 @@ using testing::run_threads;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
-StepValues values_of(float loss, float norm, bool may_overflow = false) {
-  return {at::scalar_tensor(loss, at::kFloat), at::scalar_tensor(norm, at::kFloat), at::kCPU,
+StepMessage message_of(float loss, float norm, bool may_overflow = false, const Own& own = {1}) {
+  return {at::scalar_tensor(loss, at::kFloat), at::scalar_tensor(norm, at::kFloat), own, at::kCPU,
           may_overflow};
 }
 
-TEST(StepValues, AreTheMeanLossOfAllRanksAndTheNormAsItIs) {
+TEST(StepMessage, HasTheMeanLossOfAllRanksAndTheNormAsItIs) {
   run_threads(2, [] {
-    const auto values = values_of(rank() == 0 ? 1.5F : 2.25F, 0.1F);
-    EXPECT_EQ(values.loss(), 1.875);
-    EXPECT_EQ(values.gradient_norm(), 0.1F);
-    EXPECT_TRUE(values.is_finite());
-    EXPECT_EQ(values.found_inf().item<float>(), 0);
+    const auto message = message_of(rank() == 0 ? 1.5F : 2.25F, 0.1F);
+    EXPECT_EQ(message.loss(), 1.875);
+    EXPECT_EQ(message.gradient_norm(), 0.1F);
+    EXPECT_TRUE(message.is_finite());
+    EXPECT_EQ(message.found_inf().item<float>(), 0);
   });
 }
 
-TEST(StepValues, OfOneRankThatAreNotFiniteLeaveTheStepOutOnAll) {
+TEST(StepMessage, OfOneRankThatIsNotFiniteLeavesTheStepOutOnAll) {
   run_threads(2, [] {
     for (const float bad : {kInfinity, -kInfinity, kNotANumber}) {
-      const auto lost = values_of(rank() == 1 ? bad : 2, 1);
+      const auto lost = message_of(rank() == 1 ? bad : 2, 1);
       EXPECT_FALSE(lost.is_finite());
       EXPECT_EQ(lost.found_inf().item<float>(), 1);
-      const auto exploded = values_of(2, rank() == 1 ? bad : 1);
+      const auto exploded = message_of(2, rank() == 1 ? bad : 1);
       EXPECT_FALSE(exploded.is_finite());
       EXPECT_EQ(exploded.found_inf().item<float>(), 1);
+      EXPECT_EQ(exploded.told().stop.signal, 0) << "the words beside it are not touched";
     }
   });
 }
 
-TEST(StepValues, MayHaveANormThatOverflowsWhereAScalerLooksAtIt) {
+TEST(StepMessage, MayHaveANormThatOverflowsWhereAScalerLooksAtIt) {
   run_threads(1, [] {
-    const auto overflown = values_of(2, kInfinity, /*may_overflow=*/true);
+    const auto overflown = message_of(2, kInfinity, /*may_overflow=*/true);
     EXPECT_TRUE(overflown.is_finite());
     EXPECT_EQ(overflown.found_inf().item<float>(), 0);
-    EXPECT_FALSE(values_of(kNotANumber, 1, /*may_overflow=*/true).is_finite());
+    EXPECT_FALSE(message_of(kNotANumber, 1, /*may_overflow=*/true).is_finite());
   });
 }
 
-TEST(HostMessage, TellsAllRanksTheSameWhenItIsReadAStepLater) {
+TEST(StepMessage, TellsAllRanksTheSameWhenItIsReadAStepLater) {
   run_threads(3, [] {
     const auto message = [](double elapsed, bool has_saved) {
-      return HostMessage({.seconds = 2,
-                          .communication = static_cast<double>(rank()),
-                          .elapsed = elapsed + rank(),
-                          .has_saved = has_saved},
-                         at::kCPU);
+      return message_of(1, 1, false,
+                        {.seconds = 2,
+                         .communication = static_cast<double>(rank()),
+                         .elapsed = elapsed + rank(),
+                         .has_saved = has_saved});
     };
     const auto first = message(10, rank() != 1);
     const auto second = message(20, true);  // sent before the first one is read
-    const auto told = first.read();
+    const auto told = first.told();
     EXPECT_EQ(told.elapsed, 10);  // by rank 0's clock
     EXPECT_EQ(told.communication, 0.5);
     EXPECT_FALSE(told.have_saved);
     EXPECT_EQ(told.stop.signal, 0);
     EXPECT_GT(told.memory, 0);
-    EXPECT_EQ(second.read().elapsed, 20);
-    EXPECT_TRUE(second.read().have_saved);
+    EXPECT_EQ(second.told().elapsed, 20);
+    EXPECT_TRUE(second.told().have_saved);
   });
+}
+
+TEST(StepMessage, IsOneMessageOnTheCpu) {
+  run_threads(2, [] {
+    const auto messages = [] {
+      return default_group()->getBackend(at::kCPU)->getSequenceNumberForGroup();
+    };
+    const auto before = messages();
+    const auto message = message_of(1, 1);
+    EXPECT_EQ(message.told().stop.signal, 0);
+    EXPECT_EQ(messages(), before + 1);
+  });
+}
+
+TEST(KeptRandomState, DrawsTheSameNumbersAgain) {
+  const auto before = at::rand({4});
+  at::Tensor inside;
+  {
+    const KeptRandomState kept(at::kCPU);
+    inside = at::rand({4});
+  }
+  expect_bitwise_equal(at::rand({4}), inside);
+  EXPECT_FALSE(at::equal(before, inside));
 }
 
 TEST(Moment, OfTheCpuHasComeAndTellsTheTimeBetween) {
@@ -207,8 +233,28 @@ TEST(Utilization, KnowsDevicesByTheWordsOfTheirNames) {
   EXPECT_EQ(peak_flops(""), std::nullopt);
 }
 
-TEST(Utilization, OfACpuIsNotKnown) {
-  run_threads(2, [] { EXPECT_EQ(peak_of_all(at::kCPU, "bf16"), std::nullopt); });
+TEST(Utilization, CountsDevicesByUuidNotByIndex) {
+  const auto device = [](const char* uuid, int index, const char* host = "a") {
+    return UsedDevice{.uuid = uuid, .name = "NVIDIA H200", .host = host, .index = index};
+  };
+  // One GPU visible to each rank: index 0 everywhere.
+  const auto apart = merge_devices({device("GPU-1", 0), device("GPU-2", 0)});
+  EXPECT_EQ(peak_of(apart, "bf16"), 2 * 989e12);
+  EXPECT_EQ(sharing_of(apart), "");
+  const auto together = merge_devices({device("GPU-1", 0), device("GPU-1", 1), device("GPU-2", 2)});
+  EXPECT_EQ(together.size(), 2);
+  EXPECT_EQ(peak_of(together, "fp16"), 2 * 989e12);
+  EXPECT_EQ(sharing_of(together), "2 ranks share GPU 0 (NVIDIA H200): for tests, not for speed");
+  const auto hosts =
+      merge_devices({device("GPU-1", 0), device("GPU-2", 3, "b"), device("GPU-2", 3, "b")});
+  EXPECT_EQ(sharing_of(hosts), "2 ranks share GPU 3 of b (NVIDIA H200): for tests, not for speed");
+}
+
+TEST(Utilization, IsNotKnownOfACpuInFp32OrOfAnotherGpu) {
+  run_threads(2, [] { EXPECT_TRUE(used_devices(at::kCPU).empty()); });
+  EXPECT_EQ(peak_of({}, "bf16"), std::nullopt);
+  EXPECT_EQ(peak_of({{.uuid = "1", .name = "NVIDIA H200"}}, "fp32"), std::nullopt);
+  EXPECT_EQ(peak_of({{.uuid = "1", .name = "Another"}}, "bf16"), std::nullopt);
 }
 
 }  // namespace

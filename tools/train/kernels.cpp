@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 
@@ -20,6 +21,8 @@ int64_t nanoseconds_of() {
 
 KernelRecorder::KernelRecorder() {
   const profiler::ProfilerConfig config(profiler::ProfilerState::KINETO);
+  // CUDA alone: recording operators as well would slow the host down, and name ranges of theirs
+  // among the kernels.
   const std::set<profiler::ActivityType> activities = {profiler::ActivityType::CUDA};
   torch::autograd::profiler::prepareProfiler(config, activities);
   torch::autograd::profiler::enableProfiler(config, activities);
@@ -40,10 +43,12 @@ std::vector<KernelRecord> KernelRecorder::take() {
     if (event.deviceType() != c10::DeviceType::CUDA) continue;
     const auto begin = static_cast<int64_t>(event.startNs()) + shift;
     records.push_back({.name = event.name(),
+                       .device = event.deviceIndex(),
                        .stream = event.deviceResourceId(),
                        .begin = begin,
                        .end = begin + static_cast<int64_t>(event.durationNs())});
   }
+  std::ranges::stable_sort(records, {}, &KernelRecord::begin);
   return records;
 }
 

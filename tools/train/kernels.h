@@ -9,11 +9,18 @@ namespace tessera::train {
 /// Something that a GPU did: a kernel, a copy, a fill.
 struct KernelRecord {
   std::string name;
+  int device;
   int64_t stream;
   int64_t begin, end;  // nanoseconds of the clock of spans
 };
 
-/// Records what the GPU does while it lives, by libtorch's profiler. One at a time, on one thread.
+/// What to say where a GPU has worked and nothing was recorded.
+inline constexpr const char* kNoKernels =
+    "libtorch's profiler recorded no kernels: CUPTI, which it asks, may not be allowed here, or "
+    "another profiler has the GPU; KINETO_LOG_LEVEL=0 tells more";
+
+/// Records what the GPU does while it lives, whatever thread asks for it, by libtorch's profiler.
+/// One at a time; made and ended on one thread.
 class KernelRecorder {
  public:
   KernelRecorder();
@@ -21,7 +28,7 @@ class KernelRecorder {
   KernelRecorder(const KernelRecorder&) = delete;
   KernelRecorder& operator=(const KernelRecorder&) = delete;
 
-  /// Ends the recording. The device has done all that counts.
+  /// Ends the recording, by start. The device has done all that counts. Empty: kNoKernels.
   std::vector<KernelRecord> take();
 
  private:

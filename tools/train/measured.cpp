@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -18,7 +19,7 @@ namespace tessera::train {
 namespace {
 
 enum Value : int64_t { Loss, Norm };
-enum Column : int64_t { Communication, Memory, Signal, When, Sender, Elapsed, Saved };
+enum Word : int64_t { Communication, Memory, Signal, When, Sender, Elapsed, Saved };
 
 /// Of this rank: on a device what its allocator holds, otherwise the process's.
 int64_t memory_in_use(at::Device device) {
@@ -33,78 +34,85 @@ int64_t memory_in_use(at::Device device) {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+/// What this host has to tell, in the order of Word.
+at::Tensor words_of(const Own& own, at::Device device) {
+  const auto signal = noted_signal();
+  return at::tensor({own.communication / own.seconds, static_cast<double>(memory_in_use(device)),
+                     static_cast<double>(signal.number), signal.when,
+                     static_cast<double>(signal.sender), own.elapsed, own.has_saved ? 1.0 : 0.0},
+                    at::kDouble);
+}
+
+/// [number, rank], with this rank's in its column: their sum over all ranks has everybody's.
+at::Tensor beside_zeros(const at::Tensor& own) {
+  if (world_size() == 1) return own.unsqueeze(1);
+  auto all = at::zeros({own.size(0), world_size()}, own.options());
+  all.select(1, rank()).copy_(own);
+  return all;
+}
+
+at::Tensor of_all(const at::Tensor& own) {
+  return world_size() == 1 ? beside_zeros(own) : all_reduce(beside_zeros(own));
+}
+
 /// Of all ranks' signals the first.
-Stop stop_in(const at::Tensor& all) {
-  const auto rows = all.accessor<double, 2>();
+Stop stop_in(const at::Tensor& words) {
+  const auto all = words.accessor<double, 2>();
   Stop stop;
   double first = 0;
-  for (int64_t rank = 0; rank < rows.size(0); ++rank) {
-    const auto row = rows[rank];
-    if (row[Signal] == 0 || (stop.signal != 0 && row[When] >= first)) continue;
-    first = row[When];
-    stop = {.signal = static_cast<int>(row[Signal]),
+  for (int64_t rank = 0; rank < words.size(1); ++rank) {
+    if (all[Signal][rank] == 0 || (stop.signal != 0 && all[When][rank] >= first)) continue;
+    first = all[When][rank];
+    stop = {.signal = static_cast<int>(all[Signal][rank]),
             .rank = static_cast<int>(rank),
-            .sender = static_cast<int64_t>(row[Sender])};
+            .sender = static_cast<int64_t>(all[Sender][rank])};
   }
   return stop;
 }
 
-/// [loss or norm, rank] of all ranks, on the device.
-at::Tensor values_of_all(const at::Tensor& loss, const at::Tensor& norm, at::Device device) {
-  const auto own = at::stack({loss.to(device, at::kDouble), norm.to(device, at::kDouble)});
-  if (world_size() == 1) return own.unsqueeze(1);
-  auto all = at::zeros({2, world_size()}, own.options());
-  all.select(1, rank()).copy_(own);
-  return all_reduce(all);
-}
-
 }  // namespace
 
-StepValues::StepValues(const at::Tensor& loss, const at::Tensor& norm, at::Device device,
-                       bool may_overflow)
+StepMessage::StepMessage(const at::Tensor& loss, const at::Tensor& norm, const Own& own,
+                         at::Device device, bool may_overflow)
     : may_overflow_(may_overflow) {
   const c10::AutoGradMode no_grad(false);
-  const auto all = values_of_all(loss, norm, device);
+  const auto words = words_of(own, device);
+  auto values = at::stack({loss.to(device, at::kDouble), norm.to(device, at::kDouble)});
+  if (device.is_cpu()) {
+    const auto all = of_all(at::cat({values, words}));
+    values_ = values = all.narrow(0, 0, values.size(0));
+    words_ = {all.narrow(0, values.size(0), words.size(0))};
+  } else {
+    values = of_all(values);
+    values_ = at::empty(values.sizes(), at::TensorOptions(at::kDouble).pinned_memory(true));
+    values_.copy_(values, /*non_blocking=*/true);
+    words_ = {beside_zeros(words)};
+    if (world_size() > 1) exchange_ = default_group()->allreduce(words_);
+  }
   const auto number = at::TensorOptions(at::kFloat).device(device);
   found_inf_ = at::zeros({}, number);
   // The check of a GradScaler with a scale of 1: one kernel.
-  at::_amp_foreach_non_finite_check_and_unscale_({may_overflow ? all.select(0, Loss) : all},
+  at::_amp_foreach_non_finite_check_and_unscale_({may_overflow ? values.select(0, Loss) : values},
                                                  found_inf_, at::ones({}, number));
-  host_ = at::empty(all.sizes(), at::TensorOptions(at::kDouble).pinned_memory(!device.is_cpu()));
-  host_.copy_(all, /*non_blocking=*/true);
 }
 
-double StepValues::loss() const { return host_.select(0, Loss).mean().item<double>(); }
-
-double StepValues::gradient_norm() const { return host_[Norm][rank()].item<double>(); }
-
-bool StepValues::is_finite() const {
-  const auto sum = [&](Value value) { return host_.select(0, value).sum().item<double>(); };
-  return std::isfinite(sum(Loss)) && (may_overflow_ || std::isfinite(sum(Norm)));
-}
-
-HostMessage::HostMessage(const Own& own, at::Device device) {
-  const auto signal = noted_signal();
-  // In the order of Column.
-  const std::vector<double> row = {
-      own.communication / own.seconds,    static_cast<double>(memory_in_use(device)),
-      static_cast<double>(signal.number), signal.when,
-      static_cast<double>(signal.sender), own.elapsed,
-      own.has_saved ? 1.0 : 0.0};
-  rows_ = {at::zeros({world_size(), static_cast<int64_t>(row.size())}, at::kDouble)};
-  rows_[0].select(0, rank()).copy_(at::tensor(row, at::kDouble));
-  if (world_size() > 1) exchange_ = default_group()->allreduce(rows_);
-}
-
-Told HostMessage::read() const {
+Told StepMessage::told() const {
   if (exchange_) exchange_->wait();
-  const auto& all = rows_[0];
-  const auto column = [&](Column which) { return all.select(1, which); };
-  return {.communication = column(Communication).mean().item<double>(),
-          .elapsed = column(Elapsed)[0].item<double>(),
-          .memory = static_cast<int64_t>(column(Memory).max().item<double>()),
-          .stop = stop_in(all),
-          .have_saved = column(Saved).min().item<double>() == 1};
+  const auto word = [&](Word which) { return words_[0].select(0, which); };
+  return {.communication = word(Communication).mean().item<double>(),
+          .elapsed = word(Elapsed)[0].item<double>(),
+          .memory = static_cast<int64_t>(word(Memory).max().item<double>()),
+          .stop = stop_in(words_[0]),
+          .have_saved = word(Saved).min().item<double>() == 1};
+}
+
+double StepMessage::loss() const { return values_.select(0, Loss).mean().item<double>(); }
+
+double StepMessage::gradient_norm() const { return values_[Norm][rank()].item<double>(); }
+
+bool StepMessage::is_finite() const {
+  const auto sum = [&](Value value) { return values_.select(0, value).sum().item<double>(); };
+  return std::isfinite(sum(Loss)) && (may_overflow_ || std::isfinite(sum(Norm)));
 }
 
 }  // namespace tessera::train

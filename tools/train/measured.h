@@ -17,27 +17,6 @@ struct Stop {
   int64_t sender = 0;  // as NotedSignal
 };
 
-/// Loss and norm of the gradient of all ranks, on the device and on their way to the host.
-class StepValues {
- public:
-  /// The mean loss of this rank's batch and the norm of the gradient, numbers on the device.
-  /// `may_overflow`: a norm that is not finite does not count. Every rank makes one.
-  StepValues(const at::Tensor& loss, const at::Tensor& norm, at::Device device, bool may_overflow);
-
-  /// 1 on all ranks if the step is to be left out, else 0; on the device.
-  const at::Tensor& found_inf() const { return found_inf_; }
-
-  // When the device has done the step.
-  double loss() const;
-  double gradient_norm() const;
-  bool is_finite() const;
-
- private:
-  bool may_overflow_;
-  at::Tensor found_inf_;
-  at::Tensor host_;  // [loss or norm, rank], in pinned memory
-};
-
 /// What one rank's host tells the others of a step.
 struct Own {
   double seconds = 0, communication = 0;  // of issuing it
@@ -54,17 +33,32 @@ struct Told {
   bool have_saved = false;
 };
 
-/// One small message between hosts per step, by which ranks decide alike.
-class HostMessage {
+/// Loss and norm of the gradient of all ranks, and what their hosts tell each other of the step. On
+/// the CPU that is one message. On a GPU values travel on the device and come to the host later, so
+/// hosts have a message of their own, which nobody waits for within the step.
+class StepMessage {
  public:
-  /// Sends it and goes on. Every rank makes one.
-  HostMessage(const Own& own, at::Device device);
-  /// Waits until it is there.
-  Told read() const;
+  /// The mean loss of this rank's batch and the norm of the gradient, numbers on the device.
+  /// `may_overflow`: a norm that is not finite does not count. Every rank makes one.
+  StepMessage(const at::Tensor& loss, const at::Tensor& norm, const Own& own, at::Device device,
+              bool may_overflow);
+
+  /// 1 on all ranks if the step is to be left out, else 0; on the device.
+  const at::Tensor& found_inf() const { return found_inf_; }
+  /// Waits until the hosts' words are there.
+  Told told() const;
+
+  // When the device has done the step.
+  double loss() const;
+  double gradient_norm() const;
+  bool is_finite() const;
 
  private:
-  std::vector<at::Tensor> rows_;             // one tensor, [rank, column]
-  c10::intrusive_ptr<c10d::Work> exchange_;  // none where a rank is alone
+  bool may_overflow_;
+  at::Tensor found_inf_;
+  at::Tensor values_;                        // [loss or norm, rank], on the host
+  std::vector<at::Tensor> words_;            // one tensor, [word, rank]
+  c10::intrusive_ptr<c10d::Work> exchange_;  // of words_; none where they are there
 };
 
 }  // namespace tessera::train

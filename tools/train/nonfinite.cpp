@@ -2,12 +2,37 @@
 
 #include <tessera/comm.h>
 
+#include "train/random_state.h"
+
 #include <ATen/ops/isfinite.h>
+#include <torch/utils.h>
 
 namespace tessera::train {
+namespace {
+
+/// What modules write down in forward is as before after its scope.
+class KeptBuffers {
+ public:
+  explicit KeptBuffers(const torch::nn::Module& model) : buffers_(model.buffers()) {
+    for (const auto& buffer : buffers_) kept_.push_back(buffer.clone());
+  }
+  ~KeptBuffers() {
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < buffers_.size(); ++i) buffers_[i].copy_(kept_[i]);
+  }
+  KeptBuffers(const KeptBuffers&) = delete;
+  KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+ private:
+  std::vector<at::Tensor> buffers_, kept_;
+};
+
+}  // namespace
 
 std::optional<std::string> find_nonfinite(Gpt& model, TrainStep& step,
                                           const std::vector<Batch>& batches) {
+  const KeptRandomState random(model->parameters().front().device());
+  const KeptBuffers buffers(*model);
   std::string first;
   std::vector<HookHandle> handles;
   for (const auto& module : model->named_modules()) {

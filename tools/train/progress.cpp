@@ -77,7 +77,7 @@ Progress::Progress(int64_t log_every) : columns_(terminal_columns()), log_every_
 void Progress::show(const StepReport& report) {
   if (columns_ <= 0) {
     const bool is_due = log_every_ > 0 && (report.step % log_every_ == 0 || report.step == 1);
-    if (is_due || report.done >= 1) std::cout << describe(report) + "\n" << std::flush;
+    if (is_due || report.is_last) std::cout << describe(report) + "\n" << std::flush;
     return;
   }
   const auto most = static_cast<size_t>(columns_ - 1);  // in the last column some begin a line

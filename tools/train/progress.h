@@ -16,7 +16,8 @@ struct StepReport {
   int64_t memory = 0;                                // bytes, of the rank that has most
   std::optional<double> utilization = std::nullopt;  // of what the devices can compute (MFU)
   double seconds_left = 0;
-  double done = 0;  // share of the run; 1: it was the last step
+  double done = 0;       // share of the run
+  bool is_last = false;  // no step comes after it
 };
 
 /// One line that is rewritten on a terminal; plain lines, now and then, elsewhere.

@@ -3,11 +3,9 @@
 #include <tessera/dtensor.h>
 
 #include "train/agreed.h"
+#include "train/random_state.h"
 #include "train/schedule.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/Generator.h>
-#include <ATen/ops/empty.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -65,24 +63,7 @@ Extra read_extra(const std::string& checkpoint) {
 
 json shape_of(const DeviceMesh& mesh) { return {mesh.dim_names(), mesh.shape()}; }
 
-std::string state_of(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  const auto state = generator.get_state();
-  return {static_cast<const char*>(state.const_data_ptr()), state.nbytes()};
-}
-
-void set_state(at::Generator generator, const std::string& bytes) {
-  auto state = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::copy(bytes.begin(), bytes.end(), static_cast<char*>(state.mutable_data_ptr()));
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
-at::Generator host_generator() { return at::globalContext().defaultGenerator(at::kCPU); }
-
-at::Generator device_generator(const Gpt& model) {
-  return at::globalContext().defaultGenerator(model->parameters().front().device());
-}
+c10::Device place_of(const Gpt& model) { return model->parameters().front().device(); }
 
 }  // namespace
 
@@ -99,8 +80,8 @@ Extra Trainee::extra_of(const Position& position) const {
                       {"skipped", position.skipped},
                       {"sampler", batches_.position()},
                       {"scaler", step_.scaler().state_dict()}};
-  Extra extra = {{kState, state.dump()}, {kRandom, state_of(host_generator())}};
-  if (settings_.device != "cpu") extra[kDeviceRandom] = state_of(device_generator(model_));
+  Extra extra = {{kState, state.dump()}, {kRandom, random_state(at::kCPU)}};
+  if (settings_.device != "cpu") extra[kDeviceRandom] = random_state(place_of(model_));
   if (powersgd_) extra.merge(powersgd_->save(*model_));
   return extra;
 }
@@ -149,11 +130,11 @@ json Trainee::checked_state(const std::string& checkpoint, const Extra& extra) c
   return state;
 }
 
-void Trainee::set_random_state(const Extra& extra) const {
-  set_state(host_generator(), extra.at(kRandom));
+void Trainee::load_random_state(const Extra& extra) const {
+  set_random_state(at::kCPU, extra.at(kRandom));
   const auto found = extra.find(kDeviceRandom);
   if (settings_.device != "cpu" && found != extra.end())
-    set_state(device_generator(model_), found->second);
+    set_random_state(place_of(model_), found->second);
 }
 
 /// The same as those draw that this rank shares its part of the batch with.
@@ -171,7 +152,7 @@ Position Trainee::load(const std::string& checkpoint) {
     step_.scaler().load_state_dict(state.at("scaler"));
   // On other ranks, or in another layout, a rank has another part of the batch.
   if (state.at("mesh") == shape_of(layout_.mesh)) {
-    set_random_state(extra);
+    load_random_state(extra);
     if (powersgd_) powersgd_->load(*model_, extra);
   } else {
     draw_anew(state.at("step").get<uint64_t>());

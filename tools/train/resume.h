@@ -49,7 +49,7 @@ class Trainee {
   Extra extra_of(const Position& position) const;
   /// The state in what a checkpoint holds beside tensors, if it is this model's.
   nlohmann::json checked_state(const std::string& checkpoint, const Extra& extra) const;
-  void set_random_state(const Extra& extra) const;
+  void load_random_state(const Extra& extra) const;
   void draw_anew(uint64_t step) const;
 
   Gpt& model_;

@@ -35,7 +35,7 @@ json event(const std::string& name, const char* kind, int64_t begin, int64_t end
 
 /// Kernels, and the names of the tracks they are on: one per stream, below the spans of the host.
 void add_kernels(const std::vector<KernelRecord>& kernels, json& events) {
-  std::map<int64_t, int64_t> tracks;
+  std::map<int64_t, int64_t> tracks;  // thread of each stream
   for (const auto& kernel : kernels) {
     const auto [track, is_new] = tracks.try_emplace(kernel.stream, std::ssize(tracks) + 1);
     if (is_new) {
@@ -112,7 +112,11 @@ std::string Timeline::gather() {
     for (const auto& each : operators_->take())
       own.push_back(event(each.name, "operator", each.begin, each.end));
   }
-  if (kernels_) add_kernels(kernels_->take(), own);
+  if (kernels_) {
+    const auto kernels = kernels_->take();
+    lacks_kernels_ = kernels.empty();
+    add_kernels(kernels, own);
+  }
   const auto parts = gather_bytes(own.dump());
   if (rank() != 0) return {};
   json events = json::array();

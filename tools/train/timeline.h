@@ -24,12 +24,15 @@ class Timeline {
   /// The spans of all ranks in Chrome's trace format, on rank 0; every rank calls it, once, when
   /// its device has done what counts.
   std::string gather();
+  /// Whether kernels were asked for and the profiler of this rank had none; after gather().
+  bool lacks_kernels() const { return lacks_kernels_; }
 
  private:
   class Operators;
   std::unique_ptr<Operators> operators_;
   std::optional<KernelRecorder> kernels_;
   SpanRecorder recorder_;
+  bool lacks_kernels_ = false;
 };
 
 }  // namespace tessera::train

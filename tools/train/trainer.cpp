@@ -7,10 +7,11 @@
 #include "own_program.h"
 #include "train/agreed.h"
 #include "train/generate.h"
+#include "train/introduction.h"
 #include "train/nonfinite.h"
+#include "train/recordings.h"
 #include "train/schedule.h"
 #include "train/signals.h"
-#include "train/utilization.h"
 
 #include <torch/utils.h>
 
@@ -25,7 +26,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMostUntraced = 5;
 constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
 
@@ -43,11 +43,6 @@ Gpt make_model(const Settings& settings, const Batches& batches, const Layout& l
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
   return model;
-}
-
-/// "1 block", "2 blocks".
-std::string counted(int64_t count, const char* thing) {
-  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
 }
 
 /// A save fails on all ranks alike, unless a rank is lost.
@@ -79,8 +74,10 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       folder_(folder, start),
       journal_(folder_, settings.log_every),
       trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
-      peak_flops_(peak_of_all(device_, settings.precision)) {
-  introduce();
+      devices_(used_devices(device_)),
+      peak_flops_(peak_of(devices_, settings.precision)) {
+  for (const auto& line : introduction(model_, batches_, layout_, devices_, settings, folder))
+    journal_.say(line);
   if (start == Start::Resume || start == Start::Restart) resume(start);
   if (!has_nothing_to_do_) record_start(start);
 }
@@ -99,22 +96,6 @@ void Trainer::record_start(Start start) {
 
 int64_t Trainer::sequences_per_part() const {
   return settings_.batch / layout_.data_ranks / settings_.accumulate;
-}
-
-void Trainer::introduce() {
-  char millions[32];
-  std::snprintf(millions, sizeof millions, "%.2f M",
-                static_cast<double>(parameter_count(model_)) / 1e6);
-  journal_.say(std::string("GPT of ") + millions + " parameters (" +
-               counted(settings_.blocks, "block") + ", width " + std::to_string(settings_.width) +
-               "), " + counted(batches_.corpus().tokens(), "token") + " of text in " +
-               counted(batches_.corpus().files(), "file"));
-  std::string ranks = counted(world_size(), "rank");
-  if (world_size() > 1) ranks += " (" + settings_.parallel;
-  for (size_t i = 0; world_size() > 1 && i < layout_.mesh.dim_names().size(); ++i)
-    ranks += ", " + layout_.mesh.dim_names()[i] + "=" + std::to_string(layout_.mesh.size(i));
-  journal_.say(ranks + (world_size() > 1 ? ")" : "") + (settings_.compile ? ", compiled" : "") +
-               ", " + settings_.precision + "; run folder " + folder_.path());
 }
 
 /// From the newest checkpoint; from the one before it if that is damaged.
@@ -145,6 +126,8 @@ bool Trainer::is_time_over() const {
 }
 
 bool Trainer::is_over() const { return position_.step >= settings_.steps || is_time_over(); }
+
+bool Trainer::is_ending() const { return is_over() || stop_.signal != 0; }
 
 std::string Trainer::what_is_saved(const char* condition) const {
   const auto last = latest_checkpoint(folder_.checkpoints());
@@ -182,28 +165,36 @@ void Trainer::train_steps() {
   clock_start_ = now() - position_.elapsed;
   elapsed_before_ = position_.elapsed;
   const auto first = position_.step;
-  // Earlier steps are slower: memory is new, programs are made.
-  first_traced_ =
-      std::clamp<int64_t>(settings_.steps - first - settings_.trace - 1, 0, kMostUntraced);
+  Recordings recordings(settings_, settings_.steps - first);
   const auto is_due = [](int64_t every, int64_t step) { return every > 0 && step % every == 0; };
-  while (!is_over() && stop_.signal == 0) {
+  while (!is_ending()) {
     const auto step = position_.step + std::ssize(issued_) + 1;
-    begin_timeline(step - 1 - first);
+    const auto step_here = step - 1 - first;
+    if (recordings.begin_with(step_here)) {
+      settle();
+      if (is_ending()) break;
+      recordings.begin(step_here);
+    }
     issued_.push_back(issue_step());
     const bool is_last_step = step >= settings_.steps;
     if (!is_last_step) prefetch();
-    const bool is_traced = is_end_of_timeline(step - 1 - first, is_last_step);
-    const bool is_halt = is_last_step || is_traced || is_due(settings_.save_every, step) ||
+    const bool is_recorded = recordings.end_with(step_here, is_last_step);
+    const bool is_halt = is_last_step || is_recorded || is_due(settings_.save_every, step) ||
                          is_due(settings_.eval_every, step);
     settle(is_halt || device_.is_cpu() ? 0 : 1);  // the CPU has done what it has issued
-    const bool is_last = is_over() || stop_.signal != 0;
+    const bool is_last = is_ending();
     if (is_last) settle();
-    if (is_traced || (timeline_ && is_last)) end_timeline(step - 1 - first);
-    if (!issued_.empty()) continue;
+    if (is_recorded || (recordings.is_on() && is_last)) {
+      recordings.end(step_here, journal_);
+      if (settings_.compile && !recordings.is_trace(step_here))
+        journal_.file("program.cpp", step_.program());
+    }
+    if (is_last || !issued_.empty()) continue;
     // After a step that was left out the model may be one that has come to nothing.
-    if ((is_due(settings_.save_every, step) || is_last) && last_is_finite_) save();
-    if (is_due(settings_.eval_every, step) && !is_last) validate();
+    if (is_due(settings_.save_every, step) && last_is_finite_) save();
+    if (is_due(settings_.eval_every, step)) validate();
   }
+  if (last_is_finite_ && std::max(saved_step_, saving_step_) != position_.step) save();
 }
 
 void Trainer::prefetch() {
@@ -220,33 +211,35 @@ IssuedStep Trainer::issue_step() {
   const double elapsed = issued_.empty() ? elapsed_before_ : position_.elapsed;
   const double rate = learning_rate(settings_, schedule_position(settings_, step, elapsed));
   set_learning_rate(optimizer_, rate);
+  const auto place = batches_.position();
   std::vector<Batch> batches;
   const auto loss = step_.backward([&] {
     batches.push_back(batches_.next(sequences_per_part()));
     return batches.back();
   });
   const auto norm = step_.clip();
-  // fp16 overflows now and then by design; its scaler leaves such steps out
-  StepValues values(loss, norm, device_, /*may_overflow=*/settings_.precision == "fp16");
-  step_.update(values.found_inf());
-  HostMessage message({.seconds = now() - begun,
+  StepMessage message(loss, norm,
+                      {.seconds = now() - begun,
                        .communication = communication_seconds() - communicated,
                        .elapsed = now() - clock_start_,
                        .has_saved = trainee_.has_saved()},
-                      device_);
+                      device_,
+                      // fp16 overflows now and then by design; its scaler leaves such steps out
+                      /*may_overflow=*/settings_.precision == "fp16");
+  step_.update(message.found_inf());
   return {.begun = std::move(begun_on_device),
           .done = Moment(device_),
           .issued_at = now(),
           .learning_rate = rate,
           .epoch = batches_.epoch(),
+          .place = place,
           .batches = std::move(batches),
-          .values = std::move(values),
           .message = std::move(message)};
 }
 
 Measured Trainer::read(const IssuedStep& step) {
   Measured measured{.learning_rate = step.learning_rate, .epoch = step.epoch};
-  measured.told = step.message.read();
+  measured.told = step.message.told();
   {
     const bool has_come = step.done.has_come();
     const Span span(SpanKind::Other, "read");
@@ -255,17 +248,24 @@ Measured Trainer::read(const IssuedStep& step) {
     if (!device_.is_cpu()) measured.host_lead = has_come ? 0 : now() - step.issued_at;
   }
   measured.seconds = step.done.seconds_since(last_done_ ? *last_done_ : step.begun);
-  measured.loss = step.values.loss();
-  measured.gradient_norm = step.values.gradient_norm();
-  measured.is_finite = step.values.is_finite();
+  measured.loss = step.message.loss();
+  measured.gradient_norm = step.message.gradient_norm();
+  measured.is_finite = step.message.is_finite();
   return measured;
 }
 
 void Trainer::settle(size_t left) {
   while (issued_.size() > left) {
+    const bool is_behind_the_end = is_ending();
     const auto measured = read(issued_.front());
     auto step = std::move(issued_.front());
     issued_.pop_front();
+    // It updated nothing and its batches are read again. What it drew stays drawn, and a scale of
+    // fp16 that it lowered stays lower.
+    if (is_behind_the_end && !measured.is_finite) {
+      batches_.seek(step.place);
+      continue;
+    }
     last_done_ = std::move(step.done);
     last_is_finite_ = measured.is_finite;
     if (stop_.signal == 0) stop_ = measured.told.stop;
@@ -331,7 +331,8 @@ void Trainer::log(const Measured& measured) {
        .seconds_left = left,
        .done = is_over() ? 1
                          : schedule_position(settings_, position_.step, position_.elapsed) /
-                               static_cast<double>(settings_.steps)},
+                               static_cast<double>(settings_.steps),
+       .is_last = is_over() && issued_.empty()},
       further);
 }
 
@@ -362,28 +363,6 @@ void Trainer::finish_saving() {
   agree_on_save([&] { trainee_.finish_saving(); });
   saved_step_ = step;
   journal_.event("saved", saved_step_, "");
-}
-
-void Trainer::begin_timeline(int64_t step_here) {
-  const bool is_trace = settings_.trace > 0 && step_here == first_traced_;
-  if (!is_trace && step_here != first_traced_ + settings_.trace) return;
-  settle();
-  // Kernels only where a trace is asked for: what records them slows the device down from then on.
-  timeline_ = std::make_unique<Timeline>(/*with_operators=*/is_trace,
-                                         /*with_kernels=*/settings_.trace > 0 && !device_.is_cpu());
-}
-
-bool Trainer::is_end_of_timeline(int64_t step_here, bool is_last) const {
-  if (!timeline_) return false;
-  const bool is_trace = step_here < first_traced_ + settings_.trace;
-  return is_last || !is_trace || step_here + 1 == first_traced_ + settings_.trace;
-}
-
-void Trainer::end_timeline(int64_t step_here) {
-  const bool is_trace = step_here < first_traced_ + settings_.trace;
-  journal_.file(is_trace ? "trace.json" : "timeline.json", timeline_->gather());
-  timeline_.reset();
-  if (!is_trace && settings_.compile) journal_.file("program.cpp", step_.program());
 }
 
 Ending Trainer::finish_stopped() {

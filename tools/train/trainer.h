@@ -5,7 +5,7 @@
 #include "train/measured.h"
 #include "train/moment.h"
 #include "train/resume.h"
-#include "train/timeline.h"
+#include "train/utilization.h"
 
 #include <deque>
 #include <memory>
@@ -33,9 +33,9 @@ struct IssuedStep {
   double issued_at;    // when the host had issued all of it
   double learning_rate;
   int64_t epoch;
+  int64_t place;               // of its batches in the text
   std::vector<Batch> batches;  // to find out what was not finite
-  StepValues values;
-  HostMessage message;
+  StepMessage message;
 };
 
 /// What all ranks know of a step once it is read.
@@ -53,7 +53,7 @@ struct Measured {
 /// Trains a GPT as the settings say; every rank has one. The host issues a step before it reads
 /// what the one before it has measured, so the device never waits for it: what that decides (an
 /// end, a signal, a save that is done) takes effect a step later. All that is issued is read before
-/// anything is saved, validated or traced, and at the end.
+/// anything is saved, validated or recorded, and at the end.
 class Trainer {
  public:
   /// Throws an AgreedError if texts cannot be read or differ between ranks, if the folder cannot be
@@ -64,7 +64,6 @@ class Trainer {
   Ending run();
 
  private:
-  void introduce();
   void resume(Start start);
   void record_start(Start start);
   void train_steps();
@@ -84,10 +83,8 @@ class Trainer {
   std::string what_is_saved(const char* condition = "") const;
   bool is_over() const;
   bool is_time_over() const;
-  void begin_timeline(int64_t step_here);
-  /// Whether a recording ends with this step.
-  bool is_end_of_timeline(int64_t step_here, bool is_last) const;
-  void end_timeline(int64_t step_here);
+  /// Its end is reached, or something asks for it.
+  bool is_ending() const;
   Ending finish();
   Ending finish_stopped();
   int64_t sequences_per_part() const;
@@ -104,8 +101,7 @@ class Trainer {
   RunFolder folder_;  // outlives what writes into it
   Journal journal_;
   Trainee trainee_;
-  std::unique_ptr<Timeline> timeline_;
-  int64_t first_traced_ = 0;          // of the steps of this start, from 0
+  std::vector<UsedDevice> devices_;   // of all ranks; none on the CPU
   std::optional<double> peak_flops_;  // of all devices; none: not known
   std::deque<IssuedStep> issued_;     // and not read, at most two
   std::optional<Moment> last_done_;   // of the step that was read last; none: the device was idle

@@ -3,10 +3,12 @@
 #include <tessera/comm.h>
 
 #include <dlfcn.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
-#include <set>
+#include <cstdio>
 
 namespace tessera::train {
 namespace {
@@ -32,24 +34,45 @@ bool has_words(const std::string& name, const std::string& words) {
   return !(at > 0 && is_part(at - 1)) && !is_part(at + words.size());
 }
 
-/// The driver's functions take plain numbers: no header of CUDA's is needed. It is in the process
-/// already, libtorch has loaded it.
-std::string cuda_device_name(int index) {
+/// What the driver calls a GPU, and 16 bytes that no other has; empty what it does not tell. Its
+/// functions take plain numbers: no header of CUDA's is needed. It is in the process already,
+/// libtorch has loaded it.
+struct DriverNames {
+  std::string name, uuid;
+};
+
+DriverNames driver_names(int index) {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
-  if (driver == nullptr) return "";
+  if (driver == nullptr) return {};
   using Initialise = int(unsigned);
   using Find = int(int*, int);
   using Name = int(char*, int, int);
+  using Uuid = int(char*, int);
   auto* const initialise = reinterpret_cast<Initialise*>(dlsym(driver, "cuInit"));
   auto* const find = reinterpret_cast<Find*>(dlsym(driver, "cuDeviceGet"));
-  auto* const name = reinterpret_cast<Name*>(dlsym(driver, "cuDeviceGetName"));
-  char text[256] = {};
+  auto* const name_of = reinterpret_cast<Name*>(dlsym(driver, "cuDeviceGetName"));
+  auto* const uuid_of = reinterpret_cast<Uuid*>(dlsym(driver, "cuDeviceGetUuid_v2"));
+  char name[256] = {}, uuid[16] = {};
   int device = 0;
-  const bool is_told = initialise != nullptr && find != nullptr && name != nullptr &&
-                       initialise(0) == 0 && find(&device, index) == 0 &&
-                       name(text, sizeof text - 1, device) == 0;
+  const bool is_there =
+      initialise != nullptr && find != nullptr && initialise(0) == 0 && find(&device, index) == 0;
+  DriverNames names;
+  if (is_there && name_of != nullptr && name_of(name, sizeof name - 1, device) == 0)
+    names.name = name;
+  if (is_there && uuid_of != nullptr && uuid_of(uuid, device) == 0)
+    names.uuid = std::string(uuid, sizeof uuid);
   dlclose(driver);
-  return is_told ? text : "";
+  return names;
+}
+
+std::string hexadecimal(const std::string& bytes) {
+  std::string text;
+  for (const char byte : bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(byte));
+    text += digits;
+  }
+  return text;
 }
 
 }  // namespace
@@ -70,24 +93,57 @@ std::optional<double> peak_flops(const std::string& name) {
   return std::nullopt;
 }
 
-std::string device_name(c10::Device device) {
-  return device.is_cuda() ? cuda_device_name(device.index()) : "";
+std::vector<UsedDevice> merge_devices(const std::vector<UsedDevice>& by_rank) {
+  std::vector<UsedDevice> merged;
+  for (const auto& device : by_rank) {
+    const auto known = std::ranges::find(merged, device.uuid, &UsedDevice::uuid);
+    if (known == merged.end()) {
+      merged.push_back(device);
+    } else {
+      known->ranks += device.ranks;
+    }
+  }
+  return merged;
 }
 
-std::optional<double> peak_of_all(c10::Device device, const std::string& precision) {
-  const auto name = device_name(device);
+std::vector<UsedDevice> used_devices(c10::Device device) {
+  if (device.is_cpu()) return {};
   char host[256] = {};
   gethostname(host, sizeof host - 1);
-  // A name of each device that is used: its host, its index, and what it is.
-  const auto own = std::string(host) + "\n" + std::to_string(device.index()) + "\n" + name;
+  const int index = device.index();
+  const auto names = driver_names(index);
+  const auto uuid = names.uuid.empty() ? std::string(host) + ":" + std::to_string(index)
+                                       : hexadecimal(names.uuid);
+  const nlohmann::json own = {uuid, names.name, std::string(host), index};
+  std::vector<UsedDevice> by_rank;
+  for (const auto& text : gather_bytes(own.dump())) {
+    const auto told = nlohmann::json::parse(text);
+    by_rank.push_back({.uuid = told[0], .name = told[1], .host = told[2], .index = told[3]});
+  }
+  return merge_devices(by_rank);
+}
+
+std::optional<double> peak_of(const std::vector<UsedDevice>& devices,
+                              const std::string& precision) {
+  if (devices.empty() || precision == "fp32") return std::nullopt;
   double sum = 0;
-  const auto all = gather_bytes(own);
-  for (const auto& each : std::set<std::string>(all.begin(), all.end())) {
-    const auto peak = peak_flops(each.substr(each.rfind('\n') + 1));
-    if (!peak || precision == "fp32") return std::nullopt;
+  for (const auto& device : devices) {
+    const auto peak = peak_flops(device.name);
+    if (!peak) return std::nullopt;
     sum += *peak;
   }
   return sum;
+}
+
+std::string sharing_of(const std::vector<UsedDevice>& devices) {
+  const auto shared =
+      std::ranges::find_if(devices, [](const auto& device) { return device.ranks > 1; });
+  if (shared == devices.end()) return "";
+  const bool is_one_host = std::ranges::all_of(
+      devices, [&](const auto& device) { return device.host == devices.front().host; });
+  return std::to_string(shared->ranks) + " ranks share GPU " + std::to_string(shared->index) +
+         (is_one_host ? "" : " of " + shared->host) +
+         (shared->name.empty() ? "" : " (" + shared->name + ")") + ": for tests, not for speed";
 }
 
 }  // namespace tessera::train

@@ -4,8 +4,10 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 /// How much of what its devices could compute a job makes use of (MFU).
 namespace tessera::train {
@@ -19,11 +21,24 @@ double flops_per_token(const ModelShape& shape);
 /// of the model, e.g. "NVIDIA H200"; none for one that is not known.
 std::optional<double> peak_flops(const std::string& name);
 
-/// As its driver calls it; empty for a CPU.
-std::string device_name(c10::Device device);
+/// A GPU that ranks of the job compute on.
+struct UsedDevice {
+  std::string uuid;  // which tells it from others: indices are those that a process sees
+  std::string name;  // as its driver calls it
+  std::string host = {};
+  int index = 0;      // as the first of its ranks sees it
+  int64_t ranks = 1;  // that share it
+};
 
-/// Of all devices of all ranks, where they are GPUs that are known and --precision has 16 bits.
-/// Ranks that share one count it once. Every rank calls it.
-std::optional<double> peak_of_all(c10::Device device, const std::string& precision);
+/// Those of equal UUID as one, in the order of the first of each.
+std::vector<UsedDevice> merge_devices(const std::vector<UsedDevice>& by_rank);
+/// Of all ranks, each once; none on the CPU. Every rank calls it.
+std::vector<UsedDevice> used_devices(c10::Device device);
+
+/// Of all of them, where they are known and --precision has 16 bits.
+std::optional<double> peak_of(const std::vector<UsedDevice>& devices, const std::string& precision);
+
+/// "2 ranks share GPU 0 (NVIDIA H200): for tests, not for speed"; empty if each rank has its own.
+std::string sharing_of(const std::vector<UsedDevice>& devices);
 
 }  // namespace tessera::train

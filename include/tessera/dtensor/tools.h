@@ -3,12 +3,15 @@
 #include <tessera/nn/module_ref.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 
+/// Scopes for this thread and the backward that it calls, in whichever threads autograd runs it.
+/// They nest: the last one begun ends first.
 namespace tessera {
 
 /// While it lives, plain tensors that meet distributed ones in an operator of this thread count as
@@ -21,7 +24,7 @@ class ImplicitReplication {
   ImplicitReplication& operator=(const ImplicitReplication&) = delete;
 
  private:
-  bool previous_;
+  c10::DebugInfoGuard scope_;
 };
 
 /// While it lives, an operator of this thread that has no sharding rule is an error, not a warning
@@ -34,11 +37,11 @@ class StrictSharding {
   StrictSharding& operator=(const StrictSharding&) = delete;
 
  private:
-  bool previous_;
+  c10::DebugInfoGuard scope_;
 };
 
-/// Collectives of distributed tensors on this thread while it lives. Scopes nest; the outer ones
-/// count too.
+/// Collectives of distributed tensors on this thread while it lives; of nested ones the outer count
+/// too. Read it while no backward runs.
 class comm_debug {
  public:
   struct Count {

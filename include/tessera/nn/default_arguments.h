@@ -24,11 +24,14 @@ struct ForwardTo<Impl, R(A...)> {
   }
 };
 
+/// at::linear. Under Autocast on a GPU with gradients that are not rounded to 16 bits on their way.
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias);
+
 /// torch::nn's own adds the bias in a kernel of its own unless the input is 2-D; Python's does not.
 template <>
 struct PlainForward<torch::nn::LinearImpl> {
   static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
-    return at::linear(input, self.weight, self.bias);
+    return linear(input, self.weight, self.bias);
   }
 };
 

@@ -26,8 +26,7 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 at::Tensor empty_plain(const at::Tensor& like) {
-  return like.is_cpu() ? at::empty(like.sizes(), like.options())
-                       : Staging::make_room(like.sizes(), like.scalar_type());
+  return like.is_cpu() ? at::empty(like.sizes(), like.options()) : DeviceCall::empty_host(like);
 }
 
 std::vector<uint64_t> sizes_of(const Tensors& tensors) {
@@ -93,16 +92,22 @@ std::string GlooBackend::Call::title(uint64_t sequence) {
 void GlooBackend::Call::note_device(const at::Tensor& tensor) {
   if (!device_) {
     device_ = tensor.device();
-    if (!tensor.is_cpu()) staging_ = std::make_shared<const Staging>(tensor.device());
+    if (!tensor.is_cpu()) device_call_ = std::make_shared<DeviceCall>(copy_stream(tensor.device()));
   }
   TORCH_CHECK_VALUE(*device_ == tensor.device(), "gloo: ", check_.name(),
                     ": expected tensors on one device, got some on ", *device_, " and some on ",
                     tensor.device(), "; move them with .to()");
 }
 
+at::Tensor GlooBackend::Call::fetch(const at::Tensor& tensor) {
+  auto copy = device_call_->to_host(tensor);
+  device_call_->await_host();
+  return copy;
+}
+
 at::Tensor GlooBackend::Call::read(const at::Tensor& tensor) {
   note_device(tensor);
-  if (staging_) return Staging::fetch(tensor);
+  if (device_call_) return fetch(tensor);
   return is_plain(tensor) ? tensor : empty_plain(tensor).copy_(tensor);
 }
 
@@ -116,7 +121,7 @@ at::Tensor GlooBackend::Call::write(const at::Tensor& tensor) {
 at::Tensor GlooBackend::Call::update(const at::Tensor& tensor) {
   const auto memory = write(tensor);
   if (memory.is_same(tensor)) return memory;
-  return staging_ ? copies_.back().second = Staging::fetch(tensor) : memory.copy_(tensor);
+  return device_call_ ? copies_.back().second = fetch(tensor) : memory.copy_(tensor);
 }
 
 void GlooBackend::Call::add_broadcast(const at::Tensor& tensor, int64_t root) {
@@ -189,8 +194,7 @@ void GlooBackend::Call::add_exchange(const Tensors& parts, const Tensors& inputs
   const auto total = std::accumulate(received.begin(), received.end(), int64_t{0});
   const bool is_staged =
       std::ranges::any_of(parts, [](const auto& part) { return part.defined() && !part.is_cpu(); });
-  const auto memory =
-      is_staged ? Staging::make_room({total}, at::kByte) : at::empty({total}, at::kByte);
+  const auto memory = at::empty({total}, at::TensorOptions(at::kByte).pinned_memory(is_staged));
   add_alltoall_bytes(memory, received, packed.empty() ? at::empty({0}, at::kByte) : at::cat(packed),
                      sent);
   int64_t begin = 0;
@@ -224,10 +228,9 @@ void GlooBackend::Call::add_barrier(const c10d::BarrierOptions& opts) {
 
 std::function<void()> GlooBackend::Call::take_afterwards() {
   if (afterwards_.empty() && copies_.empty()) return {};
-  return [functions = std::move(afterwards_), copies = std::move(copies_)] {
+  return [functions = std::move(afterwards_), copies = std::move(copies_), call = device_call_] {
     for (const auto& function : functions) function();
-    for (const auto& [to, from] : copies)
-      to.is_cpu() ? void(to.copy_(from)) : Staging::give_back(to, from);
+    for (const auto& [to, from] : copies) call ? call->copy_back(to, from) : void(to.copy_(from));
   };
 }
 
@@ -235,7 +238,7 @@ WorkPtr GlooBackend::Call::submit() {
   const auto sequence = ++backend_.sequence_;
   auto work = c10::make_intrusive<CollectiveWork>(
       type_, backend_.log_->add(title(sequence), sequence), backend_.log_, std::move(outputs),
-      staging_, backend_.queue_);
+      device_call_, backend_.queue_);
   CollectiveWork::begin(work, take_afterwards());
   if (backend_.queue_) {
     const auto timeout =

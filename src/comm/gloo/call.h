@@ -1,7 +1,6 @@
 #pragma once
 
 #include "comm/gloo/gloo_backend.h"
-#include "comm/gloo/staging.h"
 
 #include <functional>
 #include <memory>
@@ -57,7 +56,7 @@ class GlooBackend::Call {
   at::Tensor update(const at::Tensor& tensor);
   std::function<void()> take_afterwards();
   std::string title(uint64_t sequence);
-  const StagingPtr& staging() const { return staging_; }
+  const DeviceCallPtr& device_call() const { return device_call_; }
   Tensors outputs;
 
  private:
@@ -65,6 +64,8 @@ class GlooBackend::Call {
     return std::vector<int64_t>(backend_.getSize(), bytes);
   }
   void note_device(const at::Tensor& tensor);
+  /// Of a tensor on a GPU.
+  at::Tensor fetch(const at::Tensor& tensor);
   void add_all_reduce_of(const at::Tensor& memory, const c10d::ReduceOp& op);
   void add_allgather_bytes(const at::Tensor& output, const at::Tensor& input);
   void add_alltoall_bytes(const at::Tensor& output, std::vector<int64_t> output_counts,
@@ -84,7 +85,7 @@ class GlooBackend::Call {
   const std::chrono::milliseconds timeout_;
   const bool in_background_;
   std::optional<c10::Device> device_;
-  StagingPtr staging_;  // null: CPU tensors
+  DeviceCallPtr device_call_;  // null: CPU tensors
   Descriptor descriptor_;
   std::vector<Movement> movements_;
   std::vector<std::function<WorkPtr(Engine&)>> starts_;

@@ -24,9 +24,9 @@ std::chrono::milliseconds time_left(Clock::time_point deadline) {
 }
 
 // How long this rank's last headers may take when it fails.
-constexpr std::chrono::seconds kGrace(5);
+constexpr std::chrono::seconds kLastSends(5);
 
-size_t bytes_of(const at::Tensor& part) { return part.defined() ? part.nbytes() : 0; }
+size_t size_in_bytes(const at::Tensor& part) { return part.defined() ? part.nbytes() : 0; }
 
 }  // namespace
 
@@ -71,13 +71,13 @@ void CallQueue::send_headers(QueuedCall& call) {
     if (peer == rank_) continue;
     size_t total = sizeof(Descriptor);
     for (const auto& movement : call.movements)
-      total += carries ? bytes_of(movement.sent[peer]) : 0;
+      total += carries ? size_in_bytes(movement.sent[peer]) : 0;
     auto message = at::empty({static_cast<int64_t>(total)}, at::kByte);
     auto* next = message.data_ptr<uint8_t>();
     std::memcpy(next, &call.descriptor, sizeof(Descriptor));
     next += sizeof(Descriptor);
     for (const auto& movement : call.movements) {
-      const size_t bytes = carries ? bytes_of(movement.sent[peer]) : 0;
+      const size_t bytes = carries ? size_in_bytes(movement.sent[peer]) : 0;
       if (bytes > 0) std::memcpy(next, movement.sent[peer].const_data_ptr(), bytes);
       next += bytes;
     }
@@ -138,7 +138,7 @@ bool CallQueue::meet(QueuedCall& call) {
     std::memcpy(&calls[peer], inboxes_[peer].const_data_ptr(), sizeof(Descriptor));
   }
   if (const auto text = find_disagreement(calls, labels)) {
-    await_sent(call.sends, std::min(call.deadline, Clock::now() + kGrace));
+    await_sent(call.sends, std::min(call.deadline, Clock::now() + kLastSends));
     throw Cause(*text, /*for_all=*/true);
   }
   const bool is_carried = std::all_of(calls.begin(), calls.end(), [&](const auto& descriptor) {
@@ -175,7 +175,7 @@ void CallQueue::deliver(const QueuedCall& call) {
             : static_cast<const uint8_t*>(inboxes_[peer].const_data_ptr()) + sizeof(Descriptor);
     for (const auto& movement : call.movements) {
       const auto& to = movement.received[peer];
-      const size_t bytes = bytes_of(to);
+      const size_t bytes = size_in_bytes(to);
       if (bytes == 0) continue;
       const auto* from = peer == rank_
                              ? static_cast<const uint8_t*>(movement.sent[rank_].const_data_ptr())

@@ -151,27 +151,24 @@ WorkPtr GlooBackend::endCoalescing() {
 }
 
 WorkPtr GlooBackend::join(c10d::OpType type, const std::vector<WorkPtr>& parts, Tensors outputs) {
-  StagingPtr staging;
+  DeviceCallPtr device_call;
   const bool has_outputs = !outputs.empty();
   for (const auto& part : parts) {
-    const auto& own = static_cast<const GlooWork&>(*part).staging();
+    const auto& own = static_cast<const GlooWork&>(*part).device_call();
     if (!own) continue;
-    TORCH_CHECK_VALUE(!staging || staging->device() == own->device(),
+    TORCH_CHECK_VALUE(!device_call || device_call->stream().device() == own->stream().device(),
                       "gloo: endCoalescing: expected tensors of one GPU, got some on ",
-                      own->device(), " and some on ", staging->device(),
+                      own->stream().device(), " and some on ", device_call->stream().device(),
                       "; coalesce the calls of each device apart");
-    staging = own;
+    device_call = own;
     if (has_outputs) continue;
-    // The future waits for the streams of what it holds.
     const auto results = part->result();
     outputs.insert(outputs.end(), results.begin(), results.end());
   }
   auto work = c10::make_intrusive<CollectiveWork>(
       type, log_->add(c10::str("coalesced (", parts.size(), " collectives)"), sequence_), log_,
-      std::move(outputs), staging);
-  CollectiveWork::begin(work, [parts] {
-    for (const auto& part : parts) part->synchronize();
-  });
+      std::move(outputs), device_call);
+  CollectiveWork::begin(work, {});
   CollectiveWork::follow(work, parts);
   return work;
 }
@@ -201,8 +198,8 @@ WorkPtr GlooBackend::point(c10d::OpType type, const char* name, Tensors& tensors
     watchers->add(std::move(wait), inner);
   };
   auto work = c10::make_intrusive<PointWork>(type, log_->add(call.title(sequence), sequence), log_,
-                                             tensors, call.staging(), inner, call.take_afterwards(),
-                                             std::move(watch));
+                                             tensors, call.device_call(), inner,
+                                             call.take_afterwards(), std::move(watch));
   if (coalescing_) coalescing_->push_back(work);
   return work;
 }

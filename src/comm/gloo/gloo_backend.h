@@ -19,6 +19,12 @@ namespace tessera::comm::gloo {
 // reductions, of what was gathered, with shm's kernels in the order of ranks. Results do not depend
 // on the rank; half types are accumulated in float32 and rounded once.
 
+// Note [staging]
+// gloo gets copies of CUDA tensors in pinned host memory, and from there on a call is the same as
+// one of CPU tensors: same checks, same bits. What a call reads is copied when it is issued, and
+// the host waits for it: the bytes go out at once. What it writes is copied back by the thread that
+// completes it, and is there when the work is complete.
+
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
 class GlooBackend final : public c10d::Backend, public Recorded, public Closing {
  public:

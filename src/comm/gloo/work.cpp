@@ -9,24 +9,15 @@
 
 namespace tessera::comm::gloo {
 
-namespace {
-
-std::vector<c10::Device> devices_of(const StagingPtr& staging) {
-  if (!staging) return {};
-  return {staging->device()};
-}
-
-}  // namespace
-
 GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
-                   StagingPtr staging)
+                   DeviceCallPtr device_call)
     : Work(/*rank=*/-1, type),
       issue_(std::move(issue)),
       log_(std::move(log)),
       outputs_(std::move(outputs)),
-      staging_(std::move(staging)),
+      device_call_(std::move(device_call)),
       future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()), devices_of(staging_))),
+          c10::ListType::create(c10::TensorType::get()), devices_of(device_call_))),
       future_result_(c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get())) {}
 
 bool GlooWork::wait(std::chrono::milliseconds timeout) {
@@ -42,10 +33,6 @@ bool GlooWork::wait(std::chrono::milliseconds timeout) {
   }
 }
 
-void GlooWork::synchronize() {
-  if (staging_) future_->wait();
-}
-
 float GlooWork::getDuration() const {
   TORCH_CHECK(duration_us_ >= 0,
               "gloo: getDuration: expected a completed collective, got one under way; ",
@@ -59,11 +46,14 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
   std::optional<c10::StreamGuard> on_stream;  // the future records its events on it
   if (!error) {
     try {
-      if (staging_) on_stream.emplace(staging_->begin_return());
+      if (device_call_) on_stream.emplace(device_call_->stream());
       const at::AutoDispatchBelowADInplaceOrView unseen_by_autograd;
       if (afterwards) afterwards();
-      // Here, not where somebody waits: who polls takes a complete work for one that can be read.
-      if (on_stream) on_stream->current_stream().synchronize();
+      if (device_call_) {
+        device_call_->end();
+        // Here, not where somebody waits: who polls takes a complete work for one that can be read.
+        device_call_->await_end();
+      }
       issue_->state = Issue::State::Done;
     } catch (...) {
       error = std::current_exception();
@@ -122,9 +112,9 @@ void CollectiveWork::complete_once(const std::exception_ptr& error) {
 }
 
 PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
-                     StagingPtr staging, WorkPtr inner, std::function<void()> afterwards,
+                     DeviceCallPtr device_call, WorkPtr inner, std::function<void()> afterwards,
                      Watchers watchers)
-    : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(staging)),
+    : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(device_call)),
       inner_(std::move(inner)),
       afterwards_(std::move(afterwards)),
       watchers_(std::move(watchers)) {}

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "comm/arguments.h"
+#include "comm/device_call.h"
 #include "comm/gloo/group_log.h"
-#include "comm/gloo/staging.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -19,7 +19,7 @@ namespace tessera::comm::gloo {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using LogPtr = std::shared_ptr<GroupLog>;
-using StagingPtr = std::shared_ptr<const Staging>;
+using DeviceCallPtr = std::shared_ptr<DeviceCall>;
 
 class CallQueue;
 
@@ -27,13 +27,12 @@ class CallQueue;
 /// where.
 class GlooWork : public c10d::Work {
  public:
-  /// `staging`: of CUDA tensors, else null.
-  GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging);
+  /// `device_call`: of CUDA tensors, else null.
+  GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+           DeviceCallPtr device_call);
 
   bool wait(std::chrono::milliseconds timeout) override;
-  /// Of a completed work: the current stream waits for the copies back.
-  void synchronize() override;
-  const StagingPtr& staging() const { return staging_; }
+  const DeviceCallPtr& device_call() const { return device_call_; }
   std::vector<at::Tensor> result() override { return outputs_; }
   FuturePtr getFuture() override { return future_; }
   FuturePtr getFutureResult() override { return future_result_; }
@@ -53,7 +52,7 @@ class GlooWork : public c10d::Work {
 
  private:
   const Tensors outputs_;
-  const StagingPtr staging_;
+  const DeviceCallPtr device_call_;
   const FuturePtr future_;
   const FuturePtr future_result_;
   std::atomic<int64_t> duration_us_{-1};
@@ -64,9 +63,10 @@ class GlooWork : public c10d::Work {
 class CollectiveWork final : public GlooWork {
  public:
   /// `queue`: where it starts; null if it is not checked.
-  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging,
-                 std::shared_ptr<CallQueue> queue = nullptr)
-      : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(staging)),
+  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+                 DeviceCallPtr device_call, std::shared_ptr<CallQueue> queue = nullptr)
+      : GlooWork(type, std::move(issue), std::move(log), std::move(outputs),
+                 std::move(device_call)),
         queue_(std::move(queue)) {}
 
   /// From here on it counts as under way. `self` keeps the work alive until it has ended.
@@ -100,8 +100,9 @@ class CollectiveWork final : public GlooWork {
 class PointWork final : public GlooWork {
  public:
   using Watchers = std::function<void(std::function<void()>)>;  // runs its argument on a thread
-  PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs, StagingPtr staging,
-            WorkPtr inner, std::function<void()> afterwards, Watchers watch);
+  PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+            DeviceCallPtr device_call, WorkPtr inner, std::function<void()> afterwards,
+            Watchers watch);
 
   bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;

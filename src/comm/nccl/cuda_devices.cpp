@@ -1,7 +1,11 @@
 #include "comm/cuda_devices.h"
 
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdio>
 
@@ -28,6 +32,28 @@ std::vector<std::string> cuda_device_uuids() {
   for (c10::DeviceIndex index = 0; index < count; ++index)
     uuids.push_back(format_uuid(at::cuda::getDeviceProperties(index)->uuid));
   return uuids;
+}
+
+// cudaMemcpyAsync puts less than 32 KiB among the stream's commands, from where the compute engine
+// takes them. Rows with gaps between them go by a copy engine: the halves' first halves, then their
+// second ones.
+void copy_by_engine(void* to, const void* from, size_t bytes, const c10::Stream& stream) {
+  constexpr size_t kInline = size_t{32} << 10;
+  const c10::cuda::CUDAGuard guard(stream.device());
+  const auto queue = c10::cuda::CUDAStream(stream).stream();
+  if (bytes >= kInline || bytes < 4 || bytes % 2 != 0) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue));
+    return;
+  }
+  const size_t half = bytes / 2;
+  const size_t width = half / 2;
+  const auto copy = [&](size_t offset, size_t columns) {
+    C10_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<char*>(to) + offset, half,
+                                     static_cast<const char*>(from) + offset, half, columns, 2,
+                                     cudaMemcpyHostToDevice, queue));
+  };
+  copy(0, width);
+  copy(width, half - width);
 }
 
 }  // namespace tessera::comm

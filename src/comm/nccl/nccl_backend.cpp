@@ -26,8 +26,16 @@ constexpr std::chrono::minutes kAfterOurs(1);
 constexpr std::chrono::seconds kCloseGrace(5);
 
 /// c10d's watchdog cleans up and leaves the rest to us, at once and without ending the process.
-/// What the user has set stays.
+/// What the user has set stays, but for what takes the watchdog away: then nobody learns which
+/// calls have completed.
 void tame_watchdog() {
+  for (const char* name : {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"}) {
+    if (Environment().get(name).value_or("0") == "0") continue;
+    TORCH_WARN_ONCE("nccl: ", name,
+                    " is ignored: timeouts and dead peers are watched for without it; to wait on "
+                    "the host, synchronize the stream after wait()");
+    c10::utils::set_env(name, "0");
+  }
   c10::utils::set_env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/false);  // CleanUpOnly
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", /*overwrite=*/false);
@@ -35,7 +43,6 @@ void tame_watchdog() {
 }
 
 EnginePtr make_engine(const BackendRequest& request) {
-  tame_watchdog();
   auto options = Engine::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = request.timeout + kAfterOurs;
   options->group_name = request.group_name;
@@ -74,6 +81,7 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
                     ": expected a CUDA device, found none; use the backend shm (ranks of one host) "
                     "or gloo with CPU tensors");
   check_devices(request);
+  tame_watchdog();  // here, in init(): the environment is not to change later, with threads about
   auto backend = c10::make_intrusive<NcclBackend>(request);
   if (request.binds_device) backend->connect_now();
   return backend;

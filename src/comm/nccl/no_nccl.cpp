@@ -1,4 +1,4 @@
-// Stands in for the other files of this folder in builds against a libtorch without CUDA.
+// Stands in for the other files of this folder in builds without CUDA.
 #include "comm/backends.h"
 #include "comm/cuda_devices.h"
 
@@ -8,13 +8,18 @@ namespace tessera::comm {
 
 std::vector<std::string> cuda_device_uuids() { return {}; }
 
+void copy_by_engine(void*, const void*, size_t, const c10::Stream&) {
+  TORCH_INTERNAL_ASSERT(false, "a CUDA tensor in a build without CUDA");
+}
+
 namespace nccl {
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, "nccl: group '", request.group_name,
-      "': this build of Tessera is against a libtorch without CUDA; use the backend shm (ranks "
-      "of one host) or gloo with CPU tensors, or build with the preset `cuda`");
+      "': this build of Tessera has no CUDA (it takes a libtorch with CUDA, cuda_runtime_api.h and "
+      "nccl.h); use the backend shm (ranks of one host) or gloo with CPU tensors, or build with "
+      "the preset `cuda`");
 }
 
 bool available() { return false; }

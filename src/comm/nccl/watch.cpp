@@ -2,7 +2,6 @@
 
 #include "base/error_text.h"
 #include "base/text.h"
-#include "comm/call_check.h"
 #include "comm/heartbeat.h"
 
 #include <c10/util/Exception.h>
@@ -23,12 +22,18 @@ constexpr milliseconds kLook(250);
 constexpr std::chrono::seconds kSlow(1);
 // A peer that has left may have done its part before this rank's device came to its own.
 constexpr std::chrono::seconds kAfterLeaving(10);
-// Between the end of a connection and that of the process at its other end.
-constexpr milliseconds kEnding(1000);
+// Between the end of a connection and that of the process at its other end, or until a rank that
+// stands still has told its call.
+constexpr milliseconds kEnding(2000);
 
 constexpr const char* kGivenUp = "nccl/given_up";
 
 bool runs(const IssuePtr& issue) { return issue->state == State::Running; }
+
+bool are_alike(const std::vector<RankCall>& calls) {
+  return std::ranges::all_of(calls,
+                             [&](const auto& other) { return other.call == calls.front().call; });
+}
 
 }  // namespace
 
@@ -189,31 +194,48 @@ std::string Watch::explain_timeout(const Pending& call) {
   if (call.peer >= 0)
     return c10::str("timed out after ", waited, " of waiting for ", log_->label(call.peer),
                     kRemedy);
-  std::vector<int> missing;
-  std::string last_calls;
-  std::vector<RankCall> calls;
+  const auto told = ask_ranks(*call.issue);
+  if (!told.missing.empty())
+    return c10::str("timed out after ", waited, " of waiting for ", format_ranks(told.missing),
+                    ", which did not make this call", told.last_calls, kRemedy);
+  if (!are_alike(told.calls))
+    return c10::str("timed out after ", waited, ": ", describe_disagreement(told.calls));
+  return c10::str("timed out after ", waited, " although all ranks have made this call: a device ",
+                  "is busy or the network does not carry it; NCCL_DEBUG=INFO tells more", kRemedy);
+}
+
+Watch::Told Watch::ask_ranks(const gloo::Issue& issue) const {
+  Told told;
   for (int peer = 0; peer < size_; ++peer) {
     const bool is_known = peer == rank_ || store_->check({key("at", peer)});
-    const auto text = peer == rank_ ? c10::str(call.issue->sequence, " ", call.issue->what)
+    const auto text = peer == rank_ ? c10::str(issue.sequence, " ", issue.what)
                       : is_known    ? printable(store_->get_to_str(key("at", peer)))
                                     : "0 none";
     const auto blank = text.find(' ');
     const auto what = blank == std::string::npos ? text : text.substr(blank + 1);
     const auto sequence = std::strtoull(text.c_str(), nullptr, 10);
-    if (sequence == call.issue->sequence)
-      calls.push_back({.rank = log_->label(peer), .call = what});
-    if (sequence >= call.issue->sequence) continue;
-    missing.push_back(peer);
-    last_calls += c10::str("; the last call of ", log_->label(peer), " is ", what);
+    if (sequence == issue.sequence) told.calls.push_back({.rank = log_->label(peer), .call = what});
+    if (sequence >= issue.sequence) continue;
+    told.missing.push_back(peer);
+    told.last_calls += c10::str("; the last call of ", log_->label(peer), " is ", what);
   }
-  if (!missing.empty())
-    return c10::str("timed out after ", waited, " of waiting for ", format_ranks(missing),
-                    ", which did not make this call", last_calls, kRemedy);
-  const bool agree = std::ranges::all_of(
-      calls, [&](const auto& other) { return other.call == calls.front().call; });
-  if (!agree) return c10::str("timed out after ", waited, ": ", describe_disagreement(calls));
-  return c10::str("timed out after ", waited, " although all ranks have made this call: a device ",
-                  "is busy or the network does not carry it; NCCL_DEBUG=INFO tells more", kRemedy);
+  return told;
+}
+
+std::optional<std::string> Watch::find_mismatch(const gloo::Issue& issue) {
+  {
+    const std::lock_guard lock(mutex_);
+    const bool is_collective = std::ranges::any_of(
+        pending_, [&](const auto& call) { return call.issue.get() == &issue && call.peer < 0; });
+    if (!is_collective) return std::nullopt;  // messages are numbered by themselves
+  }
+  try {
+    const auto told = ask_ranks(issue);
+    if (!are_alike(told.calls)) return describe_disagreement(told.calls);
+  } catch (const std::exception&) {
+    // Without the store nobody knows.
+  }
+  return std::nullopt;
 }
 
 std::exception_ptr Watch::fail(gloo::Issue& issue, const std::string& reason) {
@@ -224,8 +246,12 @@ std::exception_ptr Watch::fail(gloo::Issue& issue, const std::string& reason) {
     std::this_thread::sleep_for(milliseconds(20));
     problem = find_ended(kAfterLeaving);
   }
-  return log_->fail(
-      issue, std::make_exception_ptr(gloo::Cause(problem ? *problem : "NCCL failed: " + reason)));
+  if (!problem) {
+    problem = "NCCL failed: " + reason;
+    // NCCL takes a message of another length than it expects for a broken connection.
+    if (const auto mismatch = find_mismatch(issue)) *problem += "; " + *mismatch;
+  }
+  return log_->fail(issue, std::make_exception_ptr(gloo::Cause(*problem)));
 }
 
 }  // namespace tessera::comm::nccl

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "comm/backends.h"
+#include "comm/call_check.h"
 #include "comm/gloo/group_log.h"
 
 #include <condition_variable>
@@ -60,6 +61,14 @@ class Watch {
   std::optional<std::string> find_ended(Clock::duration age) const;
   std::optional<std::string> find_given_up();
   std::string explain_timeout(const Pending& call);
+  /// What the ranks have told of their calls with the number of this one.
+  struct Told {
+    std::vector<RankCall> calls;
+    std::vector<int> missing;  // ranks that have not come to it
+    std::string last_calls;    // of those
+  };
+  Told ask_ranks(const gloo::Issue& issue) const;
+  std::optional<std::string> find_mismatch(const gloo::Issue& issue);
   std::optional<Pending> oldest();
   std::string key(const char* topic, int rank) const;
 

@@ -118,11 +118,29 @@ void offer(const Shared& own, DeviceHandles& handles) {
   }
 }
 
-void open(Peer& peer, const RankBlock& block) {
+/// Of ranks that are threads of one process: kernels on `device` read the peer's memory.
+void let_read(c10::DeviceIndex device, const void* memory) {
+  cudaPointerAttributes place{};
+  check(cudaPointerGetAttributes(&place, memory), "the device of a peer's memory");
+  if (place.device == device) return;
+  int can_read = 0;
+  check(cudaDeviceCanAccessPeer(&can_read, device, place.device), "access between two GPUs");
+  TORCH_CHECK_WITH(DistBackendError, can_read != 0, "GPU ", static_cast<int>(device),
+                   " has no access to the memory of GPU ", place.device);
+  const auto code = cudaDeviceEnablePeerAccess(place.device, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled) {
+    static_cast<void>(cudaGetLastError());
+  } else {
+    check(code, "access between two GPUs");
+  }
+}
+
+void open(Peer& peer, const RankBlock& block, c10::DeviceIndex device) {
   const auto& handles = block.device;
   if (block.pid == getpid()) {
     peer.is_own_process = true;
     peer.memory = reinterpret_cast<const uint8_t*>(handles.memory_here);
+    let_read(device, peer.memory);
     for (uint64_t slot = 0; slot < kDeviceSlots; ++slot) {
       peer.filled[slot] = reinterpret_cast<cudaEvent_t>(handles.filled_here[slot]);
       peer.read[slot] = reinterpret_cast<cudaEvent_t>(handles.read_here[slot]);
@@ -174,7 +192,7 @@ class DeviceMedium final : public Medium {
   void open_peers() {
     const c10::cuda::CUDAGuard guard(device_);
     for (int rank = 0; rank < channel_.size(); ++rank)
-      open(peers_[rank], *channel_.member(rank).block);
+      open(peers_[rank], *channel_.member(rank).block, device_);
   }
 
   size_t slot_bytes() const override { return kDeviceSlotBytes; }

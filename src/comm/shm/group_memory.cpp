@@ -167,7 +167,7 @@ std::string problem_of(Function&& function) {
 
 /// What went wrong on any rank is told on all: none waits for one that has given up.
 template <class Function>
-void agree(const Group& group, const std::string& purpose, Function&& function) {
+void agree_on(const Group& group, const std::string& purpose, Function&& function) {
   const comm::Bookkeeping bookkeeping("sharing memory");
   const auto all = gather_bytes(problem_of(std::forward<Function>(function)), group);
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -193,14 +193,14 @@ std::shared_ptr<GroupMemory> make_group_memory(const Group& group, size_t bytes,
   const size_t total = shm::kHeaderBytes + std::max<size_t>(bytes, 1);
   std::unique_ptr<shm::SharedFile> file;
   std::unique_ptr<shm::Mapping> mapping;
-  shm::agree(group, purpose, [&] {
+  shm::agree_on(group, purpose, [&] {
     if (rank(group) != 0) return;
     file = std::make_unique<shm::SharedFile>(shm::make_file(total));
     mapping = std::make_unique<shm::Mapping>(file->descriptor(), total);
   });
   const auto where =
       broadcast_bytes(file ? c10::str(getpid(), " ", file->descriptor()) : "", 0, group);
-  shm::agree(group, purpose, [&] {
+  shm::agree_on(group, purpose, [&] {
     if (mapping) return;
     std::istringstream words(where);
     int pid = 0;

@@ -50,12 +50,27 @@ Place ShmBackend::Issue::place(const at::Tensor& like, size_t bytes) {
   if (like.is_cpu()) return place;
   const auto* collective = std::strchr(name_, ':') + 1;
   check_not_captured(collective, like.device());
-  parts_.device = std::make_shared<DeviceCall>(backend_.device_stream(like.device()));
+  follow_caller(backend_.device_stream(like.device()));
   if (bytes <= kMostStaged) return place;
   auto* medium = backend_.device_medium(collective, like.device());
   on_device_ = medium != nullptr;
   if (!on_device_) return place;
   return {.channel = backend_.channel(), .medium = *medium};
+}
+
+void ShmBackend::Issue::follow_caller(const c10::Stream& stream) {
+  // One for all that is coalesced: the stream does it in the order of issue.
+  if (!parts_.device && backend_.coalescing_) parts_.device = backend_.coalescing_->parts_.device;
+  if (parts_.device)
+    parts_.device->follow_caller();
+  else
+    parts_.device = std::make_shared<DeviceCall>(stream);
+}
+
+std::optional<c10::Stream> ShmBackend::Issue::use(const at::Tensor& tensor) const {
+  if (!on_device_) return std::nullopt;
+  parts_.device->keep(tensor);
+  return parts_.device->stream();
 }
 
 Bytes ShmBackend::Issue::keep(const at::Tensor& memory) {
@@ -69,18 +84,13 @@ void ShmBackend::Issue::copy_back(const at::Tensor& to, const at::Tensor& from) 
 }
 
 Bytes ShmBackend::Issue::read(const at::Tensor& tensor) {
-  if (is_staged(tensor)) {
-    parts_.is_staged = true;
-    return keep(parts_.device->to_host(tensor));
-  }
-  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
-                                                  : std::nullopt);
+  if (is_staged(tensor)) return keep(parts_.device->to_host(tensor));
+  const c10::OptionalStreamGuard on_stream(use(tensor));
   return keep(make_plain(tensor));
 }
 
 Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
-  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
-                                                  : std::nullopt);
+  const c10::OptionalStreamGuard on_stream(use(tensor));
   const auto memory = is_staged(tensor)  ? DeviceCall::empty_host(tensor)
                       : is_plain(tensor) ? tensor
                                          : empty_plain(tensor);
@@ -89,15 +99,10 @@ Bytes ShmBackend::Issue::write(const at::Tensor& tensor) {
 }
 
 Bytes ShmBackend::Issue::update(const at::Tensor& tensor) {
-  if (is_staged(tensor)) {
-    parts_.is_staged = true;
-    const auto memory = parts_.device->to_host(tensor);
-    copy_back(tensor, memory);
-    return keep(memory);
-  }
-  const c10::OptionalStreamGuard guard(on_device_ ? std::optional(parts_.device->stream())
-                                                  : std::nullopt);
-  const auto memory = is_plain(tensor) ? tensor : make_plain(tensor);
+  const c10::OptionalStreamGuard on_stream(use(tensor));
+  const auto memory = is_staged(tensor)  ? parts_.device->to_host(tensor)
+                      : is_plain(tensor) ? tensor
+                                         : make_plain(tensor);
   copy_back(tensor, memory);
   return keep(memory);
 }
@@ -128,9 +133,7 @@ void ShmBackend::Issue::absorb(Issue& other) {
   move_all(parts_.kept, other.parts_.kept);
   move_all(parts_.outputs, other.parts_.outputs);
   move_all(copies_, other.copies_);
-  // All on one stream: what the later call waited for includes what the earlier did.
   if (other.parts_.device) parts_.device = std::move(other.parts_.device);
-  parts_.is_staged = parts_.is_staged || other.parts_.is_staged;
 }
 
 WorkPtr ShmBackend::Issue::join(WorkPtr message) {
@@ -145,10 +148,10 @@ WorkPtr ShmBackend::Issue::submit() {
     return completed_work(parts_.type, {});
   }
   if (!copies_.empty()) {
-    parts_.afterwards = [copies = std::move(copies_)] {
+    parts_.afterwards = [copies = std::move(copies_), device = parts_.device] {
       const at::NoGradGuard no_grad;
       for (const auto& [to, from] : copies)
-        from.is_cpu() && !to.is_cpu() ? copy_from_host(to, from) : void(to.detach().copy_(from));
+        to.is_cpu() ? void(to.detach().copy_(from)) : device->copy_back(to, from);
     };
   }
   parts_.inputs = parts_.outputs;

@@ -3,6 +3,8 @@
 #include "comm/shm/shm_backend.h"
 #include "comm/shm/tensors.h"
 
+#include <optional>
+
 namespace tessera::comm::shm {
 
 /// What one call of the backend puts together: collectives, the memory they use, and copies back to
@@ -35,6 +37,9 @@ class ShmBackend::Issue {
   WorkPtr submit();
 
  private:
+  void follow_caller(const c10::Stream& stream);
+  /// The stream for work on the tensor where it is, and keeps it for that; none: the host's.
+  std::optional<c10::Stream> use(const at::Tensor& tensor) const;
   Bytes keep(const at::Tensor& memory);
   bool is_staged(const at::Tensor& tensor) const { return !tensor.is_cpu() && !on_device_; }
   void copy_back(const at::Tensor& to, const at::Tensor& from);

@@ -71,14 +71,11 @@ c10::intrusive_ptr<c10::ivalue::Future> MailWork::getFuture() {
 void MailWork::end(const std::exception_ptr& exception) {
   if (!exception && !message_.is_send && !message_.contiguous.is_same(message_.original)) {
     const at::NoGradGuard no_grad;
-    const c10::OptionalStreamGuard guard(message_.device ? std::optional(message_.device->stream())
-                                                         : std::nullopt);
-    if (!message_.device) {
-      message_.original.detach().copy_(message_.contiguous);
-    } else {
-      copy_from_host(message_.original, message_.contiguous);
-      message_.device->keep(message_.original);
+    if (message_.device) {
+      message_.device->copy_back(message_.original, message_.contiguous);
       message_.device->end();
+    } else {
+      message_.original.detach().copy_(message_.contiguous);
     }
   }
   mailroom_->channel_.update(record_, pending_.descriptor.sequence,

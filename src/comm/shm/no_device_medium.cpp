@@ -1,4 +1,4 @@
-// Stands in for device_medium.cpp in builds against a libtorch without CUDA.
+// Stands in for device_medium.cpp in builds without CUDA.
 #include "comm/shm/device_medium.h"
 
 namespace tessera::comm::shm {
@@ -6,7 +6,7 @@ namespace tessera::comm::shm {
 bool device_medium_available() { return false; }
 
 DeviceMediumResult make_device_medium(Channel&, c10::Device, const Pending&) {
-  return {.medium = nullptr, .problem = "this build is against a libtorch without CUDA"};
+  return {.medium = nullptr, .problem = "this build of Tessera has no CUDA"};
 }
 
 void check_not_captured(const char*, c10::Device) {}

@@ -107,7 +107,7 @@ Medium* ShmBackend::device_medium(const char* collective, c10::Device device) {
   DeviceMediumResult result;
   {
     const Bookkeeping function(collective);
-    const CallNote note("first with CUDA tensors in this group");
+    const CallNote note("sharing memory of the GPUs, once per group");
     auto coalesced = std::move(coalescing_);
     Issue issue(*this, "tessera:device_meeting", c10d::OpType::BARRIER, timeout_, false);
     issue.add(std::make_unique<DeviceMeeting>(host_medium_, issue.describe(Kind::Barrier, {}),

@@ -79,7 +79,7 @@ bool ShmWork::has_started() const {
 }
 
 bool ShmWork::try_start(Channel& channel) {
-  if (parts_.is_staged) return false;  // what it would give is not there yet
+  if (parts_.device && !parts_.device->is_on_host()) return false;
   for (auto& collective : parts_.collectives) {
     if (collective->has_started()) continue;
     if (!collective->starts_at_once(channel) || !channel.can_start_without_waiting()) return false;
@@ -95,11 +95,7 @@ void ShmWork::run(Channel& channel) {
   try {
     const c10::OptionalStreamGuard guard(parts_.device ? std::optional(parts_.device->stream())
                                                        : std::nullopt);
-    if (parts_.device) {
-      for (const auto* tensors : {&parts_.kept, &parts_.outputs})
-        for (const auto& tensor : *tensors) parts_.device->keep(tensor);
-    }
-    if (parts_.is_staged) parts_.device->await_host();
+    if (parts_.device) parts_.device->await_host();
     for (size_t i = 0; i < parts_.collectives.size(); ++i) {
       auto& collective = *parts_.collectives[i];
       channel.check_usable(name_of(collective.descriptor().kind));

@@ -30,7 +30,6 @@ class ShmWork final : public c10d::Work {
     std::vector<c10::intrusive_ptr<c10d::Work>>
         messages;                        // coalesced with them; they run by themselves
     std::shared_ptr<DeviceCall> device;  // null: all of it is done by the host
-    bool is_staged = false;              // copies to the host have to be there first
   };
   ShmWork(int rank, Parts parts, std::shared_ptr<Executor> executor);
 

@@ -81,14 +81,15 @@ constexpr const char* kMarks = R"source(
 #endif
 )source";
 
-bool is_word(char character) {
+bool is_identifier_character(char character) {
   return std::isalnum(static_cast<unsigned char>(character)) != 0 || character == '_';
 }
 
 bool mentions(const std::string& text, const std::string& word) {
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
     const size_t end = at + word.size();
-    if ((at == 0 || !is_word(text[at - 1])) && (end == text.size() || !is_word(text[end])))
+    if ((at == 0 || !is_identifier_character(text[at - 1])) &&
+        (end == text.size() || !is_identifier_character(text[end])))
       return true;
   }
   return false;

@@ -10,7 +10,7 @@
 namespace tessera::compiler {
 namespace {
 
-bool is_word(char character) {
+bool is_token_character(char character) {
   return std::isalnum(static_cast<unsigned char>(character)) != 0 || character == '_' ||
          character == '.' || character == ':';
 }
@@ -32,7 +32,8 @@ bool Cursor::accept(std::string_view token) {
   skip_spaces();
   if (!rest_.starts_with(token)) return false;
   // A word ends where the token ends: "to" is not the beginning of "tomorrow".
-  if (is_word(token.back()) && rest_.size() > token.size() && is_word(rest_[token.size()]))
+  if (is_token_character(token.back()) && rest_.size() > token.size() &&
+      is_token_character(rest_[token.size()]))
     return false;
   rest_.remove_prefix(token.size());
   return true;
@@ -58,7 +59,7 @@ char Cursor::peek() {
 
 std::string_view Cursor::word(const char* expected) {
   skip_spaces();
-  const auto end = std::find_if_not(rest_.begin(), rest_.end(), is_word);
+  const auto end = std::find_if_not(rest_.begin(), rest_.end(), is_token_character);
   const auto word = rest_.substr(0, static_cast<size_t>(end - rest_.begin()));
   if (word.empty()) fail(expected);
   rest_.remove_prefix(word.size());

@@ -36,7 +36,7 @@ const NameSet kViewsFromTheStart = {
 const NameSet kCopies = {"aten::clone", "aten::_to_copy"};
 
 /// A number among the arguments.
-std::optional<at::Scalar> number_of(const Argument& argument) {
+std::optional<at::Scalar> scalar_of(const Argument& argument) {
   if (argument.kind != Argument::Kind::Constant) return std::nullopt;
   const c10::IValue& constant = argument.constant;
   if (constant.isScalar()) return constant.toScalar();
@@ -58,14 +58,14 @@ bool is_neutral(const Node& node, const ValueType& type) {
     return std::find(names.begin(), names.end(), node.op) != names.end();
   };
   if (node.arguments.size() < 2) return false;
-  const auto number = number_of(node.arguments[1]);
+  const auto number = scalar_of(node.arguments[1]);
   if (!number) return false;
   if (is({"aten::mul.Scalar", "aten::mul.Tensor", "aten::div.Scalar", "aten::div.Tensor"}))
     return equals(*number, 1);
   if (!is({"aten::add.Scalar", "aten::add.Tensor", "aten::sub.Scalar", "aten::sub.Tensor"}))
     return false;
   const bool is_sub = node.op.starts_with("aten::sub");
-  const auto alpha = number_of(node.arguments.at(2));
+  const auto alpha = scalar_of(node.arguments.at(2));
   if (!alpha || !equals(*alpha, 1) || !equals(*number, 0)) return false;
   const bool negative_zero = number->isFloatingPoint() && std::signbit(number->toDouble());
   return c10::isIntegralType(type.dtype, /*includeBool=*/false) || is_sub != negative_zero;

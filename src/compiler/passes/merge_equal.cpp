@@ -10,7 +10,7 @@ namespace tessera::compiler {
 namespace {
 
 /// Equal for nodes that compute the same.
-std::string key_of(const Graph& graph, const Node& node) {
+std::string computation_key(const Graph& graph, const Node& node) {
   Node call{.op = node.op, .arguments = node.arguments, .results = {}};
   call.body = node.body;
   return text_of(graph, call);
@@ -27,7 +27,7 @@ class Merger {
       Node& node = graph_.nodes[i];
       replace_uses(node, replacements_);
       if (has_effect(node) || node.results.empty() || node.op == capture::kAgain) continue;
-      const auto [found, is_new] = first.emplace(key_of(graph_, node), i);
+      const auto [found, is_new] = first.emplace(computation_key(graph_, node), i);
       if (is_new) continue;
       removed[i] = merge(graph_.nodes[found->second], node);
       if (!removed[i]) found->second = i;

@@ -14,7 +14,7 @@ namespace tessera::compiler {
 namespace {
 
 /// What is known of a value.
-struct Known {
+struct KnownPlacement {
   enum class Kind {
     Nothing,
     Made,  // of no other value, as by zeros(): its rows are as many as this rank's
@@ -38,15 +38,17 @@ class Analysis {
     for (const auto& node : graph_.nodes) visit(node);
     for (const auto& node : graph_.nodes) {
       for (const auto value : node.defined()) {
-        if (at(value).kind == Known::Kind::Placed)
+        if (at(value).kind == KnownPlacement::Kind::Placed)
           graph_.type(value).placement = at(value).placement;
       }
     }
   }
 
  private:
-  Known& at(ValueId value) { return known_.at(static_cast<size_t>(value)); }
-  static Known placed(Placement placement) { return {Known::Kind::Placed, std::move(placement)}; }
+  KnownPlacement& at(ValueId value) { return known_.at(static_cast<size_t>(value)); }
+  static KnownPlacement placed(Placement placement) {
+    return {KnownPlacement::Kind::Placed, std::move(placement)};
+  }
 
   void visit(const Node& node) {
     const auto op = find_operator(node.op);
@@ -56,18 +58,20 @@ class Analysis {
     const bool is_in_place = own.empty() && node.results.size() == 1;
     if (own.size() != node.results.size() && !is_in_place) return;
     const auto used = node.used();
-    if (used.empty()) return set(node, {}, Known{Known::Kind::Made, Replicate()});
+    if (used.empty()) return set(node, {}, KnownPlacement{KnownPlacement::Kind::Made, Replicate()});
     const bool are_known = std::all_of(used.begin(), used.end(), [&](ValueId value) {
-      return at(value).kind != Known::Kind::Nothing;
+      return at(value).kind != KnownPlacement::Kind::Nothing;
     });
     if (!are_known) return;
     const bool are_equal = std::all_of(used.begin(), used.end(),
                                        [&](ValueId value) { return at(value).is(Replicate()); });
     if (are_equal) {
       const bool is_made = std::all_of(used.begin(), used.end(), [&](ValueId value) {
-        return at(value).kind == Known::Kind::Made;
+        return at(value).kind == KnownPlacement::Kind::Made;
       });
-      return set(node, {}, is_made ? Known{Known::Kind::Made, Replicate()} : placed(Replicate()));
+      return set(
+          node, {},
+          is_made ? KnownPlacement{KnownPlacement::Kind::Made, Replicate()} : placed(Replicate()));
     }
     try {
       by_rule(node, *op, is_in_place ? std::vector<size_t>{0} : own);
@@ -77,7 +81,8 @@ class Analysis {
   }
 
   /// By result; all the same if there is only one `known`.
-  void set(const Node& node, const std::vector<Known>& by_result, const Known& known) {
+  void set(const Node& node, const std::vector<KnownPlacement>& by_result,
+           const KnownPlacement& known) {
     for (size_t i = 0; i < node.results.size(); ++i) {
       for (const auto value : node.results[i].values) {
         if (value != kNoValue) at(value) = by_result.empty() ? known : by_result[i];
@@ -93,7 +98,7 @@ class Analysis {
     // Every rank has as many rows as any other: as if there were one.
     for (const auto& row : rule->rows(call, /*ranks=*/1)) {
       if (!fits(node, call, row)) continue;
-      std::vector<Known> results;
+      std::vector<KnownPlacement> results;
       for (const size_t i : returns) results.push_back(placed(row.placements.at(i)));
       return set(node, results, {});
     }
@@ -157,7 +162,7 @@ class Analysis {
   }
 
   Graph& graph_;
-  std::vector<Known> known_;
+  std::vector<KnownPlacement> known_;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 // width]: samples and heads are independent; so are queries, where no position counts.
 #include "dtensor/rules/free_dims.h"
 
+#include <ATen/ops/constant_pad_nd.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -78,7 +80,7 @@ bool must_be_even(const Call& call, int64_t dim) {
                                 call.operand(find_input(call, "key")).sizes[kHeadDim];
 }
 
-Rows forward_rows(const Call& call, int64_t) {
+Rows attention_rows(const Call& call, int64_t) {
   Rows rows;
   for (const auto dim : query_dims(call)) {
     auto row = call.row();
@@ -97,7 +99,7 @@ Placement mask_gradient(const Call& call, int64_t dim) {
   return placement.is_shard() ? placement : Partial();
 }
 
-Rows backward_rows(const Call& call, int64_t) {
+Rows attention_backward_rows(const Call& call, int64_t) {
   Rows rows;
   for (const auto dim : query_dims(call)) {
     auto row = call.row();
@@ -110,32 +112,51 @@ Rows backward_rows(const Call& call, int64_t) {
   return rows;
 }
 
+/// Memory-efficient attention takes masks whose rows begin at such multiples. libtorch pads them to
+/// that, but a part that was moved is dense.
+constexpr int64_t kMaskAlignment = 16;  // elements
+
+void align_mask(const c10::FunctionSchema& schema, torch::jit::Stack& local) {
+  const auto index = schema.argumentIndexWithName("attn_bias");
+  if (!index || !local[*index].isTensor() || !local[*index].toTensor().defined()) return;
+  const auto mask = local[*index].toTensor();
+  const auto strides = mask.strides();
+  const bool is_aligned = strides.back() == 1 &&
+                          std::all_of(strides.begin(), strides.end() - 1,
+                                      [](int64_t stride) { return stride % kMaskAlignment == 0; });
+  if (is_aligned) return;
+  const auto keys = mask.size(-1);
+  const auto missing = (kMaskAlignment - keys % kMaskAlignment) % kMaskAlignment;
+  local[*index] = at::constant_pad_nd(mask, {0, missing}).narrow(-1, 0, keys);
+}
+
 Rule attention_rule(Rows (*rows)(const Call&, int64_t), FindShapes shapes = {}) {
   Rule rule;
   rule.rows = rows;
   rule.takes_any_indices = true;
+  rule.prepare = align_mask;
   rule.shapes = std::move(shapes);
   return rule;
 }
 
-std::vector<Sizes> forward_sizes(const Call& call) {
+std::vector<Sizes> attention_sizes(const Call& call) {
   const auto& query = call.operand(find_input(call, "query")).sizes;
   if (query.size() != 4) return {};
   return {query, {query[0], query[1], query[2]}};
 }
 
 const Registration kForCpu({"aten::_scaled_dot_product_flash_attention_for_cpu"},
-                           attention_rule(forward_rows, forward_sizes));
+                           attention_rule(attention_rows, attention_sizes));
 const Registration kForCpuBackward({"aten::_scaled_dot_product_flash_attention_for_cpu_backward"},
-                                   attention_rule(backward_rows, sizes_of({1, 2, 3})));
+                                   attention_rule(attention_backward_rows, sizes_of({1, 2, 3})));
 const Registration kForCuda({"aten::_scaled_dot_product_flash_attention",
                              "aten::_scaled_dot_product_efficient_attention",
                              "aten::_scaled_dot_product_cudnn_attention"},
-                            attention_rule(forward_rows));
+                            attention_rule(attention_rows));
 const Registration kForCudaBackward({"aten::_scaled_dot_product_flash_attention_backward",
                                      "aten::_scaled_dot_product_efficient_attention_backward",
                                      "aten::_scaled_dot_product_cudnn_attention_backward"},
-                                    attention_rule(backward_rows));
+                                    attention_rule(attention_backward_rows));
 
 }  // namespace
 }  // namespace tessera::dtensor

@@ -2,6 +2,8 @@
 // not taken from the batch.
 #include "dtensor/rules/free_dims.h"
 
+#include <ATen/ops/empty.h>
+
 namespace tessera::dtensor {
 namespace {
 
@@ -20,7 +22,7 @@ bool is_vector_of_channels(const Call& call, size_t output) {
 }
 
 /// (input, weight, bias, running_mean, running_var) -> (output, save_mean, save_invstd, ...)
-Rows forward_rows(const Call& call, int64_t) {
+Rows batch_norm_rows(const Call& call, int64_t) {
   const size_t first = call.output_count();
   Rows rows;
   auto by_channel = call.row();
@@ -40,7 +42,7 @@ Rows forward_rows(const Call& call, int64_t) {
   return rows;
 }
 
-std::vector<Sizes> forward_sizes(const Call& call) {
+std::vector<Sizes> batch_norm_sizes(const Call& call) {
   // What kernels of other devices leave in the results that evaluation does not need is their own.
   if (!takes_statistics_from_batch(call) && !is_on_cpu(call)) return {};
   const auto& sizes = call.operand(0).sizes;
@@ -50,26 +52,17 @@ std::vector<Sizes> forward_sizes(const Call& call) {
   return results;
 }
 
-Rule forward_rule(std::vector<size_t> also_writes) {
+Rule batch_norm_rule(std::vector<size_t> also_writes) {
   Rule rule;
-  rule.rows = forward_rows;
+  rule.rows = batch_norm_rows;
   rule.takes_any_indices = true;
   rule.also_writes = std::move(also_writes);
-  rule.shapes = forward_sizes;
+  rule.shapes = batch_norm_sizes;
   return rule;
 }
 
-/// Parameters' gradients are sums over the batch.
-void place_gradients(const Call& call, std::vector<Placement>& row, const Placement& input,
-                     const Placement& parameters) {
-  for (size_t i = 0; i < call.output_count(); ++i) {
-    const auto& placement = i == 0 ? input : parameters;
-    row[i] = is_asked(call, i) ? placement : Replicate();
-  }
-}
-
 /// (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
-Rows backward_rows(const Call& call, int64_t) {
+Rows batch_norm_backward_rows(const Call& call, int64_t) {
   const size_t first = call.output_count();
   Rows rows;
   auto by_channel = call.row();
@@ -82,14 +75,14 @@ Rows backward_rows(const Call& call, int64_t) {
   for (int64_t dim = 0; dim < call.operand(0).ndim(); ++dim) {
     if (dim == kChannelDim) continue;
     auto row = call.row();
-    place_gradients(call, row, Shard(dim), Partial());
+    place_gradients(call, row, Shard(dim), Partial());  // of parameters: sums over the batch
     row[first] = row[first + 1] = Shard(dim);
     rows.emplace_back(std::move(row));
   }
   return rows;
 }
 
-std::vector<Sizes> backward_sizes(const Call& call) {
+std::vector<Sizes> batch_norm_backward_sizes(const Call& call) {
   const auto& sizes = call.operand(1).sizes;
   std::vector<Sizes> results = {sizes, {sizes[kChannelDim]}, {sizes[kChannelDim]}};
   for (size_t i = 0; i < results.size(); ++i) {
@@ -98,20 +91,89 @@ std::vector<Sizes> backward_sizes(const Call& call) {
   return results;
 }
 
-Rule backward_rule() {
+Rule batch_norm_backward_rule() {
   Rule rule;
-  rule.rows = backward_rows;
+  rule.rows = batch_norm_backward_rows;
   rule.takes_any_indices = true;
-  rule.shapes = backward_sizes;
+  rule.shapes = batch_norm_backward_sizes;
   return rule;
 }
 
-const Registration kForward({"aten::native_batch_norm"}, forward_rule({3, 4}));
+/// Note [batch norm of cuDNN]
+/// Beside what native_batch_norm returns, it hands its backward a buffer whose size and contents
+/// are cuDNN's own. So parts are computed by the native kernels, and the buffer is empty.
+constexpr size_t kBuffer = 3;
+
+c10::OperatorHandle native_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+}
+
+Rows cudnn_rows(const Call& call, int64_t ranks) {
+  auto rows = batch_norm_rows(call, ranks);
+  for (auto& row : rows) row.placements[kBuffer] = Replicate();
+  return rows;
+}
+
+std::vector<Sizes> cudnn_sizes(const Call& call) {
+  const auto& sizes = call.operand(0).sizes;
+  const Sizes statistics = {takes_statistics_from_batch(call) ? sizes[kChannelDim] : 0};
+  return {sizes, statistics, statistics, {0}};
+}
+
+void run_cudnn_batch_norm(const c10::OperatorHandle&, const Choice&, const std::vector<Sizes>&,
+                          torch::jit::Stack& stack) {
+  static const auto kNative = native_operator("aten::native_batch_norm");
+  const auto options = stack[0].toTensor().options();
+  const bool is_training = stack[5].toBool();
+  kNative.callBoxed(stack);
+  if (!is_training) stack[1] = stack[2] = at::empty({0}, stack[1].toTensor().options());
+  stack.emplace_back(at::empty({0}, options.dtype(at::kByte)));
+}
+
+Rule cudnn_rule() {
+  auto rule = batch_norm_rule({3, 4});
+  rule.rows = cudnn_rows;
+  rule.shapes = cudnn_sizes;
+  rule.run = run_cudnn_batch_norm;
+  return rule;
+}
+
+/// (input, grad_output, weight, running_mean, running_var, save_mean, save_var, epsilon, buffer)
+void run_cudnn_backward(const c10::OperatorHandle&, const Choice&, const std::vector<Sizes>&,
+                        torch::jit::Stack& stack) {
+  static const auto kNative = native_operator("aten::native_batch_norm_backward");
+  std::swap(stack[0], stack[1]);
+  stack.insert(stack.begin() + 7, /*train=*/true);
+  stack.back() = c10::List<bool>({true, true, true});  // output_mask, in the buffer's place
+  kNative.callBoxed(stack);
+}
+
+Rule cudnn_backward_rule() {
+  Rule rule;
+  rule.rows = [](const Call& call, int64_t) {
+    auto row = call.row();
+    std::fill(row.begin(), row.end() - 1, Shard(0));  // all but the buffer
+    row[0] = row[3] = row[4] = Shard(kChannelDim);
+    return Rows{Row(std::move(row))};
+  };
+  rule.takes_any_indices = true;
+  rule.run = run_cudnn_backward;
+  rule.shapes = [](const Call& call) {
+    const auto& sizes = call.operand(0).sizes;
+    return std::vector<Sizes>{sizes, {sizes[kChannelDim]}, {sizes[kChannelDim]}};
+  };
+  return rule;
+}
+
+const Registration kBatchNorm({"aten::native_batch_norm"}, batch_norm_rule({3, 4}));
 const Registration kLegit({"aten::_native_batch_norm_legit",
                            "aten::_native_batch_norm_legit_no_training",
                            "aten::_native_batch_norm_legit_functional"},
-                          forward_rule({}));
-const Registration kBackward({"aten::native_batch_norm_backward"}, backward_rule());
+                          batch_norm_rule({}));
+const Registration kBatchNormBackward({"aten::native_batch_norm_backward"},
+                                      batch_norm_backward_rule());
+const Registration kCudnn({"aten::cudnn_batch_norm"}, cudnn_rule());
+const Registration kCudnnBackward({"aten::cudnn_batch_norm_backward"}, cudnn_backward_rule());
 
 }  // namespace
 }  // namespace tessera::dtensor

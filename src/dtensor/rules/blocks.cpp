@@ -94,7 +94,7 @@ std::vector<Sizes> fold_sizes(const Call& call) {
   return {sizes};
 }
 
-const Registration kUnfold({"aten::im2col"}, block_rule(unfold_rows, unfold_sizes));
+const Registration kIm2col({"aten::im2col"}, block_rule(unfold_rows, unfold_sizes));
 const Registration kFold({"aten::col2im"}, block_rule(fold_rows, fold_sizes));
 
 }  // namespace

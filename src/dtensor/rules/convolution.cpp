@@ -23,7 +23,7 @@ bool groups_divide(const Call& call) {
 }
 
 /// (input, weight, bias) -> output
-Rows forward_rows(const Call& call, int64_t) {
+Rows convolution_rows(const Call& call, int64_t) {
   Rows rows = {{Shard(0), Shard(0), Replicate(), Replicate()}};
   if (is_grouped(call)) {
     // Groups come first in dim 0 of either kind of weight.
@@ -42,7 +42,7 @@ Rows forward_rows(const Call& call, int64_t) {
 }
 
 /// (grad_output, input, weight) -> (grad_input, grad_weight, grad_bias)
-Rows backward_rows(const Call& call, int64_t) {
+Rows convolution_backward_rows(const Call& call, int64_t) {
   Rows rows = {{Shard(0), Partial(), Partial(), Shard(0), Shard(0), Replicate()}};
   if (is_grouped(call)) {
     if (groups_divide(call)) {
@@ -84,7 +84,7 @@ void adapt_backward(const Call& call, const Choice& choice, LocalArguments& loca
   local.set(call.index_of("bias_sizes"), std::vector<int64_t>{own[1]});
 }
 
-std::vector<Sizes> forward_sizes(const Call& call) {
+std::vector<Sizes> convolution_sizes(const Call& call) {
   const auto& input = call.operand(0).sizes;
   const auto& weight = call.operand(1).sizes;
   if (input.size() != weight.size()) return {};
@@ -107,7 +107,7 @@ std::vector<Sizes> forward_sizes(const Call& call) {
   return {sizes};
 }
 
-std::vector<Sizes> backward_sizes(const Call& call) {
+std::vector<Sizes> convolution_backward_sizes(const Call& call) {
   std::vector<Sizes> sizes = {
       call.operand(1).sizes, call.operand(2).sizes, {call.operand(0).sizes[1]}};
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -124,10 +124,12 @@ Rule convolution_rule(Rows (*rows)(const Call&, int64_t), Adapt adapt, FindShape
   return rule;
 }
 
-const Registration kForward({"aten::convolution", "aten::_convolution"},
-                            convolution_rule(forward_rows, adapt_forward, forward_sizes));
-const Registration kBackward({"aten::convolution_backward"},
-                             convolution_rule(backward_rows, adapt_backward, backward_sizes));
+const Registration kConvolution({"aten::convolution", "aten::_convolution"},
+                                convolution_rule(convolution_rows, adapt_forward,
+                                                 convolution_sizes));
+const Registration kConvolutionBackward({"aten::convolution_backward"},
+                                        convolution_rule(convolution_backward_rows, adapt_backward,
+                                                         convolution_backward_sizes));
 
 }  // namespace
 }  // namespace tessera::dtensor

@@ -91,18 +91,30 @@ bool is_asked(const Call& call, size_t output) {
   return call.argument("output_mask").toBoolList().get(output);
 }
 
+void place_gradients(const Call& call, std::vector<Placement>& row, const Placement& input,
+                     const Placement& parameters) {
+  for (size_t i = 0; i < call.output_count(); ++i) {
+    const auto& placement = i == 0 ? input : parameters;
+    row[i] = is_asked(call, i) ? placement : Replicate();
+  }
+}
+
+bool keeps_dims(const Call& call) {
+  return call.has_argument("keepdim") && call.argument("keepdim").toBool();
+}
+
+int64_t reduction_of(const Call& call) { return call.argument("reduction").toInt(); }
+
 int64_t mesh_ranks(const Call& call) { return c10::multiply_integers(any_spec(call)->mesh_shape); }
 
 bool is_on_cpu(const Call& call) {
   return any_spec(call)->mesh.device_type() == c10::DeviceType::CPU;
 }
 
-void run_contiguous(const c10::OperatorHandle& op, const Choice&, const std::vector<Sizes>&,
-                    torch::jit::Stack& stack) {
-  for (auto& value : stack) {
+void make_contiguous(const c10::FunctionSchema&, torch::jit::Stack& local) {
+  for (auto& value : local) {
     if (value.isTensor() && value.toTensor().defined()) value = value.toTensor().contiguous();
   }
-  op.callBoxed(stack);
 }
 
 void scale_(const at::Tensor& tensor, double factor) {

@@ -31,13 +31,19 @@ bool broadcasts_to(const Operand& operand, const Sizes& sizes);
 
 /// Whether the result is wanted, by the argument output_mask; what is not has no value to place.
 bool is_asked(const Call& call, size_t output);
+/// Results of a backward: the input's gradient placed as `input`, the parameters' as `parameters`.
+void place_gradients(const Call& call, std::vector<Placement>& row, const Placement& input,
+                     const Placement& parameters);
+/// The argument keepdim; false if there is none.
+bool keeps_dims(const Call& call);
+/// The argument reduction of a loss, an at::Reduction.
+int64_t reduction_of(const Call& call);
 /// Ranks of the mesh: what is divisible by it is so by every part of the mesh.
 int64_t mesh_ranks(const Call& call);
 bool is_on_cpu(const Call& call);
 
 /// For kernels that want contiguous tensors, which chunks of them need not be.
-void run_contiguous(const c10::OperatorHandle& op, const Choice& choice,
-                    const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack);
+void make_contiguous(const c10::FunctionSchema& schema, torch::jit::Stack& local);
 
 /// Multiplies by `factor`; 0 if the factor is, whatever the tensor holds.
 void scale_(const at::Tensor& tensor, double factor);

@@ -155,7 +155,7 @@ Rule trace_backward_rule() {
 }
 const Registration kTraceBackward({"aten::trace_backward"}, trace_backward_rule());
 
-const Registration kWhole({"aten::block_diag", "aten::repeat_interleave.Tensor"}, no_rows());
+const Registration kBlockDiag({"aten::block_diag", "aten::repeat_interleave.Tensor"}, no_rows());
 
 }  // namespace
 }  // namespace tessera::dtensor

@@ -134,7 +134,7 @@ Rule constant_rule(Adapt adapt) {
   rule.adapt = std::move(adapt);
   return rule;
 }
-const Registration kFill({"aten::fill_.Scalar"}, constant_rule(share_constant));
+const Registration kFillConstant({"aten::fill_.Scalar"}, constant_rule(share_constant));
 const Registration kZero({"aten::zero_"}, constant_rule({}));
 
 // ---- questions about tensors ----

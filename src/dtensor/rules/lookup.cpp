@@ -203,7 +203,7 @@ Rule renorm_rule() {
   rule.run = run_renorm;
   return rule;
 }
-const Registration kRenorm({"aten::embedding_renorm_"}, renorm_rule());
+const Registration kEmbeddingRenorm({"aten::embedding_renorm_"}, renorm_rule());
 
 }  // namespace
 }  // namespace tessera::dtensor

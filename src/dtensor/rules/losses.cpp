@@ -7,8 +7,6 @@
 namespace tessera::dtensor {
 namespace {
 
-int64_t reduction_of(const Call& call) { return call.argument("reduction").toInt(); }
-
 /// Rows of an element-wise operator of which argument `self` has the size of the result.
 Rows elementwise_rows(const Call& call, size_t self) {
   const auto& sizes = call.operand(self).sizes;
@@ -29,7 +27,7 @@ Rows elementwise_rows(const Call& call, size_t self) {
 }
 
 /// The first result is a sum over parts, unless there is no reduction.
-Rows reduce_first(const Call& call, Rows rows) {
+Rows with_pending_sum(const Call& call, Rows rows) {
   if (reduction_of(call) == at::Reduction::None) return rows;
   for (auto& row : rows) row.placements[0] = Partial();
   return rows;
@@ -63,7 +61,7 @@ std::vector<Sizes> elementwise_loss_sizes(const Call& call) {
 Rule loss_rule() {
   Rule rule;
   rule.rows = [](const Call& call, int64_t) {
-    return reduce_first(call, elementwise_rows(call, 0));
+    return with_pending_sum(call, elementwise_rows(call, 0));
   };
   rule.takes_empty_shards = true;
   rule.takes_any_indices = true;
@@ -107,7 +105,9 @@ Rows sample_rows(const Call& call, size_t self) {
 
 Rule margin_rule() {
   Rule rule;
-  rule.rows = [](const Call& call, int64_t) { return reduce_first(call, sample_rows(call, 0)); };
+  rule.rows = [](const Call& call, int64_t) {
+    return with_pending_sum(call, sample_rows(call, 0));
+  };
   rule.takes_any_indices = true;
   rule.run = weighted_by(0);
   rule.shapes = [](const Call& call) -> std::vector<Sizes> {

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kClassDim = 1;
 
-int64_t reduction_of(const Call& call) { return call.argument("reduction").toInt(); }
-
 /// Placements of scores [n, classes, ...] and of targets [n, ...] that go together.
 std::vector<std::pair<Placement, Placement>> sample_shards(const Operand& scores) {
   std::vector<std::pair<Placement, Placement>> shards;
@@ -24,7 +22,7 @@ std::vector<std::pair<Placement, Placement>> sample_shards(const Operand& scores
 }
 
 /// (scores, targets, weight) -> (loss, total_weight)
-Rows forward_rows(const Call& call, int64_t) {
+Rows nll_loss_rows(const Call& call, int64_t) {
   Rows rows;
   for (const auto& [scores, targets] : sample_shards(call.operand(0))) {
     auto loss = Partial();
@@ -37,7 +35,7 @@ Rows forward_rows(const Call& call, int64_t) {
 }
 
 /// (grad_output, scores, targets, weight, total_weight) -> grad_scores
-Rows backward_rows(const Call& call, int64_t) {
+Rows nll_loss_backward_rows(const Call& call, int64_t) {
   const bool is_whole = reduction_of(call) == at::Reduction::None;
   Rows rows;
   for (const auto& [scores, targets] : sample_shards(call.operand(1))) {
@@ -70,34 +68,34 @@ void run_forward(const c10::OperatorHandle& op, const Choice& choice, const std:
   weight.copy_(whole);
 }
 
-std::vector<Sizes> forward_sizes(const Call& call) {
+std::vector<Sizes> nll_loss_sizes(const Call& call) {
   if (reduction_of(call) == at::Reduction::None) return {call.operand(1).sizes, {}};
   return {{}, {}};
 }
 
-Rule forward_rule(bool takes_empty_shards) {
+Rule nll_loss_rule(bool takes_empty_shards) {
   Rule rule;
-  rule.rows = forward_rows;
+  rule.rows = nll_loss_rows;
   rule.takes_empty_shards = takes_empty_shards;
   rule.takes_any_indices = true;
   rule.run = run_forward;
-  rule.shapes = forward_sizes;
+  rule.shapes = nll_loss_sizes;
   return rule;
 }
 
-Rule backward_rule(bool takes_empty_shards) {
+Rule nll_loss_backward_rule(bool takes_empty_shards) {
   Rule rule;
-  rule.rows = backward_rows;
+  rule.rows = nll_loss_backward_rows;
   rule.takes_empty_shards = takes_empty_shards;
   rule.takes_any_indices = true;
   rule.shapes = sizes_of({1});
   return rule;
 }
 
-const Registration kForward({"aten::nll_loss_forward"}, forward_rule(true));
-const Registration kBackward({"aten::nll_loss_backward"}, backward_rule(true));
-const Registration kForward2d({"aten::nll_loss2d_forward"}, forward_rule(false));
-const Registration kBackward2d({"aten::nll_loss2d_backward"}, backward_rule(false));
+const Registration kNllLoss({"aten::nll_loss_forward"}, nll_loss_rule(true));
+const Registration kNllLossBackward({"aten::nll_loss_backward"}, nll_loss_backward_rule(true));
+const Registration kNllLoss2d({"aten::nll_loss2d_forward"}, nll_loss_rule(false));
+const Registration kNllLoss2dBackward({"aten::nll_loss2d_backward"}, nll_loss_backward_rule(false));
 
 }  // namespace
 }  // namespace tessera::dtensor

@@ -40,15 +40,6 @@ Rule layer_norm_rule() {
   return rule;
 }
 
-/// Results of a backward: the input's gradient placed as `input`, the parameters' as `parameters`.
-void place_gradients(const Call& call, std::vector<Placement>& row, const Placement& input,
-                     const Placement& parameters) {
-  for (size_t i = 0; i < call.output_count(); ++i) {
-    const auto& placement = i == 0 ? input : parameters;
-    row[i] = is_asked(call, i) ? placement : Replicate();
-  }
-}
-
 /// (grad_out, input, statistics..., parameters...) -> (grad_input, grads of parameters...)
 Rule layer_norm_backward_rule(size_t statistics) {
   Rule rule;
@@ -86,7 +77,7 @@ const Registration kRmsNormBackward({"aten::_fused_rms_norm_backward"},
                                     layer_norm_backward_rule(1));
 
 /// Whether whole groups of channels fall to every rank.
-bool groups_divide(const Call& call) {
+bool norm_groups_divide(const Call& call) {
   return call.argument("group").toInt() % mesh_ranks(call) == 0;
 }
 
@@ -107,14 +98,14 @@ Rule group_norm_rule() {
   Rule rule;
   rule.rows = [](const Call& call, int64_t) {
     Rows rows = {{Shard(0), Shard(0), Shard(0), Shard(0), Replicate(), Replicate()}};
-    if (groups_divide(call)) {
+    if (norm_groups_divide(call)) {
       rows.emplace_back(std::vector{Shard(1), Shard(1), Shard(1), Shard(1), Shard(0), Shard(0)},
                         /*even=*/true);
     }
     return rows;
   };
   rule.adapt = with_own_groups(0);
-  rule.run = run_contiguous;
+  rule.prepare = make_contiguous;
   rule.shapes = [](const Call& call) {
     const auto& sizes = call.operand(0).sizes;
     const Sizes statistics = {call.argument("N").toInt(), call.argument("group").toInt()};
@@ -132,7 +123,7 @@ Rule group_norm_backward_rule() {
     place_gradients(call, by_sample, Shard(0), Partial());
     std::fill_n(by_sample.begin() + static_cast<long>(first), 4, Shard(0));
     Rows rows = {Row(std::move(by_sample))};
-    if (!groups_divide(call)) return rows;
+    if (!norm_groups_divide(call)) return rows;
     auto by_group = call.row();
     place_gradients(call, by_group, Shard(1), Shard(0));
     std::fill_n(by_group.begin() + static_cast<long>(first), 4, Shard(1));
@@ -141,7 +132,7 @@ Rule group_norm_backward_rule() {
     return rows;
   };
   rule.adapt = with_own_groups(1);
-  rule.run = run_contiguous;
+  rule.prepare = make_contiguous;
   rule.shapes = [](const Call& call) {
     const Sizes channels = {call.argument("C").toInt()};
     std::vector<Sizes> sizes = {call.operand(1).sizes, channels, channels};
@@ -163,7 +154,7 @@ std::vector<int64_t> dim_itself(const Call& call) {
 }
 Rule weight_norm_rule(FindShapes shapes) {
   auto rule = alike_rule(dim_itself, std::move(shapes));
-  rule.run = run_contiguous;
+  rule.prepare = make_contiguous;
   return rule;
 }
 const Registration kWeightNorm({"aten::_weight_norm_interface"},

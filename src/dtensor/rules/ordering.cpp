@@ -17,7 +17,7 @@ Passages beside_dim(const Call& call) {
   return all_but(ndim, {call.dim("dim", ndim)});
 }
 
-std::vector<Sizes> same_sizes(const Call& call) {
+std::vector<Sizes> argument_sizes(const Call& call) {
   return std::vector<Sizes>(call.output_count(), call.operand(0).sizes);
 }
 
@@ -29,7 +29,7 @@ Rule with_shapes(Rule rule, std::vector<Sizes> (*shapes)(const Call&)) {
 const Registration kSort({"aten::sort", "aten::topk", "aten::cumprod"},
                          passage_rule(beside_dim, Pending::None));
 const Registration kScans({"aten::cummax", "aten::cummin", "aten::logcumsumexp"},
-                          with_shapes(passage_rule(beside_dim, Pending::None), same_sizes));
+                          with_shapes(passage_rule(beside_dim, Pending::None), argument_sizes));
 /// gradient, input, indices: of the input, only the sizes count.
 Rule scan_backward_rule() {
   auto rule = passage_rule(beside_dim, Pending::None);
@@ -39,7 +39,7 @@ Rule scan_backward_rule() {
       rows.push_back({Partial(op), Partial(op), Replicate(), Replicate()});
     return rows;
   };
-  rule.shapes = same_sizes;
+  rule.shapes = argument_sizes;
   return rule;
 }
 const Registration kScanBackward({"aten::cummaxmin_backward"}, scan_backward_rule());
@@ -131,9 +131,9 @@ Rule histc_rule() {
 }
 const Registration kHistc({"aten::histc"}, histc_rule());
 
-const Registration kWhole({"aten::_unique2", "aten::_unique", "aten::unique_dim",
-                           "aten::unique_consecutive", "aten::unique_dim_consecutive"},
-                          no_rows());
+const Registration kUnique({"aten::_unique2", "aten::_unique", "aten::unique_dim",
+                            "aten::unique_consecutive", "aten::unique_dim_consecutive"},
+                           no_rows());
 
 }  // namespace
 }  // namespace tessera::dtensor

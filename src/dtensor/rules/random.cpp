@@ -4,7 +4,6 @@
 #include "dtensor/rules.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/native_dropout.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
@@ -59,7 +58,7 @@ SpecPtr spec_of(const Choice& choice, const Placements& placements) {
 void fill(const c10::OperatorHandle& op, const Choice& choice,
           const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
   auto local = stack[0].toTensor();
-  auto whole = at::empty(input_sizes[0], local.options());
+  auto whole = empty_whole(input_sizes[0], choice.strides[0], local.options());
   auto& generator = stack[index_of(op, "generator")];
   std::optional<MeshGenerator> agreed;
   if (generator.isNone()) generator = agreed.emplace(*choice.mesh, local.device()).get();
@@ -83,12 +82,22 @@ at::TensorOptions options_like(const c10::OperatorHandle& op, const torch::jit::
   return dtype.isNone() ? options : options.dtype(dtype.toScalarType());
 }
 
+/// Laid out as on one device: like the argument, unless the call names a memory format.
+at::Tensor whole_like(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                      const Sizes& sizes, const Sizes& strides) {
+  const auto options = options_like(op, stack);
+  const auto& format = stack[index_of(op, "memory_format")];
+  if (format.isNone() || format.toMemoryFormat() == at::MemoryFormat::Preserve)
+    return empty_whole(sizes, strides, options);
+  return at::empty(sizes, options.memory_format(format.toMemoryFormat()));
+}
+
 template <Draw draw>
 void draw_like(const c10::OperatorHandle& op, const Choice& choice,
                const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
-  const auto options = options_like(op, stack);
-  const MeshGenerator generator(*choice.mesh, options.device());
-  auto part = draw_part(*spec_of(choice, choice.outputs[0]), input_sizes[0], options,
+  const MeshGenerator generator(*choice.mesh, stack[0].toTensor().device());
+  auto part = draw_part(*spec_of(choice, choice.outputs[0]),
+                        whole_like(op, stack, input_sizes[0], choice.strides[0]),
                         [&](at::Tensor& whole) { draw(op, stack, whole, generator.get()); });
   stack = {std::move(part)};
 }
@@ -114,21 +123,33 @@ const Registration kNormalLike({"aten::randn_like"},
 const Registration kIntegersLike({"aten::randint_like", "aten::randint_like.low_dtype"},
                                  drawing(any_placement, draw_like<draw_integers>));
 
+/// A GPU's fused kernel sees the whole, in which this rank's part has values: what it draws depends
+/// on their number, dtype and layout, and what it computes has the bits of one device.
+void drop_in_whole(const c10::OperatorHandle& op, const Spec& spec, at::Tensor whole,
+                   const MeshGenerator& generator, torch::jit::Stack& stack) {
+  part_of_whole(whole, spec).copy_(stack[0].toTensor());
+  stack[0] = std::move(whole);
+  generator.lend([&] { op.callBoxed(stack); });
+  for (auto& result : stack) result = part_of_whole(result.toTensor(), spec).clone();
+}
+
 /// (input, p, train) -> (output, mask)
-void drop(const c10::OperatorHandle&, const Choice& choice, const std::vector<Sizes>& input_sizes,
-          torch::jit::Stack& stack) {
+void drop(const c10::OperatorHandle& op, const Choice& choice,
+          const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
   const auto input = stack[0].toTensor();
   const double p = stack[1].toDouble();
   const bool train = stack[2].isNone() || stack[2].toBool();
-  if (!train || p == 0) {
-    auto [output, mask] = at::native_dropout(input, p, train);
-    stack = {std::move(output), std::move(mask)};
-    return;
-  }
+  if (!train) return op.callBoxed(stack);
+  const auto spec = spec_of(choice, choice.inputs[0]);
   const MeshGenerator generator(*choice.mesh, input.device());
-  const auto mask = draw_part(*spec_of(choice, choice.inputs[0]), input_sizes[0], input.options(),
-                              [&](at::Tensor& whole) { whole.bernoulli_(1 - p, generator.get()); })
-                        .to(at::kBool);
+  const auto whole_of = [&](at::ScalarType dtype) {
+    return empty_whole(input_sizes[0], choice.strides[0], input.options().dtype(dtype));
+  };
+  if (input.is_cuda() && spec->is_replicated) return generator.lend([&] { op.callBoxed(stack); });
+  if (input.is_cuda())
+    return drop_in_whole(op, *spec, whole_of(input.scalar_type()), generator, stack);
+  const auto mask = draw_part(*spec, whole_of(at::kBool),
+                              [&](at::Tensor& whole) { whole.bernoulli_(1 - p, generator.get()); });
   const double scale = p == 1 ? 0 : 1 / (1 - p);
   stack = {input.mul(mask).mul_(scale), mask};
 }

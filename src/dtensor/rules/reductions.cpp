@@ -24,10 +24,6 @@ std::vector<int64_t> reduced_dims(const Call& call) {
   return call.dims("dim", call.operand(0).ndim());
 }
 
-bool keeps_dims(const Call& call) {
-  return call.has_argument("keepdim") && call.argument("keepdim").toBool();
-}
-
 /// Number of a dimension that stays in the result.
 int64_t result_dim(const std::vector<int64_t>& reduced, int64_t dim, bool keepdim) {
   if (keepdim) return dim;
@@ -200,7 +196,7 @@ const Registration kMean({"aten::mean"}, mean_rule());
 const Registration kCounts({"aten::nansum", "aten::count_nonzero"},
                            reduction_with_zero({Partial()}));
 const Registration kPowerSum({"aten::linalg__powsum"}, power_sum_rule());
-const Registration kProduct({"aten::prod"}, product_rule());
+const Registration kProd({"aten::prod"}, product_rule());
 const Registration kAll({"aten::all"}, reduction_with_zero({Partial(ReduceOp::MIN)}));
 const Registration kAny({"aten::any"}, reduction_with_zero({Partial(ReduceOp::MAX)}));
 const Registration kMaximum({"aten::amax", "aten::max"}, extreme_rule(ReduceOp::MAX));

@@ -128,7 +128,7 @@ const Registration kDiagEmbed({"aten::diag_embed"}, passage_rule(
                                                         Pending::All));
 
 /// self and what is put into it, in the place that a view of it has.
-Rule scatter_rule(Passages (*find)(const Call&, int64_t ndim)) {
+Rule slice_scatter_rule(Passages (*find)(const Call&, int64_t ndim)) {
   auto rule = passage_rule({}, Pending::All);
   rule.rows = [find](const Call& call, int64_t) {
     auto rows = passage_rows(call, {}, Pending::All);
@@ -138,8 +138,9 @@ Rule scatter_rule(Passages (*find)(const Call&, int64_t ndim)) {
   };
   return rule;
 }
-const Registration kSelectScatter({"aten::select_scatter"}, scatter_rule(select_passages));
-const Registration kDiagonalScatter({"aten::diagonal_scatter"}, scatter_rule(diagonal_passages));
+const Registration kSelectScatter({"aten::select_scatter"}, slice_scatter_rule(select_passages));
+const Registration kDiagonalScatter({"aten::diagonal_scatter"},
+                                    slice_scatter_rule(diagonal_passages));
 
 const Registration kSplit({"aten::split.Tensor", "aten::split_with_sizes",
                            "aten::split_copy.Tensor", "aten::split_with_sizes_copy",

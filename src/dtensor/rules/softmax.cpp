@@ -10,10 +10,11 @@ Rule softmax_rule(size_t result_like, FreeDims dims = dims_beside("dim")) {
   return rule;
 }
 
-const Registration kForward({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"},
+const Registration kSoftmax({"aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax"},
                             softmax_rule(0));
-const Registration kBackward({"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"},
-                             softmax_rule(1));
+const Registration kSoftmaxBackward({"aten::_softmax_backward_data",
+                                     "aten::_log_softmax_backward_data"},
+                                    softmax_rule(1));
 
 /// A missing `dim` means the last; a mask of one or two dimensions in another order has no rows.
 std::vector<int64_t> unmasked_dims(const Call& call) {

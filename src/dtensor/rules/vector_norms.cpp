@@ -19,10 +19,6 @@ std::vector<int64_t> normed_dims(const Call& call) {
   return call.dims("dim", call.operand(0).ndim());
 }
 
-bool keeps_dims(const Call& call) {
-  return call.has_argument("keepdim") && call.argument("keepdim").toBool();
-}
-
 bool contains(const std::vector<int64_t>& dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
 }

@@ -1,0 +1,72 @@
+"""scripts/train_flags.sh gives `make train` the GPU where there is one, and leaves the CPU's defaults alone elsewhere."""
+
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+
+
+class TrainFlags(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name).resolve()
+        shutil.copytree(SCRIPTS, self.folder / "scripts")
+        self.bin = self.folder / "path"
+        self.program("python3", "echo")  # knows no torch
+        self.program("nvidia-smi", "exit 9")
+        self.torch = self.folder / "torch"
+        header = self.torch / "include/torch/headeronly/version.h"
+        header.parent.mkdir(parents=True)
+        parts = {"MAJOR": 2, "MINOR": 11, "PATCH": 0}
+        header.write_text("".join(f"#define TORCH_VERSION_{part} {number}\n" for part, number in parts.items()))
+        (self.torch / "lib").mkdir()
+
+    def program(self, name, text):
+        self.bin.mkdir(exist_ok=True)
+        (self.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.bin / name).chmod(0o755)
+
+    def make_gpus(self, count):
+        (self.torch / "lib/libtorch_cuda.so").touch()
+        self.program("nvidia-smi", "\n".join(f"echo 'GPU {i}: NVIDIA H200 (UUID: GPU-{i})'" for i in range(count)) or "exit 9")
+
+    def flags(self, *arguments, **environment):
+        environment |= {"PATH": f"{self.bin}:/usr/bin:/bin", "TESSERA_TORCH": str(self.torch)}
+        result = subprocess.run([self.folder / "scripts/train_flags.sh", *arguments], env=environment,
+                                capture_output=True, text=True, check=True)
+        self.assertEqual(bool(result.stdout), "a GPU is here" in result.stderr, result.stderr)
+        return result.stdout.split()
+
+    def test_nothing_without_a_gpu_or_without_cuda(self):
+        self.assertEqual(self.flags(), [])
+        self.make_gpus(0)
+        self.assertEqual(self.flags(), [])
+        self.make_gpus(1)
+        (self.torch / "lib/libtorch_cuda.so").unlink()
+        self.assertEqual(self.flags(), [])
+
+    def test_a_rank_for_each_gpu_that_divides_the_batch(self):
+        for gpus, ranks in ((1, "1"), (2, "2"), (3, "2"), (8, "8")):
+            self.make_gpus(gpus)
+            flags = self.flags("--steps", "50")
+            self.assertEqual(flags[flags.index("--ranks") + 1], ranks)
+            self.assertEqual(flags[:2], ["--device", "cuda"])
+
+    def test_only_visible_gpus(self):
+        self.make_gpus(4)
+        flags = self.flags(CUDA_VISIBLE_DEVICES="2")
+        self.assertEqual(flags[flags.index("--ranks") + 1], "1")
+        self.assertEqual(self.flags(CUDA_VISIBLE_DEVICES=""), [])
+
+    def test_arguments_that_decide_alone(self):
+        self.make_gpus(1)
+        for words in (["--device", "cpu"], ["--device=cpu"], ["--resume"], ["--config", "a.toml"]):
+            self.assertEqual(self.flags(*words), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

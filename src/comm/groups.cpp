@@ -62,8 +62,10 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
 void add_backend(const Group& group, const BackendRequest& request, const std::string& name,
                  const std::vector<c10::DeviceType>& devices) {
   const auto& entry = find_backend(name, "new_group");
-  TORCH_CHECK_VALUE(entry.available(), "group '", request.group_name, "': backend \"", name,
-                    "\" is not part of this build of libtorch; use \"auto\"");
+  TORCH_CHECK_VALUE(
+      entry.available(), "group '", request.group_name, "': backend \"", name,
+      "\" is not part of this build; use \"auto\", or build with a libtorch that has it "
+      "(TESSERA_TORCH=/path/to/torch)");
   BackendRequest own = request;
   own.store = c10::make_intrusive<c10d::PrefixStore>(name, request.store);
   const auto backend = entry.make(own);

@@ -58,10 +58,13 @@ void check_options(const InitOptions& options) {
 /// The index of the CUDA device that the program or the launcher says is this rank's; none: the
 /// ranks of a host take turns.
 std::optional<int> find_device(const InitOptions& options, const comm::Launch& launch, int count) {
+  TORCH_CHECK_VALUE(
+      !options.device || count > 0, "init: expected no device, got ", options.device.value_or(0),
+      ": there is no GPU, or it is hidden (CUDA_VISIBLE_DEVICES), or this libtorch has "
+      "no CUDA; leave device out");
   TORCH_CHECK_VALUE(!options.device || (*options.device >= 0 && *options.device < count),
                     "init: expected device to be the index of a CUDA device, from 0 to ", count - 1,
-                    ", got ", options.device.value_or(0),
-                    count == 0 ? "; this process sees none (see CUDA_VISIBLE_DEVICES)" : "");
+                    ", got ", options.device.value_or(0));
   if (options.device || count == 0) return options.device;
   const int current = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice().index();
   if (current != 0) return current;

@@ -15,9 +15,9 @@ set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Not under MPS, where a rank that faults, is killed or is cut off in a kernel takes the ranks of all tests with it: tests
-# whose ranks are killed, stopped, time out or disagree. And the one that reads kernels from a profile.
+# whose ranks are killed, stopped, time out or disagree. And those that read kernels from a profile.
 apart='^comm\.([A-Za-z]+/)?(Peer|Disagree|NcclErrors)OnCuda\.'
-apart+='|^train\.TrainOnCuda\.(SurvivesTheDeath|EndsBySignal|[A-Za-z]*InTheTrace)'
+apart+='|^train\.TrainOnCuda\.(SurvivesTheDeath|EndsBySignal|[A-Za-z]*InTheTrace)|^replicate\..*InTheTrace'
 
 # What a test costs against a small one of two ranks; the first expression that matches counts. Processes are given tests
 # up to `most` of it, and those that have most of it start first.

@@ -1,12 +1,12 @@
 #include "comm/device_call.h"
 
+#include "base/device_streams.h"
 #include "comm/cuda_devices.h"
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 
@@ -18,20 +18,13 @@ using Clock = std::chrono::steady_clock;
 // Some times what a copy of a few KiB takes. See Note [compute engine].
 constexpr std::chrono::microseconds kMoment(30);
 
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
 c10::Stream communication_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type())
-      .getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+  return pool_stream(device, /*is_high_priority=*/true);
 }
 
-c10::Stream copy_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-}
+c10::Stream copy_stream(c10::Device device) { return pool_stream(device); }
 
 std::vector<c10::Device> devices_of(const std::shared_ptr<DeviceCall>& call) {
   return call ? std::vector{call->stream().device()} : std::vector<c10::Device>{};

@@ -1,9 +1,10 @@
 #include "fully_shard/buffer.h"
 
+#include "base/device_streams.h"
+
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace tessera::sharded {
 namespace {
@@ -50,7 +51,7 @@ void Buffer::fill() {
 void Buffer::keep_for_current_stream() const {
   if (device_.is_cpu() || !is_filled_) return;
   const c10::impl::VirtualGuardImpl guard(device_.type());
-  guard.recordDataPtrOnStream(storage_.data_ptr(), guard.getStream(device_));
+  guard.recordDataPtrOnStream(storage_.data_ptr(), current_stream(device_));
 }
 
 void Buffer::free() {

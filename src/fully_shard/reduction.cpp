@@ -1,7 +1,8 @@
 #include "fully_shard/reduction.h"
 
+#include "base/device_streams.h"
+
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -238,7 +239,7 @@ void Reduction::check_number_later() {
   checked_later_ = at::empty(extra.sizes(), at::TensorOptions(at::kFloat).pinned_memory(true));
   checked_later_.copy_(extra, /*non_blocking=*/true);
   copied_.emplace(settings_.device.type());
-  copied_->record(c10::impl::VirtualGuardImpl(settings_.device.type()).getStream(settings_.device));
+  copied_->record(current_stream(settings_.device));
 }
 
 std::vector<at::Tensor> Reduction::results() const {

@@ -1,7 +1,8 @@
 #include "fully_shard/streams.h"
 
+#include "base/device_streams.h"
+
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <map>
 #include <mutex>
@@ -17,12 +18,7 @@ c10::Stream stream_of(Side side, c10::Device device) {
   const auto key = std::pair(side, device.index());
   const auto found = streams.find(key);
   if (found != streams.end()) return found->second;
-  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  return streams.emplace(key, stream).first->second;
-}
-
-c10::Stream current_stream_of(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return streams.emplace(key, pool_stream(device)).first->second;
 }
 
 }  // namespace
@@ -31,7 +27,7 @@ OnSide::OnSide(Side side, c10::Device device) {
   if (device.is_cpu()) return;
   const auto stream = stream_of(side, device);
   c10::Event ready(device.type());
-  ready.record(current_stream_of(device));
+  ready.record(current_stream(device));
   ready.block(stream);
   guard_.emplace(stream);
 }
@@ -48,13 +44,13 @@ void OnSide::keep(const at::Tensor& tensor) const {
 }
 
 void wait_for(const c10::Event& event, c10::Device device) {
-  event.block(current_stream_of(device));
+  event.block(current_stream(device));
 }
 
 void keep_for_current_stream(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {
     if (tensor.defined() && !tensor.is_cpu())
-      tensor.record_stream(current_stream_of(tensor.device()));
+      tensor.record_stream(current_stream(tensor.device()));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "state/save_job.h"
 
+#include "base/device_streams.h"
 #include "dtensor/part.h"
 #include "optim/option_values.h"
 #include "state/files/disk.h"
@@ -11,7 +12,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -116,28 +117,54 @@ std::string SaveJob::take_stock(const torch::nn::Module& module,
   return describe_holdings(function_, holdings_, extra, groups);
 }
 
+// Note [snapshot]
+// Training changes values as soon as save_async has returned. On a device they are copied twice: on
+// the device, in the order of the current stream, and from there to the host on a stream of their
+// own, beside what training queues next. Where the device lacks memory for that, they are copied to
+// the host in the order of the current stream, and what training queues comes after it. The caller
+// waits in neither case: the thread that writes does, and so does who gives host memory back.
 void SaveJob::copy_to_host() {
-  std::vector<c10::Device> devices;
-  for (const auto& value : values_) {
-    if (!value.is_cpu() && std::ranges::find(devices, value.device()) == devices.end())
-      devices.push_back(value.device());
-  }
+  std::vector<c10::Stream> streams;  // one per device
   try {
+    for (const auto& value : values_) {
+      const auto is_there = [&](const auto& stream) { return stream.device() == value.device(); };
+      if (!value.is_cpu() && std::ranges::none_of(streams, is_there))
+        streams.push_back(current_stream(value.device()));
+    }
+    if (take_snapshots()) {
+      for (auto& stream : streams) {
+        c10::Event taken(stream.device_type());
+        taken.record(stream);
+        stream = pool_stream(stream.device());
+        taken.block(stream);
+      }
+    }
+    const c10::MultiStreamGuard guard(streams);
     copy_values();
   } catch (...) {
     copy_error_ = std::current_exception();
   }
-  // In the order of the stream: what is queued after this does not change what is saved, and the
-  // host goes on. The writer waits, and so does who gives the memory back.
   try {
-    for (const auto& device : devices) {
-      auto& event = copies_.emplace_back(device.type());
-      event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    }
+    for (const auto& stream : streams) copies_.emplace_back(stream.device_type()).record(stream);
   } catch (...) {
     copy_error_ = std::current_exception();
     host_memory_.reset();  // nobody knows when the device has done with it
   }
+}
+
+bool SaveJob::take_snapshots() {
+  auto snapshots = values_;
+  try {
+    for (auto& value : snapshots) {
+      // A pending conjugation or minus would be applied before the bytes are there.
+      if (!value.is_cpu())
+        value = value.clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg();
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  }
+  values_ = std::move(snapshots);
+  return true;
 }
 
 void SaveJob::copy_values() {
@@ -159,10 +186,11 @@ void SaveJob::copy_values() {
                     .view(value.sizes());
     if (value.is_cpu() && value.is_contiguous() && !value.is_conj() && !value.is_neg()) {
       copy_past_cache(room.data_ptr(), value.const_data_ptr(), bytes);
+    } else if (value.is_cpu()) {
+      room.copy_(value);
     } else {
-      // A pending conjugation or minus would be applied before the bytes are there.
-      room.copy_(value.is_cpu() ? value : value.resolve_conj().resolve_neg(),
-                 /*non_blocking=*/is_pinned);
+      room.copy_(value.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+      value.record_stream(current_stream(value.device()));
     }
     value = std::move(room);
     position += rounded(bytes);

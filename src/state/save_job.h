@@ -38,6 +38,8 @@ class SaveJob {
  private:
   std::string take_stock(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer,
                          const Extra& extra);
+  /// Copies on the device, so that the values may change; false if it lacks the memory.
+  bool take_snapshots();
   void copy_values();
   std::string write_own_file() const;
   void publish(const std::vector<std::string>& checksums);

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -323,6 +324,41 @@ TEST_P(PeerOnCuda, ThatIsStoppedIsNamedBeforeTheTimeout) {
   ranks.beacon("released").signal();
   ranks.kill(1);
   ranks.join();
+}
+
+/// A function of CUDA's runtime, which libtorch brings.
+template <class... Args>
+void call_runtime(const char* name, Args... args) {
+  auto* function = reinterpret_cast<int (*)(Args...)>(dlsym(RTLD_DEFAULT, name));
+  ASSERT_NE(function, nullptr) << name;
+  ASSERT_EQ(function(args...), 0) << name;
+}
+
+// NCCL waits without an end for graphs that hold its communicator: a program that has not released
+// them ends all the same, with a warning at most, and its exit code is its own.
+TEST(ExitOnCuda, WithLiveGraphsIsCleanAndTakesSeconds) {
+  const auto body = [] {
+    void* graph = nullptr;
+    void* program = nullptr;
+    Tensors tensors{own_number(1 << 10)};
+    const auto stream = side_stream();
+    const c10::StreamGuard guard(stream);
+    default_group()->allreduce(tensors)->wait();  // connects
+    tensors[0].fill_(rank() + 1);
+    stream.synchronize();
+    call_runtime("cudaStreamBeginCapture", stream.native_handle(), /*thread-local*/ 1);
+    default_group()->allreduce(tensors)->wait();
+    call_runtime("cudaStreamEndCapture", stream.native_handle(), &graph);
+    call_runtime("cudaGraphInstantiateWithFlags", &program, graph, 0ULL);
+    call_runtime("cudaGraphLaunch", program, stream.native_handle());
+    expect_filled(tensors[0], sum_of_numbers(), "replayed");
+    call_runtime("cudaGraphLaunch", program, stream.native_handle());
+    expect_filled(tensors[0], sum_of_numbers() * world_size(), "replayed again");
+    const auto begun = std::chrono::steady_clock::now();
+    shutdown();
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, 15s);
+  };
+  run_on({.device = at::kCUDA, .backend = "nccl", .ranks = 2}, body, {.fresh = true});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "compose/on_device.h"
 #include "replicate/models.h"
 #include "support/ranks.h"
+#include "train/kernels.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -93,6 +94,41 @@ TEST_P(ReplicateOverlapOnDevices, TheFirstBucketIsAveragedBeforeTheLastKernelOfB
     EXPECT_THAT(replicate_state(net)->engine()->stats().bucket_parameters.front(),
                 Each(HasSubstr("last.")));
     EXPECT_GT(averaged.elapsedTime(computed), 0);
+  });
+}
+
+// By what the profiler saw: NCCL works on a stream of its own, and kernels of backward begin and
+// end meanwhile.
+TEST_P(ReplicateOverlapOnDevices, BucketsTravelBesideBackwardInTheTrace) {
+  run(2, [] {
+    auto net = on_device(seeded(3, [] { return LongBackward(); }));
+    replicate(net, {.bucket_cap_mb = 0.1});
+    const auto x = drawn_on_device({LongBackwardImpl::kWidth, 16}, static_cast<uint64_t>(rank()));
+    const c10::impl::VirtualGuardImpl devices(run_device().type());
+    const auto step = [&] {
+      net(x).square().mean().backward();
+      devices.synchronizeDevice(run_device().index());
+    };
+    for (int i = 0; i < 3; ++i) step();
+    train::KernelRecorder recorder;
+    step();
+    const auto records = recorder.take();
+    const auto is_nccl = [](const auto& record) {
+      return record.name.find("nccl") != std::string::npos;
+    };
+    const auto first = std::ranges::find_if(records, is_nccl);
+    ASSERT_NE(first, records.end()) << train::kNoKernels;
+    int beside = 0, after = 0;
+    for (const auto& record : records) {
+      if (is_nccl(record)) continue;
+      beside += record.begin > first->begin && record.end < first->end;
+      after += record.begin > first->end && record.stream != first->stream;
+    }
+    // Either the message is long, and kernels run beside it, or it is over while many are to come.
+    EXPECT_GT(beside + after, 50) << "of about 150 products in backward";
+    EXPECT_TRUE(std::ranges::none_of(records, [&](const auto& record) {
+      return !is_nccl(record) && record.stream == first->stream;
+    })) << "the stream of communication computes";
   });
 }
 

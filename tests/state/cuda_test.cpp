@@ -204,5 +204,44 @@ TEST_P(SaveAheadOnDevices, TheCallerDoesNotWaitForTheDevice) {
   });
 }
 
+// The device copies the values for itself first: what training queues next does not wait until they
+// are on the host.
+TEST(SaveBesideTrainingOnCuda, KernelsOfTheNextStepDoNotWaitForTheHost) {
+  run_on({.device = at::kCUDA, .backend = "shm", .ranks = 1}, [] {
+    const FolderOfRanks folder;
+    constexpr int64_t kElements = int64_t{1} << 27;  // 10 ms and more on their way to the host
+    const auto make_net = [&](double value) {
+      auto net = std::make_shared<torch::nn::Module>("net");
+      net->register_parameter("weight", at::full({kElements}, value, run_device()));
+      return net;
+    };
+    const auto net = make_net(3);
+    auto weight = net->parameters()[0].detach();
+    const auto host = at::empty({kElements}, at::TensorOptions().pinned_memory(true));
+    save_async(folder / "warm-up", net).wait();
+    // Milliseconds of the device from here until it has done what is queued after `save`.
+    const auto held_up_by = [&](const std::function<void()>& save) {
+      const BusyStream busy;  // while the host queues the rest
+      c10::Event begin(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+      c10::Event end(at::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
+      begin.record(current_stream());
+      save();
+      weight.mul_(2);
+      end.record(current_stream());
+      EXPECT_TRUE(busy.is_running());
+      end.synchronize();
+      return begin.elapsedTime(end);
+    };
+    const auto in_order = held_up_by([&] { host.copy_(weight, /*non_blocking=*/true); });
+    PendingSave pending;
+    const auto beside = held_up_by([&] { pending = save_async(folder / "beside", net); });
+    EXPECT_LT(beside, in_order / 2);
+    pending.wait();
+    const auto loaded = make_net(0);
+    load(folder / "beside", loaded);
+    EXPECT_TRUE(loaded->parameters()[0].eq(6).all().item<bool>());
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -43,14 +43,11 @@ void OnSide::keep(const at::Tensor& tensor) const {
   if (guard_) tensor.record_stream(guard_->current_stream());
 }
 
-void wait_for(const c10::Event& event, c10::Device device) {
-  event.block(current_stream(device));
-}
+void wait_for(const c10::Event& event, c10::Device device) { event.block(current_stream(device)); }
 
 void keep_for_current_stream(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) {
-    if (tensor.defined() && !tensor.is_cpu())
-      tensor.record_stream(current_stream(tensor.device()));
+    if (tensor.defined() && !tensor.is_cpu()) tensor.record_stream(current_stream(tensor.device()));
   }
 }
 

@@ -1,9 +1,9 @@
 #include <tessera/compile/config.h>
 #include <tessera/compile/module.h>
 
-#include "compiler/codegen/emit.h"
 #include "compiler/lazy/region.h"
 #include "compiler/pipeline.h"
+#include "compiler/runtime/listing.h"
 
 #include <c10/util/Exception.h>
 
@@ -13,12 +13,12 @@ struct CompiledForward::Impl {
   explicit Impl(CompileOptions given) : options(std::move(given)) {}
 
   const CompileOptions options;
-  std::string code;  // of the last program
+  Graph graph;  // of the last program
   std::unique_ptr<compiler::Region> region;
 
   Executable make(Graph graph) {
     auto prepared = compiler::prepare(std::move(graph), options);
-    code = options.backend == "codegen" ? prepared.source : compiler::emit(prepared.graph);
+    this->graph = prepared.graph;
     return make_executable(std::move(prepared));
   }
 };
@@ -45,6 +45,8 @@ void CompiledForward::run(c10::function_ref<void()> forward) {
 }
 
 std::string CompiledForward::explain() const { return impl_->region->explain(); }
-std::string CompiledForward::generated_code() const { return impl_->code; }
+std::string CompiledForward::generated_code() const {
+  return impl_->graph.nodes.empty() ? "" : compiler::program_text(impl_->graph);
+}
 
 }  // namespace tessera::detail

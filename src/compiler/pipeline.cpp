@@ -3,10 +3,10 @@
 #include <tessera/compile/config.h>
 
 #include "compiler/agreement.h"
-#include "compiler/codegen/emit.h"
 #include "compiler/ir/operators.h"
 #include "compiler/passes/fuse_pointwise.h"
 #include "compiler/passes/run.h"
+#include "compiler/runtime/listing.h"
 #include "compiler/runtime/program.h"
 
 #include <c10/util/Exception.h>
@@ -76,16 +76,17 @@ void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pas
 }
 
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
-  Prepared prepared{std::move(graph), nullptr, {}, {}};
+  Prepared prepared{std::move(graph), {}, {}};
   optimise(prepared.graph, options, further);
   if (options.backend == "codegen") {
-    prepared.source = emit(prepared.graph);
-    prepared.compiled = Module::load(prepared.source, &prepared.why_interpreted);
-    if (!prepared.compiled) {
+    if (collected != nullptr) collected->push_back(program_text(prepared.graph));
+    auto loaded = load_kernels(write_kernels(prepared.graph), &prepared.why_interpreted);
+    if (loaded) {
+      prepared.kernels = std::move(*loaded);
+    } else {
       warn_interpreted(prepared.why_interpreted);
       unfuse(prepared.graph);
     }
-    if (collected != nullptr) collected->push_back(prepared.source);
   }
   ++counters()["graphs"];
   counters()["fused_kernels"] =
@@ -95,7 +96,7 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
 }
 
 Executable make_executable(Prepared prepared) {
-  const auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.compiled));
+  const auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.kernels));
   return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
           signature_of(prepared.graph)};
 }

@@ -3,7 +3,7 @@
 #include <tessera/compile/compiler.h>
 #include <tessera/compile/options.h>
 
-#include "compiler/codegen/module.h"
+#include "compiler/kernels/kernels.h"
 
 #include <memory>
 
@@ -18,9 +18,8 @@ void check_options(const CompileOptions& options);
 /// A graph as it is run.
 struct Prepared {
   Graph graph;
-  std::shared_ptr<Module> compiled;  // kernels of ours; null: all nodes are operators
-  std::string why_interpreted;       // if kernels were asked for and there are none
-  std::string source;                // if they were
+  std::vector<Launch> kernels;  // by node; none: all nodes are operators
+  std::string why_interpreted;  // if kernels were asked for and there are none
 };
 /// Optimises it, compiles its kernels and counts both.
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further = {});

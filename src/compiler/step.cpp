@@ -1,7 +1,7 @@
 #include <tessera/optim.h>
 
-#include "compiler/codegen/emit.h"
 #include "compiler/pipeline.h"
+#include "compiler/runtime/listing.h"
 #include "compiler/step_impl.h"
 #include "replicate/roll_call.h"
 
@@ -92,7 +92,7 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
   log.push_back(c10::str("compiled: ", prepared.graph.nodes.size(), " operators, ",
                          prepared.graph.inputs.size(), " tensors in, ",
                          prepared.graph.outputs.size(), " out"));
-  variant.accept(std::move(prepared.graph), std::move(prepared.compiled));
+  variant.accept(std::move(prepared.graph), std::move(prepared.kernels));
 }
 
 void Step::Impl::make_ready(Variant& variant) {
@@ -284,12 +284,16 @@ Step::Outcome Step::call(const StepArguments& given,
 std::string Step::explain() const {
   std::string text;
   for (const auto& line : impl_->log) text += line + "\n";
+  for (const auto& variant : impl_->variants) {
+    if (const auto why = variant.why_not_replayed(); !why.empty())
+      text += "not replayed as a CUDA graph: " + why + "\n";
+  }
   return text;
 }
 
 std::string Step::generated_code() const {
   const auto* last = graph();
-  return last == nullptr ? "" : compiler::emit(*last);
+  return last == nullptr ? "" : compiler::program_text(*last);
 }
 
 const Graph* Step::graph() const {

@@ -192,10 +192,10 @@ void Variant::notice(const at::Tensor& parameter) {
     recording_.bystanders.push_back({parameter});
 }
 
-void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
+void Variant::accept(Graph graph, std::vector<Launch> kernels) {
   graph_ = std::move(graph);
   messages_ = signature_of(graph_);
-  program_ = std::make_unique<Program>(graph_, std::move(compiled));
+  program_ = std::make_unique<Program>(graph_, std::move(kernels));
   const auto input_of = [&](ValueId value) {
     const auto& inputs = graph_.inputs;
     const auto found = std::find_if(inputs.begin(), inputs.end(),
@@ -205,7 +205,6 @@ void Variant::accept(Graph graph, std::shared_ptr<Module> compiled) {
   };
   const Aliases aliases(graph_);
   targets_.clear();
-  knows_shared_memory_ = false;
   for (const auto& output : graph_.outputs) {
     Target target{.kind = output.kind};
     if (output.kind == OutputKind::Write) target.input = input_of(output.target);
@@ -270,38 +269,15 @@ void Variant::drop_gradients() const {
   }
 }
 
-// Which outputs lie in memory that another output overwrites is the same at every run.
-void Variant::find_shared_memory(const std::vector<at::Tensor>& values,
-                                 const std::vector<at::Tensor>& inputs) {
-  for (size_t i = 0; i < targets_.size(); ++i) {
-    if (!values[i].defined()) continue;
-    targets_[i].shares_memory =
-        std::any_of(targets_.begin(), targets_.end(), [&](const Target& other) {
-          if (other.kind != OutputKind::Write || &other == &targets_[i]) return false;
-          const auto& written = inputs[static_cast<size_t>(other.input)];
-          const auto& value = values[static_cast<size_t>(&other - targets_.data())];
-          return values[i].is_alias_of(written) && !shows_same_memory(value, written);
-        });
-  }
-  knows_shared_memory_ = true;
-}
-
 std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
                                                const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
-  if (!knows_shared_memory_) find_shared_memory(values, inputs);
-  {
+  for (size_t i = 0; i < targets_.size(); ++i) {
     const RunScope below_autograd;
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      const bool is_copied = targets_[i].shares_memory || targets_[i].is_constant;
-      if (is_copied && targets_[i].alias < 0) values[i] = values[i].clone();
-    }
-    for (size_t i = 0; i < targets_.size(); ++i) {
-      if (targets_[i].kind != OutputKind::Write) continue;
-      const auto& written = inputs[static_cast<size_t>(targets_[i].input)];
-      if (!shows_same_memory(values[i], written)) written.copy_(values[i]);
-      written.unsafeGetTensorImpl()->bump_version();
-    }
+    const auto& target = targets_[i];
+    if (target.is_constant && target.alias < 0) values[i] = values[i].clone();
+    if (target.kind == OutputKind::Write)
+      inputs[static_cast<size_t>(target.input)].unsafeGetTensorImpl()->bump_version();
   }
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < targets_.size(); ++i) {

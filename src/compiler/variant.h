@@ -38,9 +38,11 @@ class Variant {
   /// The recording's, with numbers of each call where they vary.
   Graph captured() const { return with_numbers(recording_.graph, uses_); }
   bool is_ready() const { return program_ != nullptr; }
-  /// Makes it ready: two recordings gave the same graph, of which this is the program; `compiled`
-  /// as for Program.
-  void accept(Graph graph, std::shared_ptr<Module> compiled);
+  /// See Program.
+  std::string why_not_replayed() const { return is_ready() ? program_->why_not_replayed() : ""; }
+  /// Makes it ready: two recordings gave the same graph, of which this is the program; `kernels` as
+  /// for Program.
+  void accept(Graph graph, std::vector<Launch> kernels);
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.
@@ -61,11 +63,10 @@ class Variant {
   };
   struct Target {
     OutputKind kind;
-    int input = -1;              // that is written
-    int owner = -1;              // whose gradient it becomes
-    bool shares_memory = false;  // with an input that is written before it
-    bool is_constant = false;    // a result that is the program's own
-    int alias = -1;              // a result that is an input's memory: which of recording_.aliases
+    int input = -1;            // that is written
+    int owner = -1;            // whose gradient it becomes
+    bool is_constant = false;  // a result that is the program's own
+    int alias = -1;            // a result that is an input's memory: which of recording_.aliases
   };
 
   /// The call, as if made with the variant's own numbers where it takes those of each call.
@@ -75,8 +76,6 @@ class Variant {
   std::string changed_inputs() const;
   void drop_gradients() const;
   std::vector<at::Tensor> gather_inputs(const detail::StepArguments& given) const;
-  void find_shared_memory(const std::vector<at::Tensor>& values,
-                          const std::vector<at::Tensor>& inputs);
   std::vector<at::Tensor> place_outputs(std::vector<at::Tensor> values,
                                         const std::vector<at::Tensor>& inputs);
 
@@ -92,7 +91,6 @@ class Variant {
   Graph graph_;  // as the program runs it
   int64_t messages_ = 0;
   std::vector<Target> targets_;  // by output
-  bool knows_shared_memory_ = false;
 };
 
 }  // namespace tessera::compiler

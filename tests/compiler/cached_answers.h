@@ -1,7 +1,6 @@
 #pragma once
 
-#include "compiler/codegen/module.h"
-#include "compiler/codegen/program_interface.h"
+#include "compiler/kernels/host_library.h"
 #include "support/temporary_folder.h"
 #include "support/variables.h"
 
@@ -17,12 +16,12 @@ namespace tessera::compiler {
 
 namespace fs = std::filesystem;
 
-/// A program that does nothing, and a function to know it by.
-inline std::string source_of(int answer, int interface = kProgramInterface) {
-  return "extern \"C\" {\nextern const int tessera_program_interface;\n"
-         "const int tessera_program_interface = " +
-         std::to_string(interface) + ";\nvoid tessera_program() {}\nint answer() { return " +
-         std::to_string(answer) + "; }\n}\n";
+/// A library with a function to know it by.
+inline std::string source_of(int answer, int interface = kHostInterface) {
+  const std::string symbol = kHostInterfaceSymbol;
+  return "extern \"C\" {\nextern const int " + symbol + ";\nconst int " + symbol + " = " +
+         std::to_string(interface) + ";\nint answer() { return " + std::to_string(answer) +
+         "; }\n}\n";
 }
 
 using testing::Variables;
@@ -62,7 +61,7 @@ class CodegenCache : public ::testing::Test {
     return found.empty() ? fs::path() : found[0];
   }
 
-  static int answer_of(const std::shared_ptr<Module>& module) {
+  static int answer_of(const std::shared_ptr<HostLibrary>& module) {
     if (!module) return -1;
     const auto answer = reinterpret_cast<int (*)()>(module->symbol("answer"));
     return answer == nullptr ? -2 : answer();
@@ -70,7 +69,7 @@ class CodegenCache : public ::testing::Test {
 
   static int load_answer() {
     std::string why;
-    const auto module = Module::load(source_of(42), &why);
+    const auto module = HostLibrary::load(source_of(42), &why);
     EXPECT_TRUE(module) << why;
     return answer_of(module);
   }

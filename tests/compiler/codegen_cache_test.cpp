@@ -3,8 +3,8 @@
 #include <tessera/compile/compiler.h>
 
 #include "cached_answers.h"
-#include "compiler/codegen/cache_entry.h"
-#include "compiler/codegen/cache_folder.h"
+#include "compiler/kernels/cache_entry.h"
+#include "compiler/kernels/cache_folder.h"
 #include "support/subprocess.h"
 
 #include <gtest/gtest.h>
@@ -28,14 +28,14 @@ TEST_F(CodegenCache, CompilesOnceForManyLoads) {
   ASSERT_EQ(stat(cache_.c_str(), &found), 0);
   EXPECT_EQ(found.st_mode & 0777, 0700U);
   std::string why;
-  const auto first = Module::load(source_of(42), &why);
-  EXPECT_EQ(first, Module::load(source_of(42), &why));
+  const auto first = HostLibrary::load(source_of(42), &why);
+  EXPECT_EQ(first, HostLibrary::load(source_of(42), &why));
   EXPECT_EQ(first->symbol("question"), nullptr);
 }
 
 TEST_F(CodegenCache, KeepsProgramsApart) {
   std::string why;
-  const auto other = Module::load(source_of(41), &why);
+  const auto other = HostLibrary::load(source_of(41), &why);
   EXPECT_EQ(load_answer(), 42);
   EXPECT_EQ(answer_of(other), 41);
   EXPECT_EQ(compilations(), 2);
@@ -104,7 +104,7 @@ TEST_F(CodegenCache, NamesTheHolderOfALockThatIsNotFreed) {
   const std::string name = fs::path(library).stem().string() + ".lock";
   const auto held = FileLock::take(*folder, name, milliseconds(0), &why);
   ASSERT_TRUE(held) << why;
-  EXPECT_EQ(Module::load(source_of(42), &why, milliseconds(30)), nullptr);
+  EXPECT_EQ(HostLibrary::load(source_of(42), &why, milliseconds(30)), nullptr);
   EXPECT_NE(why.find("held by process " + std::to_string(getpid())), std::string::npos) << why;
   EXPECT_NE(why.find("30 ms"), std::string::npos) << why;
 }
@@ -162,13 +162,13 @@ TEST_F(CodegenCache, SaysWhatIsMissingWithoutACompiler) {
   std::string why;
   {
     const Variables variables({{"CXX", ""}, {"PATH", folder_.path() / "empty"}});
-    EXPECT_EQ(Module::load(source_of(42), &why), nullptr);
+    EXPECT_EQ(HostLibrary::load(source_of(42), &why), nullptr);
     EXPECT_EQ(why,
               "no C++ compiler: none of c++, g++ and clang++ is on PATH, and CXX is unset; "
               "name a compiler by CXX");
   }
   const Variables variables({std::pair("CXX", "no-such-compiler -m64")});
-  EXPECT_EQ(Module::load(source_of(42), &why), nullptr);
+  EXPECT_EQ(HostLibrary::load(source_of(42), &why), nullptr);
   EXPECT_EQ(why,
             "no C++ compiler: CXX='no-such-compiler -m64' is not an executable program; "
             "name a compiler by CXX");
@@ -202,7 +202,7 @@ TEST_F(CodegenCache, WarnsOnceThatProgramsAreInterpreted) {
 
 TEST_F(CodegenCache, SaysWhatTheCompilerSaid) {
   std::string why;
-  EXPECT_EQ(Module::load("extern int; oops", &why), nullptr);
+  EXPECT_EQ(HostLibrary::load("extern int; oops", &why), nullptr);
   EXPECT_NE(why.find("failed with exit code 1"), std::string::npos) << why;
   EXPECT_NE(why.find("oops"), std::string::npos) << why;
 }

@@ -3,9 +3,9 @@
 #include <tessera/compile/compiler.h>
 
 #include "cached_answers.h"
-#include "compiler/codegen/cache_entry.h"
-#include "compiler/codegen/cache_folder.h"
-#include "compiler/codegen/toolchain.h"
+#include "compiler/kernels/cache_entry.h"
+#include "compiler/kernels/cache_folder.h"
+#include "compiler/kernels/toolchain.h"
 #include "support/subprocess.h"
 
 #include <sys/mount.h>
@@ -29,7 +29,7 @@ class CodegenFolders : public CodegenCache {
 
   static std::string why_not_loaded() {
     std::string why;
-    EXPECT_EQ(Module::load(source_of(42), &why), nullptr);
+    EXPECT_EQ(HostLibrary::load(source_of(42), &why), nullptr);
     return why;
   }
 
@@ -66,7 +66,7 @@ TEST_F(CodegenFolders, RebuildAnEntryWithoutAProgram) {
 TEST_F(CodegenFolders, SayThatACompilerMadeNoProgram) {
   const Variables variables({std::pair("CXX", empty_compiler())});
   const auto why = why_not_loaded();
-  EXPECT_NE(why.find("has no tessera_program_interface in it"), std::string::npos) << why;
+  EXPECT_NE(why.find("has no tessera_host_interface in it"), std::string::npos) << why;
   // The program itself runs without.
   const auto run = codegen(Graph::parse(R"(input %0: float32[4] = argument "x"
 %1: float32[4] = aten::neg(%0)
@@ -79,7 +79,7 @@ return %2
 
 TEST_F(CodegenFolders, RefuseProgramsOfAnotherInterface) {
   std::string why;
-  EXPECT_EQ(Module::load(source_of(42, kProgramInterface + 1), &why), nullptr);
+  EXPECT_EQ(HostLibrary::load(source_of(42, kHostInterface + 1), &why), nullptr);
   EXPECT_NE(why.find("has interface"), std::string::npos) << why;
 }
 

@@ -140,12 +140,12 @@ return %2
 
 TEST(CodegenFusion, LeavesWhatKernelsCannotCompute) {
   const std::string text = fused(R"(input %0: complex64[4] = argument "x"
-input %1: float32[4] device=cuda:0 = argument "y"
+input %1: float32[4] device=meta = argument "y"
 input %2: float32[4] = argument "z"
 %3: complex64[4] = aten::mul.Tensor(%0, %0)
 %4: complex64[4] = aten::add.Tensor(%3, %0)
-%5: float32[4] device=cuda:0 = aten::mul.Tensor(%1, %1)
-%6: float32[4] device=cuda:0 = aten::relu(%5)
+%5: float32[4] device=meta = aten::mul.Tensor(%1, %1)
+%6: float32[4] device=meta = aten::relu(%5)
 %7: float32[4] = aten::pow.Tensor_Scalar(%2, 1.7)
 %8: float32[4] = aten::sin(%7)
 return %4

@@ -1,5 +1,6 @@
 // Kernels against ATen: every operator of the table, every dtype, numbers of all kinds; shapes,
 // strides and broadcasts.
+#include "compiler/kernels/nvrtc.h"
 #include "kernel_runs.h"
 
 namespace tessera::compiler {
@@ -89,22 +90,26 @@ std::vector<Case> of_floats() {
   };
 }
 
-class CodegenDtypes : public CodegenKernels,
-                      public ::testing::WithParamInterface<at::ScalarType> {};
-
-TEST_P(CodegenDtypes, ComputeAsATenDoes) {
-  const auto dtype = GetParam();
-  const bool floats = c10::isFloatingType(dtype);
+std::vector<Case> cases_of(at::ScalarType dtype) {
   auto cases = arithmetic();
-  if (floats) {
+  if (c10::isFloatingType(dtype)) {
     for (const auto& each : of_floats()) cases.push_back(each);
   }
-  Steps steps;
-  std::vector<ValueId> tensors;
-  for (uint64_t seed = 0; seed < 3; ++seed)
-    tensors.push_back(steps.input(numbers(dtype, 1003, seed)));
-  std::vector<ValueId> results;
-  for (const Case& each : cases) {
+  return cases;
+}
+
+struct EveryOperator {
+  std::vector<Case> cases;
+  Steps steps = {};
+  std::vector<ValueId> tensors = {}, results = {};
+
+  EveryOperator(at::ScalarType dtype, c10::Device device, int64_t count) : cases(cases_of(dtype)) {
+    for (uint64_t seed = 0; seed < 3; ++seed)
+      tensors.push_back(steps.input(numbers(dtype, count, seed).to(device)));
+    for (const Case& each : cases) add(each);
+  }
+
+  void add(const Case& each) {
     // A copy in front makes a group of two, which becomes a kernel.
     std::vector<Argument> arguments = {
         Argument::of(steps.call("aten::clone", {Argument::of(tensors[0])}))};
@@ -114,26 +119,64 @@ TEST_P(CodegenDtypes, ComputeAsATenDoes) {
     results.push_back(steps.call(each.op, arguments));
     steps.result(results.back());
   }
-  const auto got = run_fused(steps, cases.size());
-  ASSERT_EQ(got.size(), cases.size());
-  const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
-  for (size_t i = 0; i < cases.size(); ++i) {
-    const double unit = dtype == at::kBFloat16 ? 8e-3 : half ? 1e-3 : 1.2e-7;
-    at::Tensor slack;  // infinite for what is infinite: see Note [a few ulp]
-    if (cases[i].slack > 0)
-      slack = steps.expected(tensors[0]).to(at::kDouble).abs() * (cases[i].slack * unit) +
-              1e-6 * (half ? 1 : 0);
-    expect_same(steps.expected(results[i]), got[i], half ? cases[i].half_ulp : cases[i].ulp,
-                cases[i].op + std::string(" ") + c10::toString(dtype), slack);
+
+  /// `least_ulp`: how far results may be off that needn't be the same bits, at least.
+  void check(at::ScalarType dtype, int64_t least_ulp) {
+    const auto got = run_fused(steps, cases.size());
+    ASSERT_EQ(got.size(), cases.size());
+    const bool half = dtype == at::kHalf || dtype == at::kBFloat16;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const double unit = dtype == at::kBFloat16 ? 8e-3 : half ? 1e-3 : 1.2e-7;
+      at::Tensor slack;  // infinite for what is infinite: see Note [a few ulp]
+      if (cases[i].slack > 0)
+        slack = steps.expected(tensors[0]).to(at::kDouble).abs().cpu() * (cases[i].slack * unit) +
+                1e-6 * (half ? 1 : 0);
+      expect_same(steps.expected(results[i]).cpu(), got[i].cpu(),
+                  std::max(half ? cases[i].half_ulp : cases[i].ulp, least_ulp),
+                  cases[i].op + std::string(" ") + c10::toString(dtype), slack);
+    }
   }
+};
+
+const auto kDtypes =
+    ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kLong);
+std::string dtype_name(const ::testing::TestParamInfo<at::ScalarType>& tested) {
+  return c10::toString(tested.param);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, CodegenDtypes,
-                         ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
-                                           at::kLong),
-                         [](const auto& tested) {
-                           return std::string(c10::toString(tested.param));
-                         });
+class CodegenDtypes : public CodegenKernels,
+                      public ::testing::WithParamInterface<at::ScalarType> {};
+INSTANTIATE_TEST_SUITE_P(Each, CodegenDtypes, kDtypes, dtype_name);
+
+TEST_P(CodegenDtypes, ComputeAsATenDoes) {
+  EveryOperator(GetParam(), at::kCPU, 1003).check(GetParam(), 0);
+}
+
+/// NVRTC needs no GPU.
+TEST_P(CodegenDtypes, CompileForAGpu) {
+  std::string why;
+  const auto* nvrtc = Nvrtc::find(&why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  auto graph = EveryOperator(GetParam(), at::kCPU, 1024).steps.graph;
+  for (size_t i = 0; i < graph.value_count(); ++i)
+    graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
+  fuse_pointwise(graph);
+  const auto kernels = write_kernels(graph);
+  ASSERT_EQ(kernels.sources.size(), 1);
+  const auto text = kernels.sources[0].text();
+  EXPECT_NE(text.find("_vector("), std::string::npos) << text;
+  EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why)) << why << text;
+}
+
+class CodegenDtypesOnCuda : public CodegenDtypes {};
+INSTANTIATE_TEST_SUITE_P(Each, CodegenDtypesOnCuda, kDtypes, dtype_name);
+
+/// Counts that runs of 16 bytes fill, and others.
+TEST_P(CodegenDtypesOnCuda, ComputeAsATenDoes) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no GPU";
+  for (const int64_t count : {1024, 1003})
+    EveryOperator(GetParam(), at::kCUDA, count).check(GetParam(), 2);
+}
 
 TEST_F(CodegenKernels, PromoteTypesAsATenDoes) {
   const std::vector<at::ScalarType> dtypes = {at::kFloat,    at::kDouble, at::kHalf,
@@ -285,17 +328,16 @@ TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
                          {total, OutputKind::Result}};
   fuse_pointwise(steps.graph);
   verify(steps.graph, "fuse_pointwise");
-  const auto source = emit(steps.graph);
-  EXPECT_NE(source.find("tessera.make_in_place(sub, x0);"), std::string::npos) << source;
+  const auto text = program_text(steps.graph);
+  EXPECT_NE(text.find("out sub in place of x0)"), std::string::npos) << text;
   std::string why;
-  const auto module = Module::load(source, &why);
-  ASSERT_TRUE(module) << why;
-  PlainRun run(steps.graph, {});
+  auto kernels = load_kernels(write_kernels(steps.graph), &why);
+  ASSERT_TRUE(kernels) << why;
   std::vector<at::Tensor> copies;
   for (const auto& input : steps.inputs) copies.push_back(input.clone());
-  for (size_t i = 0; i < copies.size(); ++i) run.value(static_cast<ValueId>(i)) = copies[i];
-  const auto outputs = run.run(*module);
-  EXPECT_EQ(run.in_place, 1);
+  const auto outputs = Program(steps.graph, std::move(*kernels)).run(copies, {});
+  EXPECT_TRUE(outputs.at(0).is_alias_of(copies[0]));
+  EXPECT_FALSE(outputs.at(1).is_alias_of(copies[2]));
   EXPECT_TRUE(at::equal(copies[0], steps.expected(moved)));
   EXPECT_TRUE(at::equal(copies[1], steps.inputs[1]));
   EXPECT_TRUE(at::equal(copies[2], steps.expected(clipped)));

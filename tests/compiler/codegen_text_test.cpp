@@ -1,13 +1,11 @@
 // The program text: what users read, and what R-003.7 and R-003.8 look for in it.
 #include <tessera/compile/graph.h>
 
-#include "compiler/codegen/emit.h"
-#include "compiler/codegen/module.h"
-#include "compiler/codegen/names.h"
-#include "compiler/codegen/program_interface.h"
 #include "compiler/ir/verify.h"
+#include "compiler/kernels/kernels.h"
+#include "compiler/kernels/names.h"
 #include "compiler/passes/fuse_pointwise.h"
-#include "plain_run.h"
+#include "compiler/runtime/listing.h"
 #include "support/temporary_folder.h"
 
 #include <torch/csrc/jit/testing/file_check.h>
@@ -17,17 +15,17 @@
 namespace tessera::compiler {
 namespace {
 
-std::string emitted(const std::string& text) {
+Graph fused_graph(const std::string& text) {
   Graph graph = Graph::parse(text);
   verify(graph, "parse");
   fuse_pointwise(graph);
   verify(graph, "fuse_pointwise");
-  return emit(graph);
+  return graph;
 }
 
-std::string program_of(const std::string& source) {
-  return source.substr(source.find("extern \"C\" UNOPTIMISED void tessera_program("));
-}
+std::string text_of_program(const std::string& text) { return program_text(fused_graph(text)); }
+
+std::string program_of(const std::string& text) { return text.substr(text.find("\nprogram(")); }
 
 TEST(CodegenNames, AreThoseOfPython) {
   EXPECT_EQ(python_name("aten::add.Tensor"), "aten.add.Tensor");
@@ -86,7 +84,7 @@ std::string coalesced_buckets() {
 }
 
 TEST(CodegenText, HasKernelsBeforeCoalescedReductions) {
-  const std::string source = emitted(coalesced_buckets());
+  const std::string source = text_of_program(coalesced_buckets());
   for (const std::string& text : {source, program_of(source)}) {
     torch::jit::testing::FileCheck()
         .check("cpp_fused_")
@@ -101,7 +99,7 @@ TEST(CodegenText, HasKernelsBeforeCoalescedReductions) {
         ->run(text);
   }
   // Values go when they have been used for the last time.
-  EXPECT_NE(source.find("tessera.drop(div); tessera.drop(div_1);"), std::string::npos) << source;
+  EXPECT_NE(source.find("free(div, div_1)"), std::string::npos) << source;
 }
 
 std::string concatenated_buckets() {
@@ -129,7 +127,7 @@ std::string concatenated_buckets() {
 }
 
 TEST(CodegenText, HasConcatenationAndDivisionInOneKernel) {
-  const std::string program = program_of(emitted(concatenated_buckets()));
+  const std::string program = program_of(text_of_program(concatenated_buckets()));
   torch::jit::testing::FileCheck()
       .check("aten.flatten.using_ints(")
       ->check("cpp_fused_cat_div_")
@@ -148,23 +146,9 @@ TEST(CodegenText, HasConcatenationAndDivisionInOneKernel) {
 }
 
 TEST(CodegenText, HasEqualKernelsOnce) {
-  const std::string source = emitted(concatenated_buckets());
+  const std::string source = text_of_program(concatenated_buckets());
   EXPECT_NE(source.find("cpp_fused_cat_div_0"), std::string::npos);
   EXPECT_EQ(source.find("cpp_fused_cat_div_1"), std::string::npos) << source;
-}
-
-TEST(CodegenText, AgreesWithTheRuntimeOnTheInterface) {
-  const testing::TemporaryFolder folder;
-  setenv("TESSERA_CACHE", folder.path().c_str(), 1);
-  std::string why;
-  const auto module =
-      Module::load(emitted("input %0: float32[4] = argument \"exp\"\nreturn %0\n"), &why);
-  unsetenv("TESSERA_CACHE");
-  ASSERT_TRUE(module) << why;
-  const auto* version = static_cast<const int*>(module->symbol(kInterfaceSymbol));
-  ASSERT_NE(version, nullptr);
-  EXPECT_EQ(*version, kProgramInterface);
-  ASSERT_NE(module->symbol(kProgramSymbol), nullptr);
 }
 
 /// Parameters may be called as macros, types and kernels are.
@@ -201,9 +185,9 @@ TEST(CodegenText, CompilesWithNamesOfMacrosTypesAndKernels) {
   }
   const testing::TemporaryFolder folder;
   setenv("TESSERA_CACHE", folder.path().c_str(), 1);
-  const std::string source = emitted(inputs + nodes + outputs);
+  const auto kernels = write_kernels(fused_graph(inputs + nodes + outputs));
   std::string why;
-  EXPECT_TRUE(Module::load(source, &why)) << why << source;
+  EXPECT_TRUE(load_kernels(kernels, &why)) << why << kernels.text();
   unsetenv("TESSERA_CACHE");
 }
 
@@ -225,14 +209,17 @@ write %10 to %0
 
 // A change of this text is a change of every user's program: look at the difference.
 TEST(CodegenText, OfASmallStep) {
-  const std::string source = emitted(kSmallStep);
+  const std::string source = text_of_program(kSmallStep);
   EXPECT_EQ(source.substr(source.find("extern \"C\" {\n")),
             R"source(extern "C" {
-extern const int tessera_program_interface;
-const int tessera_program_interface = 1;
+extern const int tessera_host_interface;
+const int tessera_host_interface = 2;
 }
 
-extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, float* out0, float* out1) {
+extern "C" void cpp_fused_relu_mul_0(const Host& host, void* const* tensors, const double* scalars) {
+  const float* const in0 = static_cast<const float*>(tensors[0]);
+  float* const out0 = static_cast<float*>(tensors[1]);
+  float* const out1 = static_cast<float*>(tensors[2]);
   INDEPENDENT
   for (int64_t i = 0; i < 12; ++i) {
     const float x0 = in0[i];
@@ -243,7 +230,11 @@ extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, f
   }
 }
 
-extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, const float* in1, double s0, float* out0) {
+extern "C" void cpp_fused_mul_add_1(const Host& host, void* const* tensors, const double* scalars) {
+  const float* const in0 = static_cast<const float*>(tensors[0]);
+  const float* const in1 = static_cast<const float*>(tensors[1]);
+  float* const out0 = static_cast<float*>(tensors[2]);
+  const double s0 = scalars[0];
   INDEPENDENT
   for (int64_t i = 0; i < 6; ++i) {
     const float x0 = in0[i];
@@ -254,52 +245,29 @@ extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, co
   }
 }
 
-namespace program {
-
-enum Value : int {
-  fc_weight = 0,  // float32[3, 2], parameter "fc.weight"
-  argument_0 = 1,  // float32[4, 2], argument "argument 0"
-  fc_bias = 2,  // float32[3], parameter "fc.bias"
-  t = 3,  // float32[2, 3] strides=[1, 2]
-  addmm = 4,  // float32[4, 3]
-  relu = 5,  // float32[4, 3]
-  mul = 6,  // float32[4, 3]
-  t_1 = 7,  // float32[3, 4] strides=[1, 3]
-  mm = 8,  // float32[3, 2]
-  add = 10,  // float32[3, 2]
-};
-
-extern "C" UNOPTIMISED void tessera_program(const ProgramInterface* api, Frame* frame) {
-  const Tessera tessera{api, frame};
-  // t = aten.t.default(fc_weight)
-  tessera.call(0);
-  // addmm = aten.addmm.default(fc_bias, argument_0, t)
-  tessera.call(1);
-  tessera.drop(t);
+program(
+  fc_weight,  // float32[3, 2], parameter "fc.weight"
+  argument_0,  // float32[4, 2], argument "argument 0"
+  fc_bias,  // float32[3], parameter "fc.bias"
+  scalar(0),  // "lr"
+) {
+  t = aten.t.default(fc_weight)  // float32[2, 3] strides=[1, 2]
+  addmm = aten.addmm.default(fc_bias, argument_0, t)  // float32[4, 3]
+  free(t)
   // relu = aten.relu.default(addmm)
   // mul = aten.mul.Scalar(relu, 0.1)
-  tessera.make(relu);
-  tessera.make(mul);
-  cpp_fused_relu_mul_0(tessera, tessera.at<const float>(addmm), tessera.at<float>(relu), tessera.at<float>(mul));
-  tessera.drop(addmm);
-  // t_1 = aten.t.default(mul)
-  tessera.call(3);
-  tessera.drop(mul);
-  // mm = aten.mm.default(t_1, argument_0)
-  tessera.call(4);
-  tessera.drop(t_1);
+  cpp_fused_relu_mul_0(addmm, out relu, out mul)  // float32[4, 3], float32[4, 3]
+  free(addmm)
+  t_1 = aten.t.default(mul)  // float32[3, 4] strides=[1, 3]
+  free(mul)
+  mm = aten.mm.default(t_1, argument_0)  // float32[3, 2]
+  free(t_1)
   // mul = aten.mul.Scalar(mm, scalar(0) * -1.0)
   // add = aten.add.Tensor(fc_weight, mul)
-  tessera.make_in_place(add, fc_weight);
-  cpp_fused_mul_add_1(tessera, tessera.at<const float>(mm), tessera.at<const float>(fc_weight), tessera.scalar(0) * -1.0, tessera.at<float>(add));
-  tessera.drop(mm);
-  // return relu
-  tessera.deliver(0);
-  // aten.copy_.default(fc_weight, add)
-  tessera.deliver(1);
+  cpp_fused_mul_add_1(mm, fc_weight, out add in place of fc_weight)  // float32[3, 2]
+  free(mm)
+  return relu
 }
-
-}  // namespace program
 )source");
 }
 

@@ -12,6 +12,7 @@ namespace tessera::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using torch::Tensor;
 
 nn::Sequential make_net(bool checkpoints) {
@@ -101,6 +102,115 @@ TEST(CompiledStepOnCuda, AttentionTrainsLikeTheStep) {
       expect_equal_gradients(*nets[1], *nets[0], i, tolerance);
     }
     EXPECT_THAT(explain(compiled), HasSubstr("compiled: ")) << dtype;
+  }
+}
+
+/// Two of the same: one is trained eagerly, the other by a compiled step.
+struct Twins {
+  nn::Sequential nets[2] = {make_net(false), make_net(false)};
+  optim::AdamW optimizers[2] = {optim::AdamW(nets[0]->parameters(), {.lr = 0.01, .fused = true}),
+                                optim::AdamW(nets[1]->parameters(), {.lr = 0.01, .fused = true})};
+
+  Tensor step(int of, const Tensor& x) {
+    optimizers[of].zero_grad();
+    auto loss = nets[of]->forward(x).square().mean();
+    loss.backward();
+    optimizers[of].step();
+    return loss;
+  }
+  auto compiled() {
+    return compile([this](Tensor x) { return step(1, x); },
+                   {.module = nets[1], .optimizer = optimizers[1]});
+  }
+  void expect_equal(int i) const {
+    const auto ours = nets[1]->parameters(), theirs = nets[0]->parameters();
+    for (size_t k = 0; k < ours.size(); ++k)
+      EXPECT_TRUE(torch::allclose(ours[k], theirs[k], 1e-4, 1e-5)) << i << " " << k;
+  }
+};
+
+TEST(CompiledStepOnCuda, IsReplayedAsOneGraphWithKernelsOfOurs) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  auto compiled = twins.compiled();
+  counters().clear();
+  std::vector<Tensor> losses;
+  for (int i = 0; i < 20; ++i) {
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    losses.push_back(compiled(x));
+    EXPECT_TRUE(torch::allclose(losses.back(), twins.step(0, x), 1e-5, 1e-5)) << i;
+    expect_equal_gradients(*twins.nets[1], *twins.nets[0], i);
+    twins.expect_equal(i);
+  }
+  EXPECT_EQ(counters()["cuda_graph_captures"], 1) << explain(compiled);
+  EXPECT_GE(counters()["cuda_graph_replays"], 10) << explain(compiled);
+  EXPECT_EQ(counters()["cuda_graph_skips"], 0);
+  EXPECT_THAT(explain(compiled), Not(HasSubstr("not replayed")));
+  EXPECT_THAT(generated_code(compiled), HasSubstr("cuda_fused_"));
+  // Results are the caller's: later replays do not change them.
+  for (size_t i = 1; i < losses.size(); ++i)
+    EXPECT_NE(losses[i].item<float>(), losses[i - 1].item<float>()) << i;
+}
+
+TEST(CompiledStepOnCuda, GradientsThatSomebodyHoldsStayAsTheyAre) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  auto compiled = twins.compiled();
+  counters().clear();
+  std::vector<Tensor> held, copies;
+  for (int i = 0; i < 12; ++i) {
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    twins.step(0, x);
+    compiled(x);
+    held.push_back(twins.nets[1]->parameters()[0].grad());
+    copies.push_back(held.back().clone());
+    if (i >= 8) held.erase(held.begin(), held.end() - 1);  // lets go of all but the last
+    if (i >= 8) copies.erase(copies.begin(), copies.end() - 1);
+    twins.expect_equal(i);
+    for (size_t k = 0; k < held.size(); ++k)
+      EXPECT_TRUE(torch::equal(held[k], copies[k])) << i << " " << k;
+  }
+  EXPECT_GT(counters()["cuda_graph_skips"], 0);
+}
+
+TEST(CompiledStepOnCuda, RatesThatChangeAndParametersThatMoveAreSeen) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  auto compiled = twins.compiled();
+  for (int i = 0; i < 24; ++i) {
+    for (auto& each : twins.optimizers) each.options().lr = i < 8 ? 0.01 : i < 16 ? 0.1 : 0.01;
+    if (i == 20) {
+      const torch::NoGradGuard no_grad;
+      auto parameter = twins.nets[1]->parameters()[0];
+      parameter.set_data(parameter.detach().clone());
+    }
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    compiled(x);
+    twins.step(0, x);
+    twins.expect_equal(i);
+  }
+}
+
+/// Replays draw on: other numbers each time, the same ones after the same seed.
+TEST(CompiledStepOnCuda, DropoutDrawsNewNumbersAtEachReplay) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const auto x = torch::ones({64, 64}, torch::kCUDA);
+  const auto run = [&] {
+    torch::manual_seed(7);
+    nn::Dropout dropout(0.5);
+    auto compiled = compile([&](Tensor t) { return dropout(t) * 2; }, {.module = dropout});
+    std::vector<Tensor> drawn;
+    for (int i = 0; i < 8; ++i) drawn.push_back(compiled(x));
+    return drawn;
+  };
+  counters().clear();
+  const auto first = run(), second = run();
+  EXPECT_GT(counters()["cuda_graph_replays"], 4);
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(torch::equal(first[i], second[i])) << i;
+    for (size_t k = 0; k < i; ++k) EXPECT_FALSE(torch::equal(first[i], first[k])) << i << k;
+    const auto share = first[i].ne(0).to(torch::kFloat).mean().item<float>();
+    EXPECT_NEAR(share, 0.5, 0.05);
   }
 }
 

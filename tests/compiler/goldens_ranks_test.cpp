@@ -1,10 +1,11 @@
-// The sources that are generated of the benchmarks' jobs, byte for byte: a change of the compiler
-// that was to change nothing leaves them as they are, any other is seen as a diff.
+// The graphs and kernels that are made of the benchmarks' jobs, byte for byte: a change of the
+// compiler that was to change nothing leaves them as they are, any other is seen as a diff.
 #include <tessera/compile.h>
 #include <tessera/optim.h>
 
 #include "benchmarks/jobs.h"
 #include "benchmarks/train_modes.h"
+#include "compiler/kernels/kernels.h"
 #include "support/ranks.h"
 #include "support/subprocess.h"
 #include "support/temporary_folder.h"
@@ -69,13 +70,14 @@ std::string source_of(const std::string& name, const std::string& mode) {
         return loss;
       },
       {.module = *job.model, .optimizer = optimizer, .fullgraph = true});
-  counters().clear();
   constexpr int kMostCalls = 6;
-  const auto sources = run_and_get_code([&] {
-    for (int i = 0; i < kMostCalls && counters()["graphs"] == 0; ++i) step();
-  });
-  EXPECT_EQ(sources.size(), 1) << explain(step);
-  return sources.empty() ? "" : sources.front();
+  for (int i = 0; i < kMostCalls && step.step().graph() == nullptr; ++i) step();
+  const auto* graph = step.step().graph();
+  EXPECT_NE(graph, nullptr) << explain(step);
+  if (graph == nullptr) return "";
+  auto text = graph->str();
+  for (const auto& source : compiler::write_kernels(*graph).sources) text += source.definitions;
+  return text;
 }
 
 void compare(const std::string& name, const std::string& source) {
@@ -86,7 +88,7 @@ void compare(const std::string& name, const std::string& source) {
   const auto now = folder.path() / "now.txt";
   write(now, source);
   const auto diff = run_program({.arguments = {"diff", "-u", path, now}});
-  ADD_FAILURE() << "the source generated of " << name << " is another one than in " << path << ":\n"
+  ADD_FAILURE() << "what is made of " << name << " is another one than in " << path << ":\n"
                 << diff.output << "\n"
                 << kRemedy;
 }

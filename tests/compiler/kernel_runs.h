@@ -1,9 +1,10 @@
 #pragma once
 
-#include "compiler/codegen/emit.h"
+#include "compiler/ir/operators.h"
 #include "compiler/ir/verify.h"
 #include "compiler/passes/fuse_pointwise.h"
-#include "plain_run.h"
+#include "compiler/runtime/listing.h"
+#include "compiler/runtime/program.h"
 #include "recorded_steps.h"
 #include "support/temporary_folder.h"
 
@@ -33,13 +34,10 @@ inline std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
   for (const Node& node : steps.graph.nodes) fused += node.op == kFused ? 1 : 0;
   EXPECT_EQ(fused, kernels) << steps.graph;
   std::string why;
-  const auto module = Module::load(emit(steps.graph), &why);
-  EXPECT_TRUE(module) << why << emit(steps.graph);
-  if (!module) return {};
-  PlainRun run(steps.graph, steps.scalars);
-  for (size_t i = 0; i < steps.inputs.size(); ++i)
-    run.value(steps.graph.inputs[i].value) = steps.inputs[i];
-  return run.run(*module);
+  auto loaded = load_kernels(write_kernels(steps.graph), &why);
+  EXPECT_TRUE(loaded) << why << program_text(steps.graph);
+  if (!loaded) return {};
+  return Program(steps.graph, std::move(*loaded)).run(steps.inputs, steps.scalars);
 }
 
 /// How many numbers of the dtype lie between the two, one of them counted.

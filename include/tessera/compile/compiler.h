@@ -15,7 +15,8 @@ namespace tessera {
 
 /// A graph made ready to run.
 struct Executable {
-  /// Tensors in the order of the graph's inputs, to those of its outputs.
+  /// Tensors in the order of the graph's inputs, to those of its outputs. Writes the inputs that
+  /// the graph writes.
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> run;
   /// Names what it sends to other ranks, in order: ranks run it only if all have the same.
   int64_t messages = 0;

@@ -31,7 +31,7 @@ std::vector<at::Tensor> tensors_of(const std::vector<RecordedInput>& inputs) {
   return tensors;
 }
 
-/// Puts what a program computed where the code left tensors without memory, and into what it wrote.
+/// Puts what a program computed where the code left tensors without memory.
 class Delivery {
  public:
   Delivery(const std::vector<RecordedInput>& inputs, std::vector<at::Tensor> values)
@@ -39,16 +39,11 @@ class Delivery {
     for (const auto& input : inputs_) taken_.insert(storage_of(input.tensor));
   }
 
-  /// Values come for `alive` first, then for the inputs of these numbers.
-  void deliver(const std::vector<LiveMemory>& alive, const std::vector<size_t>& written) {
+  /// Values come for `alive` first; inputs that are written have been.
+  void deliver(const std::vector<LiveMemory>& alive) {
     const at::NoGradGuard no_grad;
     const RunScope run;
     for (size_t i = 0; i < alive.size(); ++i) values_[i] = owned(values_[i]);
-    for (size_t i = 0; i < written.size(); ++i) {
-      const auto& target = inputs_[written[i]].tensor;
-      const auto& value = values_[alive.size() + i];
-      if (!shows_same_memory(value, target)) target.copy_(value);
-    }
     for (size_t i = 0; i < alive.size(); ++i) give_contents(alive[i], values_[i]);
   }
 
@@ -124,7 +119,7 @@ struct Region::Run {
     const auto alive = recorder.memory().alive();
     add_outputs(graph, alive);
     const auto& inputs = recorder.memory().inputs();
-    Delivery(inputs, Program(graph).run(tensors_of(inputs), {})).deliver(alive, written());
+    Delivery(inputs, Program(graph).run(tensors_of(inputs), {})).deliver(alive);
   }
 
   /// Which inputs the code has written.
@@ -164,7 +159,7 @@ struct Region::Run {
       return false;
     }
     const auto& inputs = recorder.memory().inputs();
-    Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(alive, written());
+    Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(alive);
     return true;
   }
 

@@ -1,9 +1,9 @@
 #include "compiler/passes/fusion_groups.h"
 
-#include "compiler/codegen/loop_nest.h"
-#include "compiler/codegen/pointwise_rules.h"
 #include "compiler/ir/aliases.h"
 #include "compiler/ir/operators.h"
+#include "compiler/kernels/loop_nest.h"
+#include "compiler/kernels/pointwise_rules.h"
 
 #include <algorithm>
 #include <optional>
@@ -18,7 +18,7 @@ using Shapes = std::vector<std::vector<int64_t>>;  // by lane
 bool is_cat(const Node& node) { return node.op == "aten::cat"; }
 
 bool is_kernel_tensor(const ValueType& type) {
-  return type.device.is_cpu() && is_kernel_dtype(type.dtype) &&
+  return (type.device.is_cpu() || type.device.is_cuda()) && is_kernel_dtype(type.dtype) &&
          type.strides.size() == type.sizes.size();
 }
 
@@ -29,6 +29,7 @@ bool is_flat_cat(const Graph& graph, const Node& node) {
     return false;
   const ValueId result = result_of(node, 0);
   if (result == kNoValue || !is_kernel_tensor(graph.type(result))) return false;
+  if (!graph.type(result).device.is_cpu()) return false;  // ATen's kernel for GPUs is as good
   const auto& sources = node.arguments.at(0).values;
   return !sources.empty() && graph.type(result).is_contiguous() &&
          std::all_of(sources.begin(), sources.end(), [&](ValueId value) {
@@ -52,12 +53,16 @@ std::optional<Shapes> shapes_of(const Graph& graph, const Node& node) {
     if (!is_dense(graph.type(result))) return std::nullopt;
     const auto rule = pointwise_rule(graph, node, lane);
     if (!rule) return std::nullopt;
+    const auto device = graph.type(result).device;
+    // ATen has kernels for lists on GPUs.
+    if (!device.is_cpu() && node.results[0].kind == Argument::Kind::List) return std::nullopt;
     shapes.push_back(graph.type(result).sizes);
     for (const size_t index : arguments_read(*rule)) {
       const Operand operand = operand_of(graph, node, index, lane);
       if (operand.kind != Operand::Kind::Value) continue;
       const ValueType& type = graph.type(operand.value);
-      if (!is_kernel_tensor(type) || !broadcasts_to(type.sizes, shapes.back())) return std::nullopt;
+      if (!is_kernel_tensor(type) || type.device != device) return std::nullopt;
+      if (!broadcasts_to(type.sizes, shapes.back())) return std::nullopt;
     }
   }
   if (shapes.empty()) return std::nullopt;
@@ -67,6 +72,7 @@ std::optional<Shapes> shapes_of(const Graph& graph, const Node& node) {
 struct Group {
   std::vector<size_t> members;  // ascending; empty: part of another group by now
   Shapes shapes;
+  c10::Device device;
 };
 
 class Grouping {
@@ -89,7 +95,8 @@ class Grouping {
       auto shapes = shapes_of(graph_, graph_.nodes[i]);
       if (!shapes) continue;
       group_of_[i] = groups_.size();
-      groups_.push_back({{i}, std::move(*shapes)});
+      groups_.push_back(
+          {{i}, std::move(*shapes), graph_.type(graph_.nodes[i].defined().at(0)).device});
       for (const ValueId value : graph_.nodes[i].used()) {
         const size_t producer = definition_[index(value)];
         if (producer != kNone && group_of_[producer] != kNone) join(group_of_[producer], i);
@@ -122,7 +129,8 @@ class Grouping {
   void join(size_t earlier, size_t node) {
     const size_t own = group_of_[node];
     if (earlier == own || groups_[earlier].shapes != groups_[own].shapes) return;
-    Group both{groups_[earlier].members, groups_[own].shapes};
+    if (groups_[earlier].device != groups_[own].device) return;
+    Group both{groups_[earlier].members, groups_[own].shapes, groups_[own].device};
     both.members.insert(both.members.end(), groups_[own].members.begin(),
                         groups_[own].members.end());
     std::sort(both.members.begin(), both.members.end());

@@ -5,11 +5,11 @@
 #include "base/call_boxed.h"
 #include "comm/foreground.h"
 #include "compiler/agreement.h"
-#include "compiler/codegen/program_interface.h"
 #include "compiler/ir/operators.h"
+#include "compiler/kernels/lifetimes.h"
 #include "compiler/trace/key.h"
+#include "compiler/trace/memory.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -17,7 +17,6 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
-#include <ranges>
 #include <unordered_set>
 
 namespace tessera::compiler {
@@ -54,51 +53,36 @@ bool same_strides(const at::Tensor& tensor, const ValueType& type) {
 
 }  // namespace
 
-/// Program, as its compiled form sees it.
-struct Frame {
-  static Program& of(Frame* frame) { return *reinterpret_cast<Program*>(frame); }
-
-  static void call(Frame* frame, int node) {
-    auto& program = of(frame);
-    program.execute(*program.instructions_[static_cast<size_t>(node)]);
-  }
-  static void make(Frame* frame, int value) { of(frame).make_value(value); }
-  static void make_in_place(Frame* frame, int value, int input) {
-    of(frame).shared_.before_write(input);
-    of(frame).at(value) = of(frame).at(input);
-  }
-  static void* address(Frame* frame, int value) {
-    return of(frame).at(value).unsafeGetTensorImpl()->mutable_data();
-  }
-  static double scalar(Frame* frame, int scalar) {
-    return (*of(frame).scalars_)[static_cast<size_t>(scalar)];
-  }
-  static void drop(Frame* frame, int value) { of(frame).at(value).reset(); }
-  static void deliver(Frame* /*frame*/, int /*output*/) {}  // run() returns all of them
-  static void parallel(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
-                       const void* closure) {
-    at::parallel_for(0, count, grain,
-                     [&](int64_t begin, int64_t end) { part(closure, begin, end); });
-  }
-  static constexpr ProgramInterface kInterface = {call,   make, make_in_place, address,
-                                                  scalar, drop, deliver,       parallel};
-};
-
-Program::Program(const Graph& graph, std::shared_ptr<Module> compiled)
-    : compiled_(std::move(compiled)), shared_(graph) {
+Program::Program(const Graph& graph, std::vector<Launch> kernels)
+    : outputs_(graph.outputs), shared_(graph) {
   for (size_t i = 0; i < graph.value_count(); ++i)
     types_.push_back(graph.type(static_cast<ValueId>(i)));
   for (const auto& input : graph.inputs) inputs_.push_back(input.value);
-  for (const auto& output : graph.outputs) outputs_.push_back(output.value);
-  for (size_t i = 0; i < graph.nodes.size(); ++i)
-    instructions_.push_back(graph.nodes[i].op == kFused ? std::nullopt
-                                                        : std::optional(make(graph.nodes[i], i)));
+  for (const auto& output : outputs_) {
+    const auto target = std::find(inputs_.begin(), inputs_.end(), output.target);
+    written_.push_back(output.kind == OutputKind::Write ? static_cast<int>(target - inputs_.begin())
+                                                        : -1);
+  }
+  const auto freed = last_uses(graph);
+  const auto in_place = in_place_targets(graph);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const auto& node = graph.nodes[i];
+    Instruction instruction{.freed = freed[i], .op = node.op, .module = node.module};
+    if (node.op == kFused) {
+      TORCH_INTERNAL_ASSERT(i < kernels.size() && kernels[i], "compile: a kernel is missing");
+      instruction.kernel = make_kernel_call(node, std::move(kernels[i]), in_place);
+    } else {
+      instruction.call = make_call(node);
+    }
+    instructions_.push_back(std::move(instruction));
+  }
   values_.resize(types_.size());
   groups_ = groups_of(graph);
-  if (compiled_)
-    find_sent(graph);
-  else
-    find_last_uses();
+  find_sent(graph);
+  const bool is_for_gpu =
+      std::ranges::any_of(types_, [](const ValueType& type) { return type.device.is_cuda(); });
+  if (is_for_gpu)
+    replay_.emplace(graph, [this](const auto& inputs) { return run_instructions(inputs); });
 }
 
 /// What a kernel makes and an all-reduce takes in place lies where the other ranks can read it.
@@ -130,64 +114,73 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
   return sent.kept.back();
 }
 
-Program::Instruction Program::make(const Node& node, size_t index) {
+Program::Call Program::make_call(const Node& node) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  const bool asks_grad_mode = node.op == "aten::mkldnn_rnn_layer";
-  Instruction instruction{*op,        {}, {}, {}, {}, {}, index, is_gather(node), asks_grad_mode,
-                          node.module};
-  const auto& schema = op->schema();
+  Call call{.op = *op,
+            .own = own_returns(op->schema()),
+            .is_gather = is_gather(node),
+            .asks_grad_mode = node.op == "aten::mkldnn_rnn_layer"};
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
-    if (writes(node, i)) instruction.written.push_back(i);
+    call.arguments.push_back(make_slot(node.arguments[i], &op->schema().arguments()[i]));
+    if (writes(node, i)) call.written.push_back(i);
   }
-  for (const auto& result : node.results) instruction.results.push_back(result.values);
-  instruction.own = own_returns(schema);
-  TORCH_INTERNAL_ASSERT(
-      instruction.results.size() == instruction.written.size() + instruction.own.size(),
-      "compile: results of ", node.op);
-  return instruction;
+  for (const auto& result : node.results) call.results.push_back(result.values);
+  TORCH_INTERNAL_ASSERT(call.results.size() == call.written.size() + call.own.size(),
+                        "compile: results of ", node.op);
+  return call;
 }
 
-Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
-  Slot slot{argument.kind,   argument.constant,          argument.scalar,       argument.factor,
-            argument.values, is_optional_list(declared), wants_tensor(declared)};
-  if (slot.kind == Argument::Kind::Constant && slot.wants_tensor && slot.constant.isScalar())
+Program::KernelCall Program::make_kernel_call(const Node& node, Launch launch,
+                                              const std::vector<ValueId>& in_place) {
+  KernelCall call{.launch = std::move(launch), .outputs = node.defined()};
+  const auto used = node.used();
+  for (const size_t input : kernel_inputs(*node.body)) call.inputs.push_back(used.at(input));
+  for (const auto& argument : node.arguments) {
+    if (argument.kind == Argument::Kind::Scalar)
+      call.scalars.push_back(make_slot(argument, nullptr));
+  }
+  for (const auto value : call.outputs)
+    call.in_place.push_back(in_place[static_cast<size_t>(value)]);
+  return call;
+}
+
+Program::Slot Program::make_slot(const Argument& argument, const c10::Argument* declared) {
+  Slot slot{argument.kind,
+            argument.constant,
+            argument.scalar,
+            argument.factor,
+            argument.values,
+            declared != nullptr && is_optional_list(*declared),
+            declared != nullptr && wants_tensor(*declared)};
+  if (slot.kind != Argument::Kind::Constant || declared == nullptr) return slot;
+  if (slot.wants_tensor && slot.constant.isScalar())
     slot.constant = number_as_tensor(slot.constant.toScalar());
   // Attention on a GPU is given no bias so.
-  const bool is_required = declared.type()->kind() == c10::TypeKind::TensorType;
-  if (slot.kind == Argument::Kind::Constant && slot.constant.isNone() && is_required)
-    slot.constant = at::Tensor();
+  const bool is_required = declared->type()->kind() == c10::TypeKind::TensorType;
+  if (slot.constant.isNone() && is_required) slot.constant = at::Tensor();
   return slot;
 }
 
-void Program::find_last_uses() {
-  std::vector<bool> is_needed(types_.size(), false);
-  for (const auto value : outputs_) {
-    if (value != kNoValue) is_needed[static_cast<size_t>(value)] = true;
-  }
-  const auto note = [&](Instruction& instruction, ValueId value) {
-    if (value == kNoValue || is_needed[static_cast<size_t>(value)]) return;
-    is_needed[static_cast<size_t>(value)] = true;
-    instruction.last_used.push_back(value);
-  };
-  for (auto& instruction : instructions_ | std::views::reverse) {
-    TORCH_INTERNAL_ASSERT(instruction, "compile: a kernel without compiled code");
-    for (const auto& result : instruction->results) {
-      for (const auto value : result) note(*instruction, value);
-    }
-    for (const auto& argument : instruction->arguments) {
-      for (const auto value : argument.values) note(*instruction, value);
-    }
-  }
+const std::string& Program::why_not_replayed() const {
+  static const auto& kNone = *new std::string();
+  return replay_ ? replay_->why_not() : kNone;
 }
 
 std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
                                      const std::vector<double>& scalars) {
   const at::NoGradGuard no_grad;
   const RunScope below_autograd;
-  for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
   scalars_ = &scalars;
+  if (!replay_) return run_instructions(inputs);
+  // A graph has the scalars of its capture.
+  if (scalars != replayed_scalars_) replay_->forget();
+  replayed_scalars_ = scalars;
+  return replay_->run(inputs);
+}
+
+std::vector<at::Tensor> Program::run_instructions(const std::vector<at::Tensor>& inputs) {
+  for (size_t i = 0; i < inputs_.size(); ++i) at(inputs_[i]) = inputs[i];
   shared_.begin();
   // All ranks alike: they run the same program.
   if (!is_checked_)
@@ -197,12 +190,7 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   std::optional<comm::ForegroundScope> in_turn;
   if (in_foreground_) in_turn.emplace();
   try {
-    if (compiled_) {
-      const auto program = reinterpret_cast<ProgramFunction>(compiled_->symbol(kProgramSymbol));
-      program(&Frame::kInterface, reinterpret_cast<Frame*>(this));
-    } else {
-      for (const auto& instruction : instructions_) execute(*instruction);
-    }
+    execute();
   } catch (c10::Error& error) {
     std::fill(values_.begin(), values_.end(), at::Tensor());
     error.add_context(where());
@@ -213,15 +201,52 @@ std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
   }
   running_ = nullptr;
   shared_.end();
-  is_checked_ = true;
   std::vector<at::Tensor> outputs;
-  for (const auto value : outputs_)
-    outputs.push_back(value == kNoValue ? at::Tensor() : values_[static_cast<size_t>(value)]);
-  for (const auto value : outputs_) {
-    if (value != kNoValue) values_[static_cast<size_t>(value)].reset();
+  for (const auto& output : outputs_)
+    outputs.push_back(output.value == kNoValue ? at::Tensor() : at(output.value));
+  for (const auto& output : outputs_) {
+    if (output.value != kNoValue) at(output.value).reset();
   }
-  for (const auto value : inputs_) values_[static_cast<size_t>(value)].reset();
+  for (const auto value : inputs_) at(value).reset();
+  write_inputs(outputs, inputs);
+  is_checked_ = true;
   return outputs;
+}
+
+void Program::execute() {
+  for (size_t i = 0; i < instructions_.size(); ++i) {
+    const auto& instruction = instructions_[i];
+    running_ = &instruction;
+    if (!shared_.is_empty()) shared_.reach(i);
+    instruction.call ? execute(*instruction.call, i) : execute(*instruction.kernel);
+    for (const auto value : instruction.freed) at(value).reset();
+  }
+}
+
+/// Inputs are written when nothing reads them any more. What lies in their memory and leaves the
+/// program is copied before: which outputs do is the same at every run.
+void Program::write_inputs(std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) {
+  const auto target_of = [&](size_t output) -> const at::Tensor& {
+    return inputs[static_cast<size_t>(written_[output])];
+  };
+  const auto is_elsewhere = [&](size_t output) {
+    return written_[output] >= 0 && !shows_same_memory(outputs[output], target_of(output));
+  };
+  if (!is_checked_) {
+    is_overwritten_.assign(outputs.size(), false);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      for (size_t other = 0; outputs[i].defined() && other < outputs.size(); ++other)
+        is_overwritten_[i] = is_overwritten_[i] || (other != i && is_elsewhere(other) &&
+                                                    outputs[i].is_alias_of(target_of(other)));
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (is_overwritten_[i]) outputs[i] = outputs[i].clone();
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (is_elsewhere(i)) target_of(i).copy_(outputs[i]);
+  }
 }
 
 void Program::push(const Slot& slot) {
@@ -230,7 +255,7 @@ void Program::push(const Slot& slot) {
       stack_.push_back(slot.constant);
       return;
     case Argument::Kind::Scalar: {
-      const double number = slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)];
+      const double number = scalar(slot);
       slot.wants_tensor ? stack_.emplace_back(number_as_tensor(number))
                         : stack_.emplace_back(number);
       return;
@@ -260,34 +285,50 @@ void Program::push(const Slot& slot) {
 std::string Program::where() const {
   if (running_ == nullptr) return "compile: in a compiled program";
   const auto& module = running_->module;
-  return "compile: in " + name_of(running_->op.schema()) +
-         (module.empty() ? "" : ", called by " + module) + ", in a compiled program";
+  return "compile: in " + running_->op + (module.empty() ? "" : ", called by " + module) +
+         ", in a compiled program";
 }
 
-void Program::execute(const Instruction& instruction) {
-  running_ = &instruction;
+void Program::execute(const Call& call, size_t node) {
   if (!shared_.is_empty()) {
-    shared_.reach(instruction.node);
-    for (const size_t index : instruction.written) {
-      for (const auto value : instruction.arguments[index].values) shared_.before_write(value);
+    for (const size_t index : call.written) {
+      for (const auto value : call.arguments[index].values) shared_.before_write(value);
     }
   }
-  if (!instruction.is_gather || !see_in_place(instruction)) call(instruction);
-  if (!is_checked_) {
-    for (const auto& values : instruction.results) {
-      for (const auto value : values) check_result(instruction, value);
-    }
+  if (!call.is_gather || !see_in_place(call, node)) this->call(call);
+  if (is_checked_) return;
+  for (const auto& values : call.results) {
+    for (const auto value : values) check_result(call, value);
   }
-  for (const auto value : instruction.last_used) values_[static_cast<size_t>(value)].reset();
+}
+
+void Program::execute(const KernelCall& call) {
+  std::vector<void*> tensors;
+  tensors.reserve(call.inputs.size() + call.outputs.size());
+  for (const auto value : call.inputs)
+    tensors.push_back(const_cast<void*>(at(value).unsafeGetTensorImpl()->data()));
+  for (size_t i = 0; i < call.outputs.size(); ++i) {
+    auto& output = at(call.outputs[i]);
+    if (const auto input = call.in_place[i]; input != kNoValue) {
+      shared_.before_write(input);
+      output = at(input);
+    } else {
+      output = make_value(call.outputs[i]);
+    }
+    tensors.push_back(output.unsafeGetTensorImpl()->mutable_data());
+  }
+  std::vector<double> scalars;
+  for (const auto& slot : call.scalars) scalars.push_back(scalar(slot));
+  call.launch(tensors.data(), scalars.data());
 }
 
 /// Whether a gather moves nothing, see Note [seen in place]; what must travel has done so, too.
-bool Program::see_in_place(const Instruction& instruction) {
-  const auto& from = instruction.arguments[0].values;
-  const auto& to = instruction.results[0];
+bool Program::see_in_place(const Call& call, size_t node) {
+  const auto& from = call.arguments[0].values;
+  const auto& to = call.results[0];
   std::vector<at::Tensor> parts;
   for (const auto value : from) parts.push_back(at(value));
-  auto wholes = shared_.open(instruction.node, parts);
+  auto wholes = shared_.open(node, parts);
   if (wholes.empty()) return false;
   std::vector<at::Tensor> travelling;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -295,8 +336,8 @@ bool Program::see_in_place(const Instruction& instruction) {
   }
   std::vector<at::Tensor> arrived;
   if (!travelling.empty()) {
-    stack_ = {travelling, instruction.arguments[1].constant, instruction.arguments[2].constant};
-    call_boxed(instruction.op, stack_);
+    stack_ = {travelling, call.arguments[1].constant, call.arguments[2].constant};
+    call_boxed(call.op, stack_);
     arrived = stack_.back().toTensorVector();
   }
   auto next = arrived.begin();
@@ -305,54 +346,51 @@ bool Program::see_in_place(const Instruction& instruction) {
   return true;
 }
 
-void Program::call(const Instruction& instruction) {
+void Program::call(const Call& call) {
   stack_.clear();
-  for (const auto& argument : instruction.arguments) push(argument);
+  for (const auto& argument : call.arguments) push(argument);
   // What consumed arguments become lies where they lay.
   size_t result = 0;
-  for (const size_t index : instruction.written) {
-    const auto& from = instruction.arguments[index].values;
-    const auto& to = instruction.results[result++];
+  for (const size_t index : call.written) {
+    const auto& from = call.arguments[index].values;
+    const auto& to = call.results[result++];
     for (size_t i = 0; i < from.size(); ++i) {
-      if (to[i] != kNoValue)
-        values_[static_cast<size_t>(to[i])] = values_[static_cast<size_t>(from[i])];
+      if (to[i] != kNoValue) at(to[i]) = at(from[i]);
     }
   }
   {
-    const c10::AutoGradMode grad_mode(instruction.asks_grad_mode || c10::GradMode::is_enabled());
-    call_boxed(instruction.op, stack_);
+    const c10::AutoGradMode grad_mode(call.asks_grad_mode || c10::GradMode::is_enabled());
+    call_boxed(call.op, stack_);
   }
-  for (const size_t own : instruction.own) {
-    const auto& to = instruction.results[result++];
+  for (const size_t own : call.own) {
+    const auto& to = call.results[result++];
     auto& given = stack_[own];
     if (given.isTensor()) {
-      if (to[0] != kNoValue) values_[static_cast<size_t>(to[0])] = std::move(given).toTensor();
+      if (to[0] != kNoValue) at(to[0]) = std::move(given).toTensor();
     } else {
       const auto list = given.toTensorList();
       for (size_t i = 0; i < to.size(); ++i) {
-        if (to[i] != kNoValue) values_[static_cast<size_t>(to[i])] = list.get(i);
+        if (to[i] != kNoValue) at(to[i]) = list.get(i);
       }
     }
   }
 }
 
-void Program::make_value(ValueId value) {
+at::Tensor Program::make_value(ValueId value) {
   const auto& type = types_[static_cast<size_t>(value)];
-  if (const auto sent = sent_.find(value); sent != sent_.end()) {
-    at(value) = memory_for(sent->second, type);
-    return;
-  }
-  at(value) =
-      at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.device).dtype(type.dtype));
+  if (const auto sent = sent_.find(value); sent != sent_.end())
+    return memory_for(sent->second, type);
+  return at::empty_strided(type.sizes, type.strides,
+                           at::TensorOptions(type.device).dtype(type.dtype));
 }
 
-void Program::check_result(const Instruction& instruction, ValueId value) const {
+void Program::check_result(const Call& call, ValueId value) const {
   if (value == kNoValue) return;
   const auto& tensor = values_[static_cast<size_t>(value)];
   const auto& type = types_[static_cast<size_t>(value)];
   TORCH_INTERNAL_ASSERT(tensor.defined() && tensor.sizes() == type.sizes &&
                             tensor.scalar_type() == type.dtype && same_strides(tensor, type),
-                        "compile: ", instruction.op.schema().name(), " gave sizes ", tensor.sizes(),
+                        "compile: ", call.op.schema().name(), " gave sizes ", tensor.sizes(),
                         " and strides ", tensor.strides(), " of ", tensor.scalar_type(), " where ",
                         type.sizes, ", ", type.strides, " of ", type.dtype, " were recorded");
 }

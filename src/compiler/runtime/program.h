@@ -2,7 +2,8 @@
 
 #include <tessera/compile/graph.h>
 
-#include "compiler/codegen/module.h"
+#include "compiler/kernels/kernels.h"
+#include "compiler/runtime/replay.h"
 #include "compiler/runtime/shared_gathers.h"
 
 #include <ATen/core/Tensor.h>
@@ -17,18 +18,22 @@
 
 namespace tessera::compiler {
 
-/// A graph made ready to run: operators found, constants made, and for every value the moment
-/// after which nothing needs it.
+/// A graph made ready to run: one instruction per node, which calls an operator or a kernel and
+/// frees the values that nothing needs after it. On a GPU the same instructions may be replayed as
+/// one CUDA graph, see Note [replay].
 class Program {
  public:
-  /// `compiled`: what emit() wrote of the graph, compiled and loaded; it runs kernels itself and
-  /// has operators run here. Null: all nodes are operators and run here, one after the other.
-  explicit Program(const Graph& graph, std::shared_ptr<Module> compiled = nullptr);
+  /// `kernels`: of the graph's fused nodes; it may be empty if there are none.
+  explicit Program(const Graph& graph, std::vector<Launch> kernels = {});
 
-  /// Runs every node, below autograd. Inputs in the order of the graph's; arguments that operators
-  /// write are consumed. Returns the values of the graph's outputs, in their order.
+  /// Runs it, below autograd. Inputs in the order of the graph's; arguments that operators write
+  /// are consumed, and inputs that the graph writes are written. Returns the values of the graph's
+  /// outputs, in their order.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const std::vector<double>& scalars);
+
+  /// Why it is not replayed as a CUDA graph; empty if it is, or it is not for a GPU.
+  const std::string& why_not_replayed() const;
 
  private:
   struct Slot {
@@ -40,17 +45,29 @@ class Program {
     bool is_optional_list;
     bool wants_tensor;  // a number is given as one
   };
-  struct Instruction {
+  /// Of an operator of the dispatcher.
+  struct Call {
     c10::OperatorHandle op;
-    std::vector<Slot> arguments;
-    std::vector<size_t> written;                // arguments that are consumed
-    std::vector<std::vector<ValueId>> results;  // first of those, then the operator's own
-    std::vector<size_t> own;                    // which of its returns are its own
-    std::vector<ValueId> last_used;
-    size_t node;
+    std::vector<Slot> arguments = {};
+    std::vector<size_t> written = {};                // arguments that are consumed
+    std::vector<std::vector<ValueId>> results = {};  // first of those, then the operator's own
+    std::vector<size_t> own;                         // which of its returns are its own
     bool is_gather;
     bool asks_grad_mode;  // what it keeps for backward depends on that, below autograd, too
-    std::string module;   // for messages
+  };
+  /// Of a kernel of ours.
+  struct KernelCall {
+    Launch launch;
+    std::vector<ValueId> inputs = {};
+    std::vector<Slot> scalars = {};
+    std::vector<ValueId> outputs;
+    std::vector<ValueId> in_place = {};  // by output: the input whose memory it takes, or kNoValue
+  };
+  struct Instruction {
+    std::optional<Call> call = std::nullopt;
+    std::optional<KernelCall> kernel = std::nullopt;
+    std::vector<ValueId> freed;
+    std::string op, module;  // for messages
   };
 
   /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.
@@ -59,26 +76,34 @@ class Program {
     std::vector<at::Tensor> kept = {};
   };
 
-  friend struct Frame;
-
-  static Instruction make(const Node& node, size_t index);
-  static Slot make_slot(const Argument& argument, const c10::Argument& declared);
-  void find_last_uses();
+  static Call make_call(const Node& node);
+  static KernelCall make_kernel_call(const Node& node, Launch launch,
+                                     const std::vector<ValueId>& in_place);
+  static Slot make_slot(const Argument& argument, const c10::Argument* declared);
   void find_sent(const Graph& graph);
   at::Tensor memory_for(Sent& sent, const ValueType& type) const;
-  void execute(const Instruction& instruction);
-  void call(const Instruction& instruction);
-  bool see_in_place(const Instruction& instruction);
+  std::vector<at::Tensor> run_instructions(const std::vector<at::Tensor>& inputs);
+  void execute();
+  void execute(const Call& call, size_t node);
+  void execute(const KernelCall& call);
+  void call(const Call& call);
+  bool see_in_place(const Call& call, size_t node);
   void push(const Slot& slot);
-  void make_value(ValueId value);
+  double scalar(const Slot& slot) const {
+    return slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)];
+  }
+  at::Tensor make_value(ValueId value);
   at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
-  void check_result(const Instruction& instruction, ValueId value) const;
+  void check_result(const Call& call, ValueId value) const;
+  void write_inputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
   std::string where() const;
 
   std::vector<ValueType> types_;
-  std::vector<ValueId> inputs_, outputs_;
-  std::vector<std::optional<Instruction>> instructions_;  // by node; none for a kernel
-  std::shared_ptr<Module> compiled_;
+  std::vector<ValueId> inputs_;
+  std::vector<GraphOutput> outputs_;
+  std::vector<int> written_;          // by output: the input that it is written to, or -1
+  std::vector<bool> is_overwritten_;  // by output: lies in an input that another one is written to
+  std::vector<Instruction> instructions_;
   std::vector<at::Tensor> values_;
   std::unordered_map<ValueId, Sent> sent_;
   SharedGathers shared_;
@@ -87,7 +112,9 @@ class Program {
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates
   bool in_foreground_ = false;       // collectives take turns with computation
-  bool is_checked_ = false;  // whether a run has given what was recorded, by sizes and strides
+  bool is_checked_ = false;       // whether a run has given what was recorded, by sizes and strides
+  std::optional<Replay> replay_;  // for a GPU
+  std::vector<double> replayed_scalars_;
 };
 
 }  // namespace tessera::compiler

@@ -1,0 +1,176 @@
+#include "compiler/kernels/kernels.h"
+
+#include "compiler/ir/operators.h"
+#include "compiler/kernels/cache_entry.h"
+#include "compiler/kernels/cache_folder.h"
+#include "compiler/kernels/host_library.h"
+#include "compiler/kernels/names.h"
+#include "compiler/kernels/nvrtc.h"
+#include "compiler/kernels/prelude.h"
+#include "compiler/runtime/cuda_graph.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+void run_in_parts(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
+                  const void* closure) {
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { part(closure, begin, end); });
+}
+
+constexpr Host kHost = {run_in_parts};
+
+std::optional<std::vector<Launch>> load_host(const KernelSources& kernels, size_t source,
+                                             std::string* why_not) {
+  const auto library = HostLibrary::load(kernels.sources[source].text(), why_not);
+  if (!library) return std::nullopt;
+  std::vector<Launch> launches(kernels.uses.size());
+  for (size_t i = 0; i < kernels.uses.size(); ++i) {
+    const auto& use = kernels.uses[i];
+    if (!use || use->source != source) continue;
+    const auto function = reinterpret_cast<HostKernel>(library->symbol(use->name));
+    TORCH_INTERNAL_ASSERT(function != nullptr, "no kernel ", use->name);
+    launches[i] = [library, function](void* const* tensors, const double* scalars) {
+      function(kHost, tensors, scalars);
+    };
+  }
+  return launches;
+}
+
+/// Code of the source for the GPU: of the cache, or compiled and put there.
+std::optional<std::string> code_of(const std::string& source, int device, std::string* why_not) {
+  const auto* nvrtc = Nvrtc::find(why_not);
+  const auto architecture = nvrtc == nullptr ? std::nullopt : architecture_of(device, why_not);
+  if (!architecture) return std::nullopt;
+  const auto name =
+      content_hash(source + '\0' + nvrtc->version() + '\0' + *architecture) + ".cubin";
+  constexpr size_t kMost = size_t{1} << 28;
+  std::string ignored;
+  const auto folder = open_cache(&ignored);
+  const size_t hash_size = content_hash("").size();
+  if (const auto kept = folder ? folder->read_file(name, kMost) : std::nullopt) {
+    // An entry that a full disk or a crash has cut short is not taken.
+    if (kept->size() > hash_size &&
+        kept->substr(0, hash_size) == content_hash(kept->substr(hash_size)))
+      return kept->substr(hash_size);
+  }
+  auto code = nvrtc->compile(source, *architecture, why_not);
+  if (code && folder) folder->replace_file(name, content_hash(*code) + *code);
+  return code;
+}
+
+/// A kernel on a GPU, with the form for aligned tensors if it has one.
+struct CudaKernel {
+  std::shared_ptr<CudaModule> library;
+  c10::Device device;
+  void* function;
+  void* vector_function;
+  int64_t threads, vector;
+  size_t tensors, scalars;
+
+  void operator()(void* const* given, const double* numbers) const {
+    constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 20;
+    if (threads == 0) return;
+    std::vector<void*> arguments;
+    bool is_aligned = vector_function != nullptr;
+    for (size_t i = 0; i < tensors; ++i) {
+      is_aligned = is_aligned && reinterpret_cast<uintptr_t>(given[i]) % 16 == 0;
+      arguments.push_back(const_cast<void**>(&given[i]));
+    }
+    for (size_t i = 0; i < scalars; ++i) arguments.push_back(const_cast<double*>(&numbers[i]));
+    const int64_t working = is_aligned ? threads / vector : threads;
+    const auto blocks = std::min((working + kBlock - 1) / kBlock, kMostBlocks);
+    CudaModule::launch(is_aligned ? vector_function : function, static_cast<unsigned>(blocks),
+                       kBlock, current_cuda_stream(device), arguments.data());
+  }
+};
+
+std::optional<std::vector<Launch>> load_cuda(const KernelSources& kernels, size_t source,
+                                             std::string* why_not) {
+  const auto device = kernels.sources[source].device;
+  const auto code = code_of(kernels.sources[source].text(), device.index(), why_not);
+  const auto library = code ? CudaModule::load(*code, device.index(), why_not) : nullptr;
+  if (!library) return std::nullopt;
+  std::vector<Launch> launches(kernels.uses.size());
+  for (size_t i = 0; i < kernels.uses.size(); ++i) {
+    const auto& use = kernels.uses[i];
+    if (!use || use->source != source) continue;
+    const auto& kernel = use->kernel;
+    CudaKernel launch{library,
+                      device,
+                      library->function(use->name),
+                      kernel.vector > 1 ? library->function(use->name + kVectorSuffix) : nullptr,
+                      kernel.threads,
+                      kernel.vector,
+                      kernel.inputs.size() + kernel.outputs,
+                      kernel.scalars};
+    TORCH_INTERNAL_ASSERT(launch.function != nullptr, "no kernel ", use->name);
+    launches[i] = std::move(launch);
+  }
+  return launches;
+}
+
+}  // namespace
+
+std::string KernelSources::Source::text() const {
+  const bool is_host = device.is_cpu();
+  // In braces, or it would be a constant of this file alone.
+  const std::string interface =
+      is_host ? c10::str("\nextern \"C\" {\nextern const int ", kHostInterfaceSymbol,
+                         ";\nconst int ", kHostInterfaceSymbol, " = ", kHostInterface, ";\n}\n")
+              : "";
+  return prelude_for(definitions, device.type()) + interface + definitions;
+}
+
+std::string KernelSources::text() const {
+  std::string all;
+  for (const auto& source : sources) all += source.text() + "\n";
+  return all;
+}
+
+KernelSources write_kernels(const Graph& graph) {
+  KernelSources kernels;
+  kernels.uses.resize(graph.nodes.size());
+  std::unordered_map<std::string, std::string> names;  // by device, operators and text
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (node.op != kFused) continue;
+    const auto device = graph.type(node.defined().at(0)).device;
+    auto source = std::ranges::find(kernels.sources, device, &KernelSources::Source::device);
+    if (source == kernels.sources.end())
+      source = kernels.sources.insert(kernels.sources.end(), {.device = device});
+    Kernel kernel = write_kernel(*node.body, device.type());
+    auto& name = names[device.str() + kernel.operators + kernel.text];
+    if (name.empty()) {
+      name =
+          kernel_prefix(device.type()) + kernel.operators + "_" + std::to_string(names.size() - 1);
+      source->definitions += "\n";
+      for (const char character : kernel.text)
+        source->definitions += character == kKernelName ? name : std::string(1, character);
+    }
+    kernel.text.clear();
+    kernels.uses[i] = {name, std::move(kernel),
+                       static_cast<size_t>(source - kernels.sources.begin())};
+  }
+  return kernels;
+}
+
+std::optional<std::vector<Launch>> load_kernels(const KernelSources& kernels,
+                                                std::string* why_not) {
+  std::vector<Launch> launches(kernels.uses.size());
+  for (size_t source = 0; source < kernels.sources.size(); ++source) {
+    auto loaded = kernels.sources[source].device.is_cpu() ? load_host(kernels, source, why_not)
+                                                          : load_cuda(kernels, source, why_not);
+    if (!loaded) return std::nullopt;
+    for (size_t i = 0; i < launches.size(); ++i) {
+      if ((*loaded)[i]) launches[i] = std::move((*loaded)[i]);
+    }
+  }
+  return launches;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include <vector>
+
+namespace tessera::compiler {
+
+/// A piece of generated sources.
+struct SourcePiece {
+  const char* words;  // that it defines, separated by spaces; whoever says one of them needs it
+  const char* text;
+};
+
+/// Types and functions of kernels; each may use those before it. For the host they are written
+/// without branches and without libm, so that compilers turn loops over them into vector
+/// instructions; double takes libm's. A GPU has its own.
+const std::vector<SourcePiece>& math_pieces(c10::DeviceType device);
+
+}  // namespace tessera::compiler

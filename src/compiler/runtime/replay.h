@@ -1,0 +1,62 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+
+#include "compiler/runtime/cuda_graph.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::compiler {
+
+/// Runs a program on a GPU as one CUDA graph.
+///
+/// Note [replay]: the second run of a program warms the graph's stream up, the third is captured,
+/// and from then on the graph is queued instead of the operators. It reads and writes the memory it
+/// was captured with:
+/// - arguments and gradients that come in are copied into memory of its own;
+/// - parameters, buffers, optimizer state and tensors from outside must lie where they lay:
+///   otherwise it is captured again;
+/// - results are copied out; gradients are handed out as they lie, so before the next replay
+///   nobody but the parameter may hold them: otherwise the operators run.
+class Replay {
+ public:
+  using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+
+  /// `run`: the program's operators.
+  Replay(const Graph& graph, Run run);
+
+  /// Outputs of the graph, in their order.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  /// What was captured does not hold any more.
+  void forget() { state_ = State::Plain; }
+  /// Why the program is not captured; empty if it is, or will be.
+  const std::string& why_not() const { return why_not_; }
+
+ private:
+  enum class State { Plain, WarmUp, Capture, Replay };
+
+  static std::string objection_to(const Graph& graph);
+  bool is_own(size_t input) const;
+  void copy_in(const std::vector<at::Tensor>& inputs);
+  bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
+  bool is_gradient_held() const;
+  void capture(const std::vector<at::Tensor>& inputs);
+  std::vector<at::Tensor> hand_out() const;
+
+  std::vector<GraphInput> inputs_;
+  std::vector<ValueType> types_;  // of the inputs
+  std::vector<OutputKind> outputs_;
+  Run run_;
+  std::string why_not_;
+  State state_ = State::Plain;
+  int captures_ = 0;
+  std::unique_ptr<CudaGraph> graph_;
+  std::vector<at::Tensor> captured_inputs_, captured_outputs_;
+};
+
+}  // namespace tessera::compiler

@@ -241,9 +241,6 @@ void measure_waiting(const Settings& settings, const Group& group, const std::st
 c10::Device device_of_rank(const Settings& settings) {
   if (settings.device == "cpu") return at::kCPU;
   const auto devices = static_cast<int>(torch::cuda::device_count());
-  TORCH_CHECK_VALUE(devices > 0,
-                    "bench comm: expected a GPU for --device cuda, but libtorch finds none; use "
-                    "--device cpu, or a CUDA build of libtorch where a GPU is visible");
   return {at::kCUDA, static_cast<c10::DeviceIndex>(local_rank() % devices)};
 }
 
@@ -298,6 +295,7 @@ int main(int argc, char** argv) {
       "tessera bench comm");
   Settings settings;
   bool list = false;
+  show_ranks(app);
   app.add_option("--device", settings.device, "of the tensors: cpu, or cuda, waited for after each")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
@@ -327,9 +325,11 @@ int main(int argc, char** argv) {
     for (const auto& op : comm_ops()) std::cout << op << "\n";
     return 0;
   }
+  if (settings.device == "cuda") {
+    if (const auto code = refuse_without_gpu(app)) return *code;
+    tool::let_ranks_share_gpus(static_cast<int64_t>(torch::cuda::device_count()));
+  }
   return run_question("comm", [&] {
-    if (settings.device == "cuda")
-      tool::let_ranks_share_gpus(static_cast<int64_t>(torch::cuda::device_count()));
     init();
     run(settings);
     shutdown();

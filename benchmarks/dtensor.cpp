@@ -201,6 +201,7 @@ int main(int argc, char** argv) {
       "same bytes (plain_us)",
       "tessera bench dtensor");
   Settings settings;
+  show_ranks(app);
   tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
                    "timed pairs; the median counts");
   tool::add_number(app, "--milliseconds", settings.milliseconds, 1e-3, 1e6, "of each timed loop");

@@ -133,6 +133,7 @@ void list_choices() {
 int parse_and_run(int argc, char** argv) {
   CLI::App app(kAbout, "tessera bench memory");
   Settings settings;
+  show_ranks(app);
   add_options(app, settings);
   if (const auto code = parse_words(app, argc, argv)) return *code;
   if (settings.list) {

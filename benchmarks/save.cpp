@@ -176,6 +176,7 @@ int main(int argc, char** argv) {
       "tessera bench save");
   Settings settings;
   bool list = false;
+  show_ranks(app);
   tool::add_number(app, "--megabytes", settings.megabytes, 1, 1'000'000, "size of the model");
   app.add_option("--folder", settings.folder, "where to write; removed afterwards")
       ->capture_default_str();

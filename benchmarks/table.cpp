@@ -1,10 +1,12 @@
 #include "table.h"
 
 #include "machine.h"
+#include "tessera/bench.h"
 #include "tessera/unknown_words.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <torch/cuda.h>
 
 #include <cstdlib>
 #include <iostream>
@@ -29,6 +31,16 @@ void Table::add(const std::string& line) {
   if (file_.is_open()) file_ << line << std::endl;
 }
 
+void show_ranks(CLI::App& app) {
+  app.add_option("--ranks", tool::kBenchRanksHelp)
+      ->type_name("INT")
+      ->default_str(std::to_string(tool::kBenchRanks))
+      ->check([](const std::string& count) {
+        return "expected to be given to tessera bench, which starts the ranks, got " + count +
+               " where they run already";
+      });
+}
+
 std::optional<int> parse_words(CLI::App& app, int argc, char** argv) {
   try {
     tool::refuse_unknown_options(app, {argv + 1, argv + argc});
@@ -41,6 +53,15 @@ std::optional<int> parse_words(CLI::App& app, int argc, char** argv) {
               << " --help\n";
     return kUsageError;
   }
+}
+
+std::optional<int> refuse_without_gpu(const CLI::App& app) {
+  if (torch::cuda::device_count() > 0) return std::nullopt;
+  if (is_other_rank()) return 0;
+  std::cerr << app.get_name()
+            << ": --device cuda: expected a GPU, but libtorch finds none; use --device cpu, or a "
+               "CUDA build of libtorch where a GPU is visible\n";
+  return kUsageError;
 }
 
 int run_question(const std::string& question, const std::function<void()>& run) {

@@ -147,7 +147,6 @@ int fail(const std::string& message) {
 c10::Device device_of_rank(c10::DeviceType type) {
   if (type == c10::DeviceType::CPU) return type;
   const auto devices = static_cast<int>(torch::cuda::device_count());
-  TORCH_CHECK_VALUE(devices > 0, "bench train: expected a GPU for --device cuda, found none");
   return {type, static_cast<c10::DeviceIndex>(local_rank() % devices)};
 }
 
@@ -168,14 +167,16 @@ int parse_and_run(int argc, char** argv) {
       "communication; results are compared before they are timed",
       "tessera bench train");
   TrainOptions options;
+  show_ranks(app);
   add_train_options(app, options);
   if (const auto code = parse_words(app, argc, argv)) return *code;
   if (options.list) {
-    if (!is_other_rank()) std::cout << list_choices(options.device_type());
+    if (!is_other_rank()) std::cout << list_choices();
     return 0;
   }
   const bool on_cuda = options.device_type() == c10::DeviceType::CUDA;
   if (on_cuda) {
+    if (const auto code = refuse_without_gpu(app)) return *code;
     tool::let_ranks_share_gpus(  // peers/train.py does the same
         static_cast<int64_t>(torch::cuda::device_count()));
     prefer_cudnn_attention();

@@ -82,12 +82,17 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
     if (options.device == "cuda" && pairs->count() == 0) options.pairs = kPairsOnCuda;
     complete_train_options(options);
   });
-  app.add_flag("--list", options.list, "print jobs, modes and peers, and stop");
+  app.add_flag("--list", options.list, "print jobs, modes and peers of both devices, and stop");
 }
 
-std::string list_choices(c10::DeviceType device) {
-  return line_of("jobs", job_names(device)) + line_of("modes", mode_names(device)) +
-         line_of("peers", peer_names(device));
+std::string list_choices() {
+  std::string text;
+  for (const auto device : {c10::DeviceType::CPU, c10::DeviceType::CUDA}) {
+    text += "--device " + c10::DeviceTypeName(device, /*lower_case=*/true) + "\n" +
+            line_of("  jobs", job_names(device)) + line_of("  modes", mode_names(device)) +
+            line_of("  peers", peer_names(device));
+  }
+  return text;
 }
 
 }  // namespace tessera::benchmarks

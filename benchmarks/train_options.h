@@ -25,7 +25,7 @@ struct TrainOptions {
 /// Defines `tessera bench train`'s command line; parsing fills `options`.
 void add_train_options(CLI::App& app, TrainOptions& options);
 
-/// Jobs, modes and peers, one line each.
-std::string list_choices(c10::DeviceType device);
+/// Of each device its jobs, modes and peers, one line each.
+std::string list_choices();
 
 }  // namespace tessera::benchmarks

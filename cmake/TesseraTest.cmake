@@ -56,7 +56,9 @@ endfunction()
 function(_tessera_discover name pattern excluded serial)
   string(REPLACE ";" ":" excluded "${excluded}")
   string(MAKE_C_IDENTIFIER "${name}_${pattern}" tests)
+  # Names without printed values: CMake leaves names with brackets out of the list, and so without labels.
   gtest_discover_tests(${name}
+    NO_PRETTY_VALUES
     TEST_FILTER "${pattern}-${excluded}"
     TEST_LIST ${tests}
     TEST_PREFIX ${name}.

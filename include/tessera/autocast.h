@@ -16,6 +16,7 @@ struct AutocastOptions {
 /// Python's torch.autocast: while it lives, operators of this thread on `device` that gain from it
 /// compute in `dtype`, and those that need it in fp32. For forward and loss; backward comes after
 /// the scope, in the dtypes that forward had. Scopes nest. fp16 wants an optim::GradScaler.
+/// For CUDA where there is none it warns, once, and is disabled, as Python's.
 class Autocast {
  public:
   explicit Autocast(c10::DeviceType device, AutocastOptions options = {});

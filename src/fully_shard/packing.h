@@ -13,7 +13,7 @@ class Packing {
  public:
   /// `extra`: elements of the caller's at the end of every row.
   Packing(std::vector<size_t> members, const std::vector<Rows>& rows, at::ScalarType dtype,
-          int64_t ranks, int64_t extra = 0);
+          int64_t ranks, c10::Device device, int64_t extra = 0);
 
   at::ScalarType dtype() const { return dtype_; }
   const std::vector<size_t>& alone() const { return alone_; }
@@ -44,7 +44,7 @@ class Packing {
 /// One packing per dtype, members in order. The first has the caller's extra elements. `is_member`:
 /// which of the tensors travel; none: all.
 std::vector<Packing> pack(const std::vector<Rows>& rows, const std::vector<at::ScalarType>& dtypes,
-                          int64_t ranks, int64_t extra = 0,
+                          int64_t ranks, c10::Device device, int64_t extra = 0,
                           const std::optional<std::vector<bool>>& is_member = std::nullopt);
 
 }  // namespace tessera::sharded

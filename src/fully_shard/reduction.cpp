@@ -31,7 +31,7 @@ void Reduction::set_members(std::vector<bool> is_member) {
       " to be frozen or thawed after their gradients were averaged over the copies, but some are "
       "kept for that since set_requires_all_reduce(module, false); finish that step first");
   is_member_ = std::move(is_member);
-  packings_ = pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1,
+  packings_ = pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1, settings_.device,
                    /*extra=*/kNumberBits + static_cast<int64_t>(rows_.size()), is_member_);
 }
 

@@ -188,7 +188,7 @@ class GatheredSource final : public Source {
   /// Room for what is sent and received, and what is to be copied there.
   void make_messages(Copies& copies) {
     auto& packings = from_->packings[now_];
-    if (packings.empty()) packings = pack(from_->rows, now_->dtypes, from_->ranks);
+    if (packings.empty()) packings = pack(from_->rows, now_->dtypes, from_->ranks, device_);
     for (const auto& packing : packings) {
       const auto options = at::TensorOptions(packing.dtype()).device(device_);
       for (const size_t i : packing.alone()) {

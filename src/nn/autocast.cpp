@@ -1,5 +1,6 @@
 #include <tessera/autocast.h>
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 
@@ -14,6 +15,11 @@ Autocast::Autocast(c10::DeviceType device, AutocastOptions options)
   TORCH_CHECK_VALUE(!options.enabled || dtype == at::kBFloat16 || dtype == at::kHalf,
                     "Autocast: expected the dtype kBFloat16 or kHalf, got ", dtype,
                     "; for another, cast the module and its inputs with .to()");
+  if (options.enabled && device == c10::DeviceType::CUDA && !at::hasCUDA()) {
+    TORCH_WARN_ONCE("Autocast: CUDA is not available, so it is disabled; for tensors on the CPU ",
+                    "pass torch::kCPU");
+    options.enabled = false;
+  }
   at::autocast::set_autocast_enabled(device, options.enabled);
   at::autocast::set_autocast_dtype(device, dtype);
   at::autocast::set_autocast_cache_enabled(options.cache_enabled.value_or(cache_was_enabled_));

@@ -12,6 +12,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
@@ -96,6 +97,30 @@ TEST(Bench, NamesTheOptionsItKnows) {
             "bench comm --help\n");
 }
 
+TEST(Bench, ShowsRanksInTheHelpOfQuestionsToSeveral) {
+  for (const std::string question : {"comm", "memory", "train"}) {
+    const auto result = bench({question, "--help"});
+    EXPECT_TRUE(result.status.ok()) << result.output;
+    EXPECT_THAT(result.output, ContainsRegex("--ranks INT( \\[2\\]|=2) +Number of ranks"));
+  }
+  const auto misspelt = bench({"comm", "--rank", "4"});
+  EXPECT_THAT(misspelt.output, HasSubstr("unknown option '--rank', did you mean --ranks?"));
+}
+
+TEST(Bench, SaysInOneLineThatThereIsNoGpu) {
+  for (const std::string question : {"comm", "train"}) {
+    const auto result =
+        run_program({.arguments = {TESSERA_TOOL, "bench", question, "--device", "cuda"},
+                     .environment = {{"CUDA_VISIBLE_DEVICES", ""}}},
+                    std::chrono::seconds(120));
+    EXPECT_EQ(result.status.code, 2);
+    EXPECT_EQ(result.output, "tessera bench " + question +
+                                 ": --device cuda: expected a GPU, but libtorch finds none; use "
+                                 "--device cpu, or a CUDA build of libtorch where a GPU is "
+                                 "visible\n");
+  }
+}
+
 TEST(BenchComm, WritesRowsOfEveryBackendAndBoundsAgainstGloo) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "comm.csv";
@@ -124,13 +149,19 @@ TEST(BenchComm, RefusesBackendsThatCannotTakeTheTensors) {
                  "expected --backends that take float32 tensors on cpu", "got nccl");
 }
 
-TEST(BenchTrain, ListsItsChoices) {
+TEST(BenchTrain, ListsTheChoicesOfBothDevices) {
   const auto result = bench({"train", "--list"});
   EXPECT_TRUE(result.status.ok());
-  EXPECT_THAT(result.output, HasSubstr("jobs: mlp,net2000,gpt\n"));
-  EXPECT_THAT(result.output, HasSubstr("modes: eager,replicate"));
-  EXPECT_THAT(result.output,
-              HasSubstr("peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"));
+  EXPECT_EQ(result.output,
+            "--device cpu\n"
+            "  jobs: mlp,net2000,gpt\n"
+            "  modes: eager,replicate,fully_shard,tp,compile,replicate+compile,"
+            "fully_shard+compile,tp+compile\n"
+            "  peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"
+            "--device cuda\n"
+            "  jobs: mlp,gpt,gpt12x768,gpt2\n"
+            "  modes: eager,replicate,fully_shard\n"
+            "  peers: pytorch,pytorch_compile,pytorch_graph,pytorch_graph_compile\n");
 }
 
 TEST(BenchTrain, WritesOneRowPerPeer) {

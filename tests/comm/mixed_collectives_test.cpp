@@ -245,14 +245,16 @@ TEST_P(MixedCollectivesOnThreads, KeepTheirResultsApart) {
   testing::run_threads(GetParam(), [] { run_traffic(10'000); },
                        {.backend = "shm", .timeout = kTrafficTimeout});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnThreads, ::testing::Values(2, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnThreads, ::testing::Values(2, 4, 8),
+                         ::testing::PrintToStringParamName());
 
 class MixedCollectivesOnProcesses : public ::testing::TestWithParam<int> {};
 TEST_P(MixedCollectivesOnProcesses, KeepTheirResultsApart) {
   testing::run_processes(GetParam(), [] { run_traffic(10'000); },
                          {.backend = "shm", .timeout = kTrafficTimeout});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnProcesses, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, MixedCollectivesOnProcesses, ::testing::Values(2, 3, 4),
+                         ::testing::PrintToStringParamName());
 
 TEST(MixedGlooCollectivesOnThreads, KeepTheirResultsApart) {
   testing::run_threads(3, [] { run_traffic(1'000); },

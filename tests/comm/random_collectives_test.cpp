@@ -232,7 +232,8 @@ TEST_P(RandomCollectivesOnThreads, AgreeWithAPlainComputation) {
   testing::run_threads(GetParam(), [] { run_random_collectives("shm", 600 / world_size()); },
                        {.backend = "shm", .timeout = kDrawsTimeout});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnThreads, ::testing::Range(2, 9));
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnThreads, ::testing::Range(2, 9),
+                         ::testing::PrintToStringParamName());
 
 TEST(RandomGlooCollectivesOnThreads, AgreeWithAPlainComputation) {
   testing::run_threads(3, [] { run_random_collectives("gloo", 150); },
@@ -244,7 +245,8 @@ TEST_P(RandomCollectivesOnProcesses, AgreeWithAPlainComputation) {
   testing::run_processes(GetParam(), [] { run_random_collectives("shm", 500); },
                          {.backend = "shm", .timeout = kDrawsTimeout});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnProcesses, ::testing::Range(2, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomCollectivesOnProcesses, ::testing::Range(2, 5),
+                         ::testing::PrintToStringParamName());
 
 class RandomCollectivesOnCuda : public ::testing::TestWithParam<testing::DeviceCase> {};
 TEST_P(RandomCollectivesOnCuda, AgreeWithAPlainComputation) {

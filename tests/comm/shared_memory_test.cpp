@@ -137,13 +137,15 @@ class SharedTensorsOnThreads : public ::testing::TestWithParam<int> {};
 TEST_P(SharedTensorsOnThreads, GiveTheResultsOfOthers) {
   run_threads(GetParam(), run_collectives_on_shared_tensors, {.backend = "shm"});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, SharedTensorsOnThreads, ::testing::Values(1, 2, 3, 4, 8));
+INSTANTIATE_TEST_SUITE_P(Ranks, SharedTensorsOnThreads, ::testing::Values(1, 2, 3, 4, 8),
+                         ::testing::PrintToStringParamName());
 
 class SharedTensorsOnProcesses : public ::testing::TestWithParam<int> {};
 TEST_P(SharedTensorsOnProcesses, GiveTheResultsOfOthers) {
   run_processes(GetParam(), run_collectives_on_shared_tensors, {.backend = "shm"});
 }
-INSTANTIATE_TEST_SUITE_P(Ranks, SharedTensorsOnProcesses, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, SharedTensorsOnProcesses, ::testing::Values(2, 3, 4),
+                         ::testing::PrintToStringParamName());
 
 TEST(EmptySharedOnThreads, MakesTensorsLikeAnyOther) {
   run_threads(1,

@@ -167,7 +167,8 @@ TEST_P(DTensorOptimizers, ClipAsOnOneDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(OnThreads, DTensorOptimizers,
-                         ::testing::Values(MeshShape{2}, MeshShape{3}, MeshShape{2, 2}));
+                         ::testing::Values(MeshShape{2}, MeshShape{3}, MeshShape{2, 2}),
+                         [](const auto& info) { return "Mesh_" + c10::Join("_", info.param); });
 
 }  // namespace
 }  // namespace tessera::testing

@@ -35,7 +35,6 @@ struct MeshCase {
     return c10::str("Mesh_", c10::Join("_", shape), where ? "_" + where->backend : "");
   }
 };
-// Part of the name that CTest knows, which takes no brackets in lists.
 void PrintTo(const MeshCase& mesh, std::ostream* out) {  // NOLINT: gtest's name
   *out << mesh.name();
 }

@@ -101,7 +101,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
   if (words.count) {
-    std::cout << TORCH_VERSION << " " << torch::cuda::device_count() << std::endl;
+    std::cout << TORCH_VERSION << " " << int{torch::cuda::device_count()} << std::endl;
     return 0;
   }
   return run(words) ? 0 : 1;

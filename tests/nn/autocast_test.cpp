@@ -1,8 +1,10 @@
 #include <tessera/autocast.h>
 #include <tessera/nn.h>
 
+#include "parallel/warnings.h"
 #include "support/message_of.h"
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +13,11 @@
 namespace tessera {
 namespace {
 
+using tessera::testing::CaughtWarnings;
 using tessera::testing::message_of;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 at::ScalarType dtype_of_product() {
   return at::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type();
@@ -77,6 +82,22 @@ TEST(Autocast, KeepsNoCastsWithoutTheCache) {
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
 }
 
+TEST(AutocastErrors, WithoutAGpuItWarnsAndIsDisabled) {
+  if (at::hasCUDA()) GTEST_SKIP() << "there is a GPU";
+  const c10::WarningUtils::WarnAlways not_only_once;
+  const CaughtWarnings caught;
+  {
+    const Autocast off(torch::kCUDA, {.enabled = false});
+    EXPECT_THAT(caught.texts, IsEmpty());
+    const Autocast autocast(torch::kCUDA);
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(torch::kCUDA));
+    EXPECT_EQ(dtype_of_product(), torch::kFloat);
+  }
+  EXPECT_THAT(caught.texts,
+              ElementsAre("Autocast: CUDA is not available, so it is disabled; for tensors on the "
+                          "CPU pass torch::kCPU"));
+}
+
 TEST(AutocastErrors, OtherDtypesAreRefused) {
   EXPECT_THAT(message_of<c10::ValueError>(
                   [] { const Autocast autocast(torch::kCPU, {.dtype = torch::kFloat}); }),
@@ -103,7 +124,7 @@ TEST(Linear, ComputesAsTorchsForInputsOfAnyRank) {
                   .equals({2, 4, 3}));
 }
 
-TEST(Linear, AddsTheBiasInTheProductOnAGpu) {
+TEST(LinearOnCuda, AddsTheBiasInTheProduct) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   nn::Linear linear(5, 3);
   linear->to(torch::kCUDA);

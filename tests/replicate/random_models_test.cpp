@@ -82,7 +82,8 @@ void train_one(uint64_t seed) {
 }
 
 class RandomModels : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(OnThreads, RandomModels, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(OnThreads, RandomModels, ::testing::Values(2, 3, 4),
+                         ::testing::PrintToStringParamName());
 
 TEST_P(RandomModels, TrainLikeOneProcessOnTheJoinedBatch) {
   const auto first = test_seed();

@@ -8,7 +8,8 @@ separated by semicolons, what selects one row of that file and, last, columns:
     | GPT | 275 ms | 299 ms | 1.09 | [date](benchmarks/results/a.csv)<!-- job=gpt; mode=dp; tessera_ms peer_ms ratio --> |
 
 The numbers of the row, from its second cell on, are those columns in this order, rounded to the digits shown; `bytes/1e6`
-divides. Cells under the heading `aim`, code and links are not counted. A table in which one row is marked has all marked.
+divides. `low` and `high`, where the file has no such columns, are the interval of the ratio in the a.bounds.txt beside it.
+Cells under the heading `aim`, code and links are not counted. A table in which one row is marked has all marked.
 """
 
 import csv
@@ -23,6 +24,12 @@ SOURCE = re.compile(r"\[[^]]*\]\(([^)]*benchmarks/results/[^)]*\.csv)\)")
 LINK_OR_CODE = re.compile(r"\[[^]]*\]\([^)]*\)|`[^`]*`|<!--.*?-->")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w.]*\d)")
 UNCOUNTED = "aim"
+# How lines of a.bounds.txt begin, by the columns of the row in a.csv that they are about.
+SUBJECTS = (
+    "{job} {mode} against {peer}, ",
+    "{op} of {bytes} bytes of {dtype} on {device}, {ranks} ranks, {backend} against gloo, ",
+)
+INTERVAL = re.compile(r": ratio [\d.]+ \(([\d.]+) to ([\d.]+) with")
 
 
 def pages():
@@ -49,6 +56,21 @@ def shown(heading, line):
     """The numbers that a reader sees in a row, without its first cell."""
     counted = [cell for name, cell in zip(heading[1:], cells(line)[1:]) if name != UNCOUNTED]
     return [number.replace(",", "") for cell in counted for number in NUMBER.findall(LINK_OR_CODE.sub("", cell))]
+
+
+def add_bounds(table, path):
+    """Gives rows the columns low and high if a line of the bounds beside the file is about them."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for row in table:
+        for subject in SUBJECTS:
+            try:
+                found = [line for line in lines if line.startswith(subject.format(**row))]
+            except KeyError:  # of another benchmark
+                continue
+            interval = INTERVAL.search(found[0]) if len(found) == 1 else None
+            if interval:
+                row.setdefault("low", interval[1])
+                row.setdefault("high", interval[2])
 
 
 def selected(table, mark):
@@ -78,6 +100,7 @@ def check_row(page, heading, line):
         return f"expected a link to a file in benchmarks/results, got {source[1] if source else 'none'}"
     with open(path, newline="") as file:
         table = list(csv.DictReader(file))
+    add_bounds(table, path.with_suffix(".bounds.txt"))
     try:
         values = [value for mark in MARK.findall(line) for value in selected(table, mark)]
     except ValueError as error:

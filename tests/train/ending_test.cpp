@@ -259,6 +259,10 @@ TEST(TrainByTime, EndsInTimeWithItsScheduleDone) {
   const auto resumed = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("run")});
   ASSERT_TRUE(resumed.status.ok()) << resumed.output;
   const auto steps = steps_of(ground, "run");
+  EXPECT_THAT(resumed.output,
+              HasSubstr("\nstopped after 0.1 minutes, as --minutes asks, at step " +
+                        std::to_string(steps.size()) + " of 1000000; go on with --resume --run " +
+                        ground.run("run") + " --minutes MORE\nsaved in "));
   ASSERT_GT(steps.size(), before);
   EXPECT_GT(steps[before]["elapsed"], steps[before - 1]["elapsed"]);
   EXPECT_GE(steps.back()["elapsed"], 6.0);
@@ -299,7 +303,9 @@ TEST(TrainByTime, OfMakeIsThatOfTheRunOrOfTheUserIfThereIsOne) {
 
 TEST(TrainByTime, IsByStepsWhereThoseEndFirst) {
   const TrainingGround ground;
-  ASSERT_TRUE(ground.train("timed", {"--minutes", "1000"}).status.ok());
+  const auto timed = ground.train("timed", {"--minutes", "1000"});
+  ASSERT_TRUE(timed.status.ok()) << timed.output;
+  EXPECT_THAT(timed.output, Not(HasSubstr("stopped after")));
   ASSERT_TRUE(ground.train("plain").status.ok());
   EXPECT_EQ(ground.losses("timed"), ground.losses("plain"));
 }

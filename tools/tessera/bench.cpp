@@ -20,7 +20,7 @@ constexpr const char* kWithPythonPeers[] = {"dtensor", "train"};
 
 struct BenchOptions {
   std::string question;
-  int ranks = 2;
+  int ranks = kBenchRanks;
 };
 
 std::string known_questions() {
@@ -73,7 +73,7 @@ void add_bench_command(CLI::App& app, CommandLine& /*line*/) {
       "tessera bench QUESTION [--ranks N] [OPTIONS OF THAT BENCHMARK]\ntessera bench comm --help");
   bench->set_help_flag();  // --help belongs to the question
   bench->add_option("question", options->question, "What to measure");
-  add_number(*bench, "--ranks", options->ranks, 1, 4096, "Number of ranks, one thread each");
+  add_number(*bench, "--ranks", options->ranks, 1, 4096, kBenchRanksHelp);
   bench->allow_extras();
   bench->callback([options, bench] {
     auto arguments = bench->remaining();

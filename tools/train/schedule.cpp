@@ -1,5 +1,7 @@
 #include "train/schedule.h"
 
+#include "numbers.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -11,6 +13,13 @@ double schedule_position(const Settings& settings, int64_t step, double elapsed_
   if (settings.minutes == 0) return done;
   return std::max(done,
                   elapsed_seconds / (60 * settings.minutes) * static_cast<double>(settings.steps));
+}
+
+std::string stopped_by_time(const Settings& settings, int64_t step, const std::string& folder) {
+  return "stopped after " + tool::number_text(settings.minutes) +
+         (settings.minutes == 1 ? " minute" : " minutes") + ", as --minutes asks, at step " +
+         std::to_string(step) + " of " + std::to_string(settings.steps) +
+         (folder.empty() ? "" : "; go on with --resume --run " + folder + " --minutes MORE");
 }
 
 double learning_rate(const Settings& settings, double position) {

@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <utility>
 
@@ -391,6 +390,8 @@ Ending Trainer::finish() {
     journal_.file("sample.txt", settings_.prompt + text);
   }
   const auto last = latest_checkpoint(folder_.checkpoints());
+  if (position_.step < settings_.steps)
+    journal_.say(stopped_by_time(settings_, position_.step, last ? folder_.path() : ""));
   journal_.say((last ? "saved in " + *last : "nothing is saved") +
                "; look at it: " + tool::tessera_command() + " report " + folder_.path());
   return {};

@@ -210,14 +210,14 @@ TEST(CodegenText, CompilesWithNamesOfMacrosTypesAndKernels) {
 constexpr const char* kSmallStep = R"(input %0: float32[3, 2] = parameter "fc.weight"
 input %1: float32[4, 2] = argument "argument 0"
 input %2: float32[3] = parameter "fc.bias"
-scalar $0 = "lr"
+input %11: float64[] = state "lr"
 %3: float32[2, 3] strides=[1, 2] = aten::t(%0)
 %4: float32[4, 3] = aten::addmm(%2, %1, %3)
 %5: float32[4, 3] = aten::relu(%4)
 %6: float32[4, 3] = aten::mul.Scalar(%5, 0.1)
 %7: float32[3, 4] strides=[1, 3] = aten::t(%6)
 %8: float32[3, 2] = aten::mm(%7, %1)
-%9: float32[3, 2] = aten::mul.Scalar(%8, $0*-1)
+%9: float32[3, 2] = aten::mul.Tensor(%8, %11)
 %10: float32[3, 2] = aten::add.Tensor(%0, %9)
 return %5
 write %10 to %0
@@ -229,7 +229,7 @@ TEST(CodegenText, OfASmallStep) {
   EXPECT_EQ(source.substr(source.find("extern \"C\" {\n")),
             R"source(extern "C" {
 extern const int tessera_program_interface;
-const int tessera_program_interface = 1;
+const int tessera_program_interface = 2;
 }
 
 extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, float* out0, float* out1) {
@@ -243,13 +243,13 @@ extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, f
   }
 }
 
-extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, const float* in1, double s0, float* out0) {
+extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, const double* in1, const float* in2, float* out0) {
   INDEPENDENT
   for (int64_t i = 0; i < 6; ++i) {
     const float x0 = in0[i];
-    const float x1 = in1[i];
-    const float mul = x0 * static_cast<float>(s0);  // aten.mul.Scalar
-    const float add = x1 + mul;  // aten.add.Tensor
+    const float x2 = in2[i];
+    const float mul = x0 * static_cast<float>(x1);  // aten.mul.Tensor
+    const float add = x2 + mul;  // aten.add.Tensor
     out0[i] = add;
   }
 }
@@ -260,6 +260,7 @@ enum Value : int {
   fc_weight = 0,  // float32[3, 2], parameter "fc.weight"
   argument_0 = 1,  // float32[4, 2], argument "argument 0"
   fc_bias = 2,  // float32[3], parameter "fc.bias"
+  lr = 11,  // float64[], state "lr"
   t = 3,  // float32[2, 3] strides=[1, 2]
   addmm = 4,  // float32[4, 3]
   relu = 5,  // float32[4, 3]
@@ -288,10 +289,10 @@ extern "C" UNOPTIMISED void tessera_program(const ProgramInterface* api, Frame* 
   // mm = aten.mm.default(t_1, argument_0)
   tessera.call(4);
   tessera.drop(t_1);
-  // mul = aten.mul.Scalar(mm, scalar(0) * -1.0)
+  // mul = aten.mul.Tensor(mm, lr)
   // add = aten.add.Tensor(fc_weight, mul)
   tessera.make_in_place(add, fc_weight);
-  cpp_fused_mul_add_1(tessera, tessera.at<const float>(mm), tessera.at<const float>(fc_weight), tessera.scalar(0) * -1.0, tessera.at<float>(add));
+  cpp_fused_mul_add_1(tessera, tessera.at<const float>(mm), tessera.at<const double>(lr), tessera.at<const float>(fc_weight), tessera.at<float>(add));
   tessera.drop(mm);
   // return relu
   tessera.deliver(0);

@@ -36,7 +36,7 @@ inline std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
   const auto module = Module::load(emit(steps.graph), &why);
   EXPECT_TRUE(module) << why << emit(steps.graph);
   if (!module) return {};
-  PlainRun run(steps.graph, steps.scalars);
+  PlainRun run(steps.graph);
   for (size_t i = 0; i < steps.inputs.size(); ++i)
     run.value(steps.graph.inputs[i].value) = steps.inputs[i];
   return run.run(*module);

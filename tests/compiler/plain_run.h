@@ -18,8 +18,7 @@ namespace tessera::compiler {
 /// The smallest runtime: values by number, operators by the dispatcher.
 class PlainRun {
  public:
-  PlainRun(const Graph& graph, std::vector<double> scalars)
-      : graph_(graph), values_(graph.value_count()), scalars_(std::move(scalars)) {}
+  explicit PlainRun(const Graph& graph) : graph_(graph), values_(graph.value_count()) {}
 
   at::Tensor& value(ValueId id) { return values_.at(static_cast<size_t>(id)); }
 
@@ -48,7 +47,6 @@ class PlainRun {
           ++of(frame).in_place;
         },
         [](Frame* frame, int value) { return of(frame).value(value).data_ptr(); },
-        [](Frame* frame, int scalar) { return of(frame).scalars_.at(scalar); },
         [](Frame* frame, int value) { of(frame).value(value).reset(); },
         [](Frame* frame, int output) { of(frame).deliver(output); },
         [](int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
@@ -70,8 +68,6 @@ class PlainRun {
     switch (argument.kind) {
       case Argument::Kind::Constant:
         return argument.constant;
-      case Argument::Kind::Scalar:
-        return scalars_.at(static_cast<size_t>(argument.scalar)) * argument.factor;
       case Argument::Kind::Value:
         return argument.values[0] == kNoValue ? c10::IValue() : value(argument.values[0]);
       case Argument::Kind::List:
@@ -95,7 +91,6 @@ class PlainRun {
 
   const Graph& graph_;
   std::vector<at::Tensor> values_;
-  std::vector<double> scalars_;
   std::vector<at::Tensor> delivered_;
 };
 

@@ -82,12 +82,8 @@ class Emitter {
       inner.at(static_cast<size_t>(body.inputs[i].value)) = name(used.at(i));
     for (size_t i = 0; i < body.outputs.size(); ++i)
       inner.at(static_cast<size_t>(body.outputs[i].value)) = name(defined.at(i));
-    for (Node each : body.nodes) {
-      for (Argument& argument : each.arguments) {
-        if (argument.kind == Argument::Kind::Scalar) argument = scalar_of(node, argument.scalar);
-      }
+    for (const Node& each : body.nodes)
       line("// " + definition(each, inner) + call_text(each, inner));
-    }
 
     const Kernel kernel = write_kernel(body);
     for (const ValueId value : defined) make(value);
@@ -97,8 +93,6 @@ class Emitter {
       call +=
           ", tessera.at<const " + memory_type(graph_.type(value).dtype) + ">(" + name(value) + ")";
     }
-    for (size_t i = 0; i < body.scalars.size(); ++i)
-      call += ", " + scalar_text(scalar_of(node, static_cast<int>(i)));
     for (const ValueId value : defined)
       call += ", tessera.at<" + memory_type(graph_.type(value).dtype) + ">(" + name(value) + ")";
     line(call + ");");
@@ -118,20 +112,6 @@ class Emitter {
     } else {
       line("tessera.make_in_place(" + name(value) + ", " + name(target) + ");");
     }
-  }
-
-  /// The scalars of a body are the scalar arguments of its node, in order.
-  static const Argument& scalar_of(const Node& node, int scalar) {
-    for (const Argument& argument : node.arguments) {
-      if (argument.kind == Argument::Kind::Scalar && scalar-- == 0) return argument;
-    }
-    TORCH_INTERNAL_ASSERT(false, "a fused node lacks a scalar that its body has");
-  }
-
-  static std::string scalar_text(const Argument& argument) {
-    const std::string text = "tessera.scalar(" + std::to_string(argument.scalar) + ")";
-    if (argument.factor == 1) return text;
-    return text + " * " + text_of_constant(argument.factor, *c10::FloatType::get());
   }
 
   /// Kernels of the same text are one function.

@@ -121,7 +121,6 @@ class LaneWriter {
     text_ = "(const Tessera& tessera";
     for (const ValueId value : lane_.reads)
       text_ += ", const " + memory_type(body_.type(value).dtype) + "* in" + number(value);
-    for (size_t i = 0; i < body_.scalars.size(); ++i) text_ += ", double s" + std::to_string(i);
     for (const ValueId value : lane_.writes)
       text_ += ", " + memory_type(body_.type(value).dtype) + "* out" + number(value);
     text_ += lane_.is_counted ? ", int64_t count) {\n" : ") {\n";
@@ -197,7 +196,6 @@ class LaneWriter {
 
   void statements() {
     const auto name_of = [this](const Operand& operand) {
-      if (operand.kind == Operand::Kind::Scalar) return "s" + std::to_string(operand.scalar);
       const auto read = std::find(lane_.reads.begin(), lane_.reads.end(), operand.value);
       if (read != lane_.reads.end()) return "x" + number(operand.value);
       return variable_of(operand.value);
@@ -252,7 +250,6 @@ class LanesWriter {
       name_of_[value] = "in" + std::to_string(i);
       text += ", const " + memory_type(body_.type(value).dtype) + "* " + name_of_[value];
     }
-    for (size_t i = 0; i < body_.scalars.size(); ++i) text += ", double s" + std::to_string(i);
     for (size_t i = 0; i < body_.outputs.size(); ++i) {
       const ValueId value = body_.outputs[i].value;
       name_of_[value] = "out" + std::to_string(i);
@@ -278,7 +275,6 @@ class LanesWriter {
     std::string call = name + "(tessera";
     for (size_t i = 0; i < lane.reads.size(); ++i)
       call += argument(lane.reads[i], lane.offsets[lane.writes.size() + i]);
-    for (size_t i = 0; i < body_.scalars.size(); ++i) call += ", s" + std::to_string(i);
     for (size_t i = 0; i < lane.writes.size(); ++i)
       call += argument(lane.writes[i], lane.offsets[i]);
     if (lane.is_counted) call += ", " + std::to_string(lane.nest.count());

@@ -22,7 +22,6 @@ struct ProgramInterface {
   void (*make)(Frame*, int value);
   void (*make_in_place)(Frame*, int value, int input);
   void* (*address)(Frame*, int value);
-  double (*scalar)(Frame*, int scalar);
   void (*drop)(Frame*, int value);
   void (*deliver)(Frame*, int output);
   void (*parallel)(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
@@ -43,7 +42,6 @@ struct Tessera {
   void make_in_place(int value, int input) const { api->make_in_place(frame, value, input); }
   template <class T>
   T* at(int value) const { return static_cast<T*>(api->address(frame, value)); }
-  double scalar(int index) const { return api->scalar(frame, index); }
   // The value is used no more.
   void drop(int value) const { api->drop(frame, value); }
   // Hands an output to the caller.

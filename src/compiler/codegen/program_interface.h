@@ -21,8 +21,6 @@ struct ProgramInterface {
   void (*make_in_place)(Frame*, int value, int input);
   /// Where the first element is.
   void* (*address)(Frame*, int value);
-  /// Graph::scalars[scalar] of this run.
-  double (*scalar)(Frame*, int scalar);
   /// The value is used no more.
   void (*drop)(Frame*, int value);
   /// Does what Graph::outputs[output] says: keeps the value for the caller, or copies it into an
@@ -37,7 +35,7 @@ struct ProgramInterface {
 /// The symbols a program exports.
 constexpr const char* kProgramSymbol = "tessera_program";              // a ProgramFunction
 constexpr const char* kInterfaceSymbol = "tessera_program_interface";  // an int, kProgramInterface
-constexpr int kProgramInterface = 1;
+constexpr int kProgramInterface = 2;
 
 using ProgramFunction = void (*)(const ProgramInterface*, Frame*);
 

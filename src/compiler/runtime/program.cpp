@@ -70,9 +70,6 @@ struct Frame {
   static void* address(Frame* frame, int value) {
     return of(frame).at(value).unsafeGetTensorImpl()->mutable_data();
   }
-  static double scalar(Frame* frame, int scalar) {
-    return (*of(frame).scalars_)[static_cast<size_t>(scalar)];
-  }
   static void drop(Frame* frame, int value) { of(frame).at(value).reset(); }
   static void deliver(Frame* /*frame*/, int /*output*/) {}  // run() returns all of them
   static void parallel(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
@@ -80,8 +77,8 @@ struct Frame {
     at::parallel_for(0, count, grain,
                      [&](int64_t begin, int64_t end) { part(closure, begin, end); });
   }
-  static constexpr ProgramInterface kInterface = {call,   make, make_in_place, address,
-                                                  scalar, drop, deliver,       parallel};
+  static constexpr ProgramInterface kInterface = {call, make,    make_in_place, address,
+                                                  drop, deliver, parallel};
 };
 
 Program::Program(const Graph& graph, std::shared_ptr<Module> compiled)
@@ -109,8 +106,7 @@ void Program::find_sent(const Graph& graph) {
       const auto results = node.defined();
       made.insert(results.begin(), results.end());
     }
-    const bool is_list = node.op == "_c10d_functional::all_reduce_coalesced_";
-    if (!is_list && node.op != "_c10d_functional::all_reduce_") continue;
+    if (!is_all_reduce(node) || !consumes(node)) continue;
     for (const auto value : node.arguments[0].values) {
       if (made.contains(value) && graph.type(value).device.is_cpu() &&
           graph.type(value).is_contiguous())
@@ -133,9 +129,8 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
 Program::Instruction Program::make(const Node& node, size_t index) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  const bool asks_grad_mode = node.op == "aten::mkldnn_rnn_layer";
-  Instruction instruction{*op,        {}, {}, {}, {}, {}, index, is_gather(node), asks_grad_mode,
-                          node.module};
+  Instruction instruction{*op,         {}, {}, {}, {}, {}, index, is_gather(node),
+                          asks_grad_mode(node), node.module};
   const auto& schema = op->schema();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));
@@ -150,8 +145,8 @@ Program::Instruction Program::make(const Node& node, size_t index) {
 }
 
 Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
-  Slot slot{argument.kind,   argument.constant,          argument.scalar,       argument.factor,
-            argument.values, is_optional_list(declared), wants_tensor(declared)};
+  Slot slot{argument.kind, argument.constant, argument.values, is_optional_list(declared),
+            wants_tensor(declared)};
   if (slot.kind == Argument::Kind::Constant && slot.wants_tensor && slot.constant.isScalar())
     slot.constant = number_as_tensor(slot.constant.toScalar());
   // Attention on a GPU is given no bias so.
@@ -182,12 +177,10 @@ void Program::find_last_uses() {
   }
 }
 
-std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
-                                     const std::vector<double>& scalars) {
+std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
   const RunScope below_autograd;
   for (size_t i = 0; i < inputs_.size(); ++i) values_[static_cast<size_t>(inputs_[i])] = inputs[i];
-  scalars_ = &scalars;
   shared_.begin();
   // All ranks alike: they run the same program.
   if (!is_checked_)
@@ -229,12 +222,6 @@ void Program::push(const Slot& slot) {
     case Argument::Kind::Constant:
       stack_.push_back(slot.constant);
       return;
-    case Argument::Kind::Scalar: {
-      const double number = slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)];
-      slot.wants_tensor ? stack_.emplace_back(number_as_tensor(number))
-                        : stack_.emplace_back(number);
-      return;
-    }
     case Argument::Kind::Value:
       if (slot.values[0] == kNoValue)
         stack_.emplace_back();

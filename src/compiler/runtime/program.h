@@ -27,15 +27,12 @@ class Program {
 
   /// Runs every node, below autograd. Inputs in the order of the graph's; arguments that operators
   /// write are consumed. Returns the values of the graph's outputs, in their order.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              const std::vector<double>& scalars);
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
  private:
   struct Slot {
     Argument::Kind kind;
     c10::IValue constant;
-    int scalar;
-    double factor;
     std::vector<ValueId> values;
     bool is_optional_list;
     bool wants_tensor;  // a number is given as one
@@ -82,7 +79,6 @@ class Program {
   std::vector<at::Tensor> values_;
   std::unordered_map<ValueId, Sent> sent_;
   SharedGathers shared_;
-  const std::vector<double>* scalars_ = nullptr;  // of the run under way
   const Instruction* running_ = nullptr;
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates

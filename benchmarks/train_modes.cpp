@@ -71,7 +71,9 @@ std::vector<std::string> mode_names(c10::DeviceType device) {
   for (const auto& mode : kModes) {
     if (!on_cuda || mode.on_cuda) names.emplace_back(mode.name);
   }
-  if (!on_cuda) names.insert(names.end(), std::begin(kCompiled), std::end(kCompiled));
+  for (const std::string name : kCompiled) {
+    if (!on_cuda || name == "compile") names.push_back(name);
+  }
   return names;
 }
 

@@ -20,8 +20,9 @@ std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& ar
                                   PeerJobs& processes, const std::string& variant,
                                   Environment environment = {}) {
   const auto& [job, mode, device] = arrangement;
-  TORCH_CHECK_VALUE(mode != "compile", "bench train: peer ", peer, " expects ranks that train ",
-                    "together, got the mode compile; choose eager with --peer");
+  TORCH_CHECK_VALUE(mode != "compile" || device.is_cuda(), "bench train: peer ", peer,
+                    " expects ranks that train together on a CPU, got the mode compile; choose "
+                    "eager with --peer");
   return make_python_side(processes,
                           {.device = device.is_cuda() ? "cuda" : "cpu",
                            .world_size = world_size(),
@@ -88,7 +89,7 @@ std::vector<std::string> peer_names(c10::DeviceType device) {
 }
 
 bool goes_with(const std::string& peer, const std::string& mode) {
-  return !peer.starts_with("pytorch_graph") || mode == "eager";
+  return !peer.starts_with("pytorch_graph") || mode == "eager" || mode == "compile";
 }
 
 std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement,

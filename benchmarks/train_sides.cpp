@@ -26,7 +26,7 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kSamples = 64;
-constexpr int kWarmups = 3;  // before kernels are recorded
+constexpr int kWarmups = 8;  // before kernels are recorded
 struct Tolerance {
   double relative;
   double absolute;

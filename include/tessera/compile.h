@@ -84,13 +84,11 @@ class Compiled {
 
 /// The function, compiled. Its first calls run as they are and are recorded; from then on the
 /// program runs instead, as long as what it depends on is the same: sizes, strides, dtypes and
-/// devices of tensors, what of them requires grad, texts among the arguments, numbers that steer
-/// the function, grad mode, autocast, training mode and hooks of modules, hooks of parameters,
-/// whether gradients are averaged, which gradients and which optimizer state exist,
-/// hyperparameters. A change is recorded anew (up to eight programs; calls of further kinds run as
-/// they are). A learning rate of tessera::optim may change freely, and so may a number among the
-/// arguments that is nothing but an operand of operators; where the function compares such a number
-/// with anything but 0 and 1, make the comparison outside and pass a bool.
+/// devices of tensors, what of them requires grad, scalars and strings among the arguments, grad
+/// mode, autocast, training mode and hooks of modules, hooks of parameters, whether gradients are
+/// averaged, which gradients and which optimizer state exist, hyperparameters. A change is recorded
+/// anew (up to eight programs; calls of further kinds run as they are). A learning rate of
+/// tessera::optim may change freely; pass a number that changes often as a 0-dim tensor.
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and

@@ -1,6 +1,8 @@
 #include "base/capture.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -36,7 +38,19 @@ struct Again : torch::autograd::Function<Again> {
 
 }  // namespace
 
-thread_local int VariesHere::depth = 0;
+HostNumber::HostNumber(c10::Device device, at::ScalarType dtype) {
+  const Hidden hidden;
+  tensor_ = at::empty({}, at::device(device).dtype(dtype));
+}
+
+void HostNumber::set(double value) {
+  // NaN is written each time, which is right.
+  if (held_ == value) return;
+  const Hidden hidden;
+  const at::NoGradGuard no_grad;
+  tensor_.fill_(value);
+  held_ = value;
+}
 
 Observer::Observer()
     : number([] {

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,19 @@ namespace tessera::capture {
 /// The dispatch key through which operators, under autograd, come to a recorder.
 constexpr auto kRecordKey = c10::DispatchKey::PrivateUse2;
 
+/// A number of the host in a 0-dim tensor, so that a program reads it at each run: a learning rate.
+class HostNumber {
+ public:
+  HostNumber(c10::Device device, at::ScalarType dtype);
+  /// By no operator that a recorder sees. On a GPU: in the order of the current stream.
+  void set(double value);
+  const at::Tensor& tensor() const { return tensor_; }
+
+ private:
+  at::Tensor tensor_;
+  std::optional<double> held_;
+};
+
 class Observer {
  public:
   Observer();
@@ -32,11 +47,11 @@ class Observer {
   /// The recording holds as long as `read` returns what it returns at this moment. `what` names it
   /// for a user: "training mode of fc1".
   virtual void depend_on(const void* who, std::string what, std::function<uint64_t()> read) = 0;
-  /// Until end_vary(): a number equal to factor * read() that operators are given as `argument` is
-  /// read anew at every run.
-  virtual void vary(const void* who, const std::string& name, const std::string& argument,
-                    double factor, std::function<double()> read) = 0;
-  virtual void end_vary() = 0;
+  /// Operators are given the tensor of `number`. Before every run it is set to what `read` returns:
+  /// NaN if whoever had it is gone. `name` is for a user: "lr of SGD's group 0".
+  virtual void hyperparameter(const void* who, std::string name,
+                              const std::shared_ptr<HostNumber>& number,
+                              std::function<double()> read) = 0;
   /// Until end_random(): random numbers are drawn that `who` draws again later, from the same state
   /// of the generator, which a program does not know of; or, if `again`, it draws them again.
   virtual void begin_random(const void* who, bool again) = 0;
@@ -107,34 +122,5 @@ class HiddenMessage {
 at::Tensor again(const at::Tensor& tensor);
 /// The operator of that name; a pass takes it away when equal values have been merged.
 constexpr const char* kAgain = "tessera::again";
-
-/// Numbers that may change from run to run, while it lives; see Observer::vary. Nothing if nobody
-/// records.
-class Varying {
- public:
-  Varying(const void* who, const std::string& name, const std::string& argument, double factor,
-          std::function<double()> read) {
-    if (auto* current = observer()) current->vary(who, name, argument, factor, std::move(read));
-  }
-  ~Varying() {
-    if (auto* current = observer()) current->end_vary();
-  }
-  Varying(const Varying&) = delete;
-  Varying& operator=(const Varying&) = delete;
-};
-
-/// Operators that are called while it lives may be given numbers that vary; elsewhere a number that
-/// happens to equal one is a constant.
-class VariesHere {
- public:
-  VariesHere() { ++depth; }
-  ~VariesHere() { --depth; }
-  VariesHere(const VariesHere&) = delete;
-  VariesHere& operator=(const VariesHere&) = delete;
-  static bool is_open() { return depth > 0; }
-
- private:
-  static thread_local int depth;
-};
 
 }  // namespace tessera::capture

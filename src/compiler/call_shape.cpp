@@ -87,7 +87,6 @@ CallShape shape_of(const detail::StepArguments& given,
                    const std::vector<torch::optim::Optimizer*>& optimizers) {
   CallShape shape;
   shape.numbers = given.numbers;
-  shape.number_kinds = given.number_kinds;
   shape.grad_mode = at::GradMode::is_enabled();
   shape.default_dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
   shape.autocast = autocast_state();
@@ -132,7 +131,7 @@ std::string difference(const CallShape& before, const CallShape& after) {
   if (before.objects != after.objects) return "the module or optimizer it is given";
   if (before.parameters != after.parameters) return "which tensors are a module's parameters";
   if (before.training != after.training) return "training mode of a module";
-  if (before.numbers != after.numbers) return "a number or text among its arguments";
+  if (before.numbers != after.numbers) return "a scalar or string among its arguments";
   if (before.tensors.size() != after.tensors.size()) return "the number of tensors it is given";
   for (size_t i = 0; i < before.tensors.size(); ++i) {
     const auto& was = before.tensors[i].type;

@@ -20,7 +20,6 @@ struct CallShape {
   };
   std::vector<TensorShape> tensors;
   std::vector<uint64_t> numbers;
-  std::vector<detail::NumberKind> number_kinds;
   std::vector<const void*> objects;  // modules and optimizers
   bool grad_mode = true;
   at::ScalarType default_dtype = at::kFloat;

@@ -97,7 +97,7 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
 
 Executable make_executable(Prepared prepared) {
   const auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.kernels));
-  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs, {}); },
+  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs); },
           signature_of(prepared.graph)};
 }
 

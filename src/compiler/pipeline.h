@@ -23,7 +23,6 @@ struct Prepared {
 };
 /// Optimises it, compiles its kernels and counts both.
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further = {});
-/// Of a graph without scalars.
 Executable make_executable(Prepared prepared);
 
 }  // namespace tessera::compiler

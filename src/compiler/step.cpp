@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace tessera {
 
@@ -96,7 +97,7 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
 }
 
 void Step::Impl::make_ready(Variant& variant) {
-  auto graph = variant.captured();
+  auto graph = variant.recording().graph;
   if (!options.keep_grads) {
     std::erase_if(graph.outputs,
                   [](const auto& output) { return output.kind == OutputKind::Gradient; });
@@ -129,10 +130,9 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
     return recording.keeps_tensors && kept_tensors + 1 < kMostKept ? "" : recording.broken;
   }
   for (const auto& variant : variants) {
-    if (!variant.is_alike(shape)) continue;
-    if (match(variant, shape, recording)) return {};
-    if (variant.shape().numbers == shape.numbers &&
-        gradients_before(variant.recording()) == gradients_before(recording))
+    if (!variant.misfit_besides_gradients(shape).empty()) continue;
+    if (variant.matches(shape, recording)) return {};
+    if (gradients_before(variant.recording()) == gradients_before(recording))
       return "it is not the same at each call: " +
              compiler::difference(variant.recording(), recording);
   }
@@ -143,7 +143,7 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
   return recording.broken.empty() && variants.size() >= kMostVariants &&
          std::ranges::none_of(variants, [&](const Variant& variant) {
-           return match(variant, shape, recording).has_value();
+           return variant.matches(shape, recording);
          });
 }
 
@@ -159,25 +159,25 @@ void Step::Impl::fill_up() {
   TORCH_WARN("compile: calls of other kinds than before run as they are, since ", why);
 }
 
-std::optional<std::vector<compiler::NumberUse>> Step::Impl::match(
-    const Variant& variant, const CallShape& shape, const Recording& recording) const {
-  auto uses = variant.match(shape, recording);
-  return uses && !uses->empty() && !takes_numbers ? std::nullopt : uses;
-}
-
-void Step::Impl::check_numbers(const CallShape& shape, const Recording& recording) {
-  for (auto& variant : variants) {
-    if (!variant.takes_numbers() || !variant.misfit_besides_gradients(shape).empty()) continue;
-    if (!recording.broken.empty() || variant.match(shape, recording)) continue;
-    variant.fix_numbers();
-    takes_numbers = false;
-    log.emplace_back("numbers among its arguments steer it: each has a program of its own");
-  }
+void Step::Impl::warn_of_scalars(const CallShape& shape) {
+  constexpr int kMany = 3;
+  const auto differs_in_scalars = [&](const Variant& variant) {
+    auto other = variant.shape();
+    if (other.numbers == shape.numbers || other.numbers.size() != shape.numbers.size())
+      return false;
+    other.numbers = shape.numbers;
+    return difference(other, shape).empty();
+  };
+  const auto others = std::ranges::count_if(variants, differs_in_scalars);
+  if (others + 1 < kMany || std::exchange(has_warned_of_scalars, true)) return;
+  log.emplace_back("captured for each scalar among its arguments: pass it as a 0-dim tensor");
+  TORCH_WARN("compile: the function is captured for the third time since a scalar or string among ",
+             "its arguments is another one, and each has a program of its own; pass a number that ",
+             "changes often as a tensor (0-dim, torch::tensor(number)) to have one program");
 }
 
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
   agreement.meet(recording.groups);
-  check_numbers(shape, recording);
   const auto why_not = objection(shape, recording);
   // Note [ranks agree]: what one can't run, none does.
   enum Finding : int64_t { Fine, NotUsed, Full, Never };
@@ -197,21 +197,18 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   }
   kept_tensors = 0;
   for (auto& variant : variants) {
-    const auto uses = match(variant, shape, recording);
-    if (!uses) continue;
+    if (!variant.matches(shape, recording)) continue;
     variant.learn_bystanders(recording);
     const auto before = gradients_before(variant.recording());
     if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
       variant = Variant(kind, std::move(shape), std::move(recording), given);
     else if (before != gradients_before(recording))
       variant.ignore_gradients();
-    const bool learned = variant.vary(*uses);
-    for (const size_t number : learned ? compiler::used_numbers(*uses) : std::vector<size_t>())
-      log.push_back(c10::str("number ", number, " among its arguments is read at each call"));
-    if (learned || !variant.is_ready()) make_ready(variant);
+    if (!variant.is_ready()) make_ready(variant);
     return;
   }
   note_capture();
+  warn_of_scalars(shape);
   variants.emplace_back(kind, std::move(shape), std::move(recording), given);
 }
 

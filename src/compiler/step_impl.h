@@ -30,7 +30,7 @@ struct Step::Impl {
   std::vector<compiler::CallShape> kinds;  // of recorded calls, by number
   size_t kind = kNoKind;                   // of the last call
   std::string why_again;                   // why no program served it
-  bool takes_numbers = true;               // numbers among arguments may vary
+  bool has_warned_of_scalars = false;
   compiler::Agreement agreement;
   std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known
 
@@ -62,11 +62,8 @@ struct Step::Impl {
   void warn_of_numbers(const compiler::Recording& recording, const StepArguments& given);
   void learn(const compiler::Recording& recording, const StepArguments& given);
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
-  std::optional<std::vector<compiler::NumberUse>> match(const compiler::Variant& variant,
-                                                        const compiler::CallShape& shape,
-                                                        const compiler::Recording& recording) const;
-  /// Takes back that numbers may vary if this recording shows that they steer the function.
-  void check_numbers(const compiler::CallShape& shape, const compiler::Recording& recording);
+  /// Once, when many programs are made that differ by scalars among the arguments alone.
+  void warn_of_scalars(const compiler::CallShape& shape);
   std::string objection(const compiler::CallShape& shape,
                         const compiler::Recording& recording) const;
   bool has_no_place(const compiler::CallShape& shape, const compiler::Recording& recording) const;

@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tessera::detail {
@@ -18,15 +19,13 @@ using compiler::Variant;
 
 namespace {
 
-/// The numbers that variants of such calls read anew at each, as they are.
-std::vector<compiler::VaryingScalar> scalars_now(const std::deque<Variant>& variants,
-                                                 const CallShape& shape) {
-  std::vector<compiler::VaryingScalar> found;
+/// What programs read anew at each call, as it is.
+std::vector<compiler::Hyperparameter> hyperparameters_now(const std::deque<Variant>& variants) {
+  std::vector<compiler::Hyperparameter> found;
   for (const auto& variant : variants) {
-    if (!variant.is_alike(shape)) continue;  // what they read may be gone
-    for (const auto& scalar : variant.recording().scalars) {
-      found.push_back(scalar);
-      found.back().value = scalar.read();
+    for (const auto& each : variant.recording().hyperparameters) {
+      found.push_back(each);
+      found.back().value = each.read();
     }
   }
   return found;
@@ -35,12 +34,15 @@ std::vector<compiler::VaryingScalar> scalars_now(const std::deque<Variant>& vari
 /// The name of one that the recorded function itself has set, before or after it was read; empty if
 /// there is none.
 std::string find_set(const Recording& recording,
-                     const std::vector<compiler::VaryingScalar>& before) {
-  for (const auto& scalar : recording.scalars) {
+                     const std::vector<compiler::Hyperparameter>& before) {
+  const auto is_other = [](double first, double second) {
+    return first != second && !(std::isnan(first) && std::isnan(second));
+  };
+  for (const auto& each : recording.hyperparameters) {
     const bool is_set_before = std::any_of(before.begin(), before.end(), [&](const auto& was) {
-      return scalar.who == was.who && scalar.name == was.name && scalar.value != was.value;
+      return each.number == was.number && is_other(each.value, was.value);
     });
-    if (is_set_before || scalar.read() != scalar.value) return scalar.name;
+    if (is_set_before || is_other(each.read(), each.value)) return each.name;
   }
   return {};
 }
@@ -80,7 +82,7 @@ bool writes_parameters(const Graph& graph) {
 
 /// A stock optimizer that the function captures shows nothing but its operators.
 void Step::Impl::warn_of_numbers(const Recording& recording, const StepArguments& given) {
-  const bool is_known = !recording.scalars.empty() || !optimizers_of(given).empty();
+  const bool is_known = !recording.hyperparameters.empty() || !optimizers_of(given).empty();
   if (is_known || !recording.broken.empty() || !writes_parameters(recording.graph)) return;
   if (std::exchange(has_warned_of_numbers, true)) return;
   log.emplace_back("parameters are written, by no optimizer that is known: numbers it uses stay");
@@ -163,12 +165,12 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   for (const auto& tensor : given.tensors) {
     if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
   }
-  const auto numbers = scalars_now(variants, shape);
+  const auto before = hyperparameters_now(variants);
   const auto own_kind = kind;  // a call of the same function inside of it sets another
   auto recording = compiler::record(run, compiler::local_tensors(given), names_for(given), owners);
   kind = own_kind;
   auto results = std::exchange(recording.results, {});
-  if (const auto name = find_set(recording, numbers); !name.empty() && recording.broken.empty())
+  if (const auto name = find_set(recording, before); !name.empty() && recording.broken.empty())
     recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
   if (recording.broken.empty()) recording.broken = objection_to_tensors(given.tensors, known);
   std::erase_if(recording.bystanders, [&](const auto& bystander) {

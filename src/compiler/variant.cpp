@@ -64,8 +64,7 @@ Variant::Variant(size_t kind_of_call, CallShape shape, Recording recording,
 }
 
 std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
-  auto why = varying_.empty() ? difference(shape_, shape) : difference(shape_, fixed(shape));
-  if (!why.empty()) return why;
+  if (auto why = difference(shape_, shape); !why.empty()) return why;
   for (const auto& dependency : recording_.dependencies) {
     const auto now = dependency.read();
     if (now == dependency.expected) continue;
@@ -75,46 +74,8 @@ std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
   return changed_inputs();
 }
 
-CallShape Variant::fixed(CallShape shape) const {
-  for (const size_t i : varying_) {
-    if (i < shape.numbers.size() &&
-        may_vary(shape_.numbers[i], shape.numbers[i], shape_.number_kinds[i]))
-      shape.numbers[i] = shape_.numbers[i];
-  }
-  return shape;
-}
-
-bool Variant::is_alike(const CallShape& shape) const {
-  return misfit_besides_gradients(with_numbers_of(shape, shape_)).empty();
-}
-
-std::optional<std::vector<NumberUse>> Variant::match(const CallShape& shape,
-                                                     const Recording& recording) const {
-  if (!is_alike(shape)) return std::nullopt;
-  auto uses = find_uses(recording_, shape_, recording, shape);
-  if (!uses) return std::nullopt;
-  // Where a number is known to be used it must be again.
-  for (const auto& use : uses_) {
-    if (shape.numbers[use.number] != shape_.numbers[use.number] &&
-        std::find(uses->begin(), uses->end(), use) == uses->end())
-      return std::nullopt;
-  }
-  return uses;
-}
-
-bool Variant::vary(const std::vector<NumberUse>& uses) {
-  const auto before = uses_.size();
-  for (const auto& use : uses) {
-    if (std::find(uses_.begin(), uses_.end(), use) == uses_.end()) uses_.push_back(use);
-  }
-  varying_ = used_numbers(uses_);
-  return uses_.size() > before;
-}
-
-void Variant::fix_numbers() {
-  uses_.clear();
-  varying_.clear();
-  program_.reset();
+bool Variant::matches(const CallShape& shape, const Recording& recording) const {
+  return misfit_besides_gradients(shape).empty() && difference(recording_, recording).empty();
 }
 
 std::string Variant::changed_inputs() const {
@@ -242,16 +203,13 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
 
 std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   for (const auto& action : recording_.first_actions) action.act();
+  for (const auto& each : recording_.hyperparameters) each.number->set(each.read());
   const auto inputs = gather_inputs(given);
-  if (ignores_gradients_) drop_gradients();
+  drop_gradients();
   for (const auto& [parameter, is_cleared] : recording_.bystanders) {
     if (is_cleared.value_or(false)) parameter.mutable_grad().reset();
   }
-  std::vector<double> scalars;
-  for (const auto& scalar : recording_.scalars) scalars.push_back(scalar.read());
-  for (const size_t i : varying_)
-    scalars.push_back(number_of(given.numbers[i], given.number_kinds[i]));
-  auto results = place_outputs(program_->run(inputs, scalars), inputs);
+  auto results = place_outputs(program_->run(inputs), inputs);
   for (const auto& parameter : recording_.empty) {
     const auto part = replication::local_part(parameter);
     if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part));
@@ -259,13 +217,12 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   return results;
 }
 
-/// Gradients that the function clears before it makes its own: their memory is wanted.
+/// Gradients that the program replaces without reading them: their memory is wanted.
 void Variant::drop_gradients() const {
-  const bool reads_some = std::any_of(places_.begin(), places_.end(),
-                                      [](const Place& place) { return place.owner >= 0; });
   for (const auto& target : targets_) {
-    if (target.kind == OutputKind::Gradient && target.owner >= 0 && !reads_some)
-      recording_.gradients[static_cast<size_t>(target.owner)].parameter.mutable_grad().reset();
+    if (target.kind != OutputKind::Gradient || target.owner < 0) continue;
+    const auto owner = static_cast<size_t>(target.owner);
+    if (!reads_gradient(owner)) recording_.gradients[owner].parameter.mutable_grad().reset();
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "compiler/numbers.h"
+#include "compiler/call_shape.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/recording.h"
 
@@ -21,22 +21,11 @@ class Variant {
   /// The same, but for which gradients exist.
   std::string misfit_besides_gradients(const CallShape& shape) const;
 
-  /// Where numbers among the arguments go, if this recording, of a call of this shape, is the
-  /// variant's but for them; none if it is another.
-  std::optional<std::vector<NumberUse>> match(const CallShape& shape,
-                                              const Recording& recording) const;
-  /// Whether the call is one of its own but for numbers that may vary.
-  bool is_alike(const CallShape& shape) const;
-  /// From now on it takes these numbers from each call. False: it did already.
-  bool vary(const std::vector<NumberUse>& uses);
-  bool takes_numbers() const { return !varying_.empty(); }
-  /// The numbers steer what the function does: it takes none, and is not ready.
-  void fix_numbers();
+  /// Whether this recording, of a call of this shape, is the variant's.
+  bool matches(const CallShape& shape, const Recording& recording) const;
 
   const CallShape& shape() const { return shape_; }
   const Recording& recording() const { return recording_; }
-  /// The recording's, with numbers of each call where they vary.
-  Graph captured() const { return with_numbers(recording_.graph, uses_); }
   bool is_ready() const { return program_ != nullptr; }
   /// See Program.
   std::string why_not_replayed() const { return is_ready() ? program_->why_not_replayed() : ""; }
@@ -69,8 +58,6 @@ class Variant {
     int alias = -1;            // a result that is an input's memory: which of recording_.aliases
   };
 
-  /// The call, as if made with the variant's own numbers where it takes those of each call.
-  CallShape fixed(CallShape shape) const;
   bool reads_gradient(size_t owner) const;
   std::string changed_gradients() const;
   std::string changed_inputs() const;
@@ -81,8 +68,6 @@ class Variant {
 
   CallShape shape_;
   Recording recording_;
-  std::vector<NumberUse> uses_;
-  std::vector<size_t> varying_;  // numbers that are used so
   bool ignores_gradients_ = false;
   std::vector<Place> places_;       // by input
   std::vector<uint64_t> hooks_;     // by owner of a gradient: what tells its hooks apart

@@ -3,7 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -19,7 +19,7 @@ at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType dtype) {
   constexpr int64_t kMany = int64_t{1} << 22;
   if (rows.numel() < kMany || at::GradMode::is_enabled())
     return rows.sum({0}, /*keepdim=*/false, dtype);
-  return at::mm(at::ones({1, rows.size(0)}, rows.options()), rows, dtype).squeeze(0);
+  return at::mm(at::ones_like(rows.narrow(1, 0, 1)).t(), rows, dtype).squeeze(0);
 }
 
 /// at::linear in the dtype of `input`, 16 bits, with parameters in fp32. Autocast casts parameters

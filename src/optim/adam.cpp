@@ -54,16 +54,6 @@ class AdamRule final : public Optimizer::Rule {
     if (kernels == Kernels::Fused) check_fused(name_, parameter, sparse);
   }
 
-  std::vector<VaryingNumber> varying(Options& options) const override {
-    auto* values = &options_as<Values>(options, name_);
-    const auto lr = [values] { return values->lr; };
-    std::vector<VaryingNumber> numbers = {{"lr", "lr", 1, lr}, {"lr", "fill_value", -1, lr}};
-    if (is_decoupled(*values) && values->weight_decay != 0)
-      numbers.push_back({"1 - lr * weight_decay", "other", 1,
-                         [values] { return 1 - values->lr * values->weight_decay; }});
-    return numbers;
-  }
-
   uint64_t fingerprint(Options& options) const override {
     const auto& values = options_as<Values>(options, name_);
     return fingerprint_of(values.betas.first, values.betas.second, values.eps, values.weight_decay,
@@ -71,9 +61,10 @@ class AdamRule final : public Optimizer::Rule {
                           values.foreach.value_or(false), values.fused.value_or(false));
   }
 
-  void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const override {
+  void update(Bucket& bucket, Options& options, const LearningRate& lr,
+              const AmpScaling& scaling) const override {
     const auto& values = options_as<Values>(options, name_);
-    const AdamStep step{.lr = values.lr,
+    const AdamStep step{.lr = lr,
                         .beta1 = values.betas.first,
                         .beta2 = values.betas.second,
                         .eps = values.eps,

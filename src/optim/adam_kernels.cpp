@@ -1,6 +1,5 @@
 #include "optim/adam_kernels.h"
 
-#include "base/capture.h"
 #include "optim/arithmetic.h"
 #include "optim/step_count.h"
 
@@ -39,7 +38,7 @@ struct BiasCorrection {
 BiasCorrection correction_at(double count, const AdamStep& step) {
   const double first = 1 - std::pow(step.beta1, count);
   const double second = 1 - std::pow(step.beta2, count);
-  return {-(step.lr / first), std::pow(second, 0.5)};
+  return {-(step.lr.value() / first), std::pow(second, 0.5)};
 }
 
 /// The corrections of a list of counts, which nearly always are equal.
@@ -79,19 +78,19 @@ void apply(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& secon
   param.addcdiv_(exp_avg, denominator, correction.minus_step_size);
 }
 
-at::Tensor minus_lr_like(const at::Tensor& like, const AdamStep& step) {
-  const capture::VariesHere lr;
-  return at::full_like(like, -step.lr);
+/// Where the counts lie: numbers of the host and of a device are calculated with apart.
+at::Tensor recorded_lr(const Bucket& bucket, const AdamStep& step) {
+  return step.lr.tensor(bucket.state[kStep].front().device(), at::kDouble);
 }
 
 /// The same bits with the count in a tensor: 0-d doubles take part in float arithmetic as numbers
 /// do, and addcdiv_'s scalar argument is spelled out.
 void apply_recorded(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& second_moment,
-                    const at::Tensor& count, const AdamStep& step) {
+                    const at::Tensor& count, const at::Tensor& lr, const AdamStep& step) {
   const at::Tensor exponent = count.to(at::kDouble);
   const at::Tensor first = at::rsub(at::pow(step.beta1, exponent), 1);
   const at::Tensor second = at::rsub(at::pow(step.beta2, exponent), 1);
-  const at::Tensor minus_step_size = minus_lr_like(first, step).div_(first);
+  const at::Tensor minus_step_size = lr.neg().div_(first);
   // With a tensor of 0.5: pow(x, scalar 0.5) is a square root, which may round otherwise.
   const at::Tensor sqrt_of_second = at::pow(second, at::full_like(second, 0.5));
   const at::Tensor denominator = second_moment.sqrt().div_(sqrt_of_second).add_(step.eps);
@@ -116,10 +115,19 @@ void apply_with_lists(at::TensorList params, at::TensorList exp_avgs, at::Tensor
   at::_foreach_addcdiv_(params, exp_avgs, denominators, minus_step_sizes);
 }
 
+/// param *= 1 - lr * weight_decay; `lr` is defined in a step that is recorded.
+void decay(at::Tensor& param, const at::Tensor& lr, const AdamStep& step) {
+  if (lr.defined()) {
+    param.mul_(at::rsub(lr.mul(step.weight_decay), 1));
+  } else {
+    scale_by(param, 1 - step.lr.value() * step.weight_decay);
+  }
+}
+
 }  // namespace
 
 void adam_in_loop(Bucket& bucket, const AdamStep& step) {
-  const bool recorded = is_recorded();
+  const at::Tensor lr = is_recorded() ? recorded_lr(bucket, step) : at::Tensor();
   Corrections corrections(step);
   count_step(bucket.state[kStep]);
   for (const auto i : c10::irange(bucket.params.size())) {
@@ -127,8 +135,7 @@ void adam_in_loop(Bucket& bucket, const AdamStep& step) {
     at::Tensor grad = step.maximize ? bucket.grads[i].neg() : bucket.grads[i];
     if (step.weight_decay != 0) {
       if (step.decoupled_weight_decay) {
-        const capture::VariesHere lr;
-        scale_by(param, 1 - step.lr * step.weight_decay);
+        decay(param, lr, step);
       } else {
         grad = grad.add(param, step.weight_decay);
       }
@@ -146,8 +153,8 @@ void adam_in_loop(Bucket& bucket, const AdamStep& step) {
       second_moment = largest;
     }
     const at::Tensor& count = bucket.state[kStep][i];
-    if (recorded) {
-      apply_recorded(param, exp_avg, second_moment, count, step);
+    if (lr.defined()) {
+      apply_recorded(param, exp_avg, second_moment, count, lr, step);
     } else {
       apply(param, exp_avg, second_moment, corrections.at(step_value(count)), step.eps);
     }
@@ -170,7 +177,7 @@ void adam_with_lists(Bucket& bucket, const AdamStep& step) {
   }
   if (step.weight_decay != 0) {
     if (step.decoupled_weight_decay) {
-      at::_foreach_mul_(params, 1 - step.lr * step.weight_decay);
+      at::_foreach_mul_(params, 1 - step.lr.value() * step.weight_decay);
     } else if (step.maximize) {
       at::_foreach_add_(grads, params, step.weight_decay);
     } else {
@@ -197,16 +204,22 @@ void adam_fused(Bucket& bucket, const AdamStep& step, const AmpScaling& scaling)
     found_inf.reset();
   }
   count_step(counts);
-  const auto run = [&](auto kernel) {
-    const capture::VariesHere lr;
-    kernel(bucket.params, bucket.grads, bucket.state[kExpAvg], bucket.state[kExpAvgSq],
-           bucket.state[kMaxExpAvgSq], counts, step.lr, step.beta1, step.beta2, step.weight_decay,
-           step.eps, step.amsgrad, step.maximize, scaling.grad_scale_on(device), found_inf);
+  const auto run = [&](const auto& lr) {
+    const auto update = [&](auto kernel) {
+      kernel(bucket.params, bucket.grads, bucket.state[kExpAvg], bucket.state[kExpAvgSq],
+             bucket.state[kMaxExpAvgSq], counts, lr, step.beta1, step.beta2, step.weight_decay,
+             step.eps, step.amsgrad, step.maximize, scaling.grad_scale_on(device), found_inf);
+    };
+    if (step.decoupled_weight_decay) {
+      update([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+    } else {
+      update([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+    }
   };
-  if (step.decoupled_weight_decay) {
-    run([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+  if (is_recorded()) {
+    run(fused_lr(step.lr, bucket.params.front()));
   } else {
-    run([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+    run(step.lr.value());
   }
   count_writes(bucket.params);
   if (found_inf) at::_foreach_sub_(counts, std::vector<at::Tensor>(counts.size(), *found_inf));

@@ -9,7 +9,8 @@ inline constexpr size_t kStep = 0, kExpAvg = 1, kExpAvgSq = 2, kMaxExpAvgSq = 3;
 
 /// What Adam and AdamW calculate with; `options` without the choice of kernels.
 struct AdamStep {
-  double lr, beta1, beta2, eps, weight_decay;
+  const LearningRate& lr;
+  double beta1, beta2, eps, weight_decay;
   bool amsgrad, maximize, decoupled_weight_decay;
 };
 

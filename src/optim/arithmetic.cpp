@@ -2,6 +2,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/Tensor.h>
+#include <ATen/ops/addcmul.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace tessera::optim {
@@ -17,6 +18,16 @@ void scale_by(at::Tensor& tensor, double factor) {
   } else {
     tensor.mul_(factor);
   }
+}
+
+void add_scaled(at::Tensor& tensor, const at::Tensor& other, const at::Tensor& number,
+                double sign) {
+  if (!at::isReducedFloatingType(tensor.scalar_type())) {
+    tensor.addcmul_(other, number, sign);
+    return;
+  }
+  // In their own dtype the number would lose its digits; a sum with a number is calculated wider.
+  tensor.copy_(at::addcmul(tensor.to(at::kFloat), other.to(at::kFloat), number, sign));
 }
 
 }  // namespace tessera::optim

@@ -12,4 +12,8 @@ bool is_recorded();
 /// that takes a scalar rounds it first; list kernels do so in Python, too.)
 void scale_by(at::Tensor& tensor, double factor);
 
+/// tensor += sign * number * other, with the number in a 0-dim tensor; rounded once, as
+/// tensor.add_(other, number) is.
+void add_scaled(at::Tensor& tensor, const at::Tensor& other, const at::Tensor& number, double sign);
+
 }  // namespace tessera::optim

@@ -10,7 +10,7 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
-#include <deque>
+#include <cmath>
 #include <unordered_set>
 
 namespace tessera::optim {
@@ -96,30 +96,46 @@ void count_writes(at::TensorList params) {
 
 namespace {
 
-/// While it lives, a recorder knows which numbers of a group's update may change later.
-class Recorded {
- public:
-  Recorded(const std::shared_ptr<Optimizer::Rule>& used, torch::optim::OptimizerOptions& options,
-           size_t group) {
-    auto* observer = capture::observer();
-    if (observer == nullptr) return;
-    const auto& rule = *used;
-    const auto of_group = c10::str(" of ", rule.name(), "'s group ", group);
-    observer->depend_on(&rule, "hyperparameters" + of_group,
-                        [weak = std::weak_ptr(used), &options]() -> uint64_t {
-                          const auto alive = weak.lock();
-                          return alive ? alive->fingerprint(options) : 0;
-                        });
-    for (auto& number : rule.varying(options))
-      varying_.emplace_back(&rule, number.name + of_group, number.argument, number.factor,
-                            std::move(number.read));
-  }
+std::string of_group(const Optimizer::Rule& rule, size_t group) {
+  return c10::str(" of ", rule.name(), "'s group ", group);
+}
 
- private:
-  std::deque<capture::Varying> varying_;
-};
+/// A recording holds as long as these stay what they are; the learning rate is read at each run.
+void depend_on_options(const std::shared_ptr<Optimizer::Rule>& rule, size_t group,
+                       torch::optim::OptimizerOptions& options) {
+  auto* observer = capture::observer();
+  if (observer == nullptr) return;
+  observer->depend_on(rule.get(), "hyperparameters" + of_group(*rule, group),
+                      [weak = std::weak_ptr(rule), &options]() -> uint64_t {
+                        const auto alive = weak.lock();
+                        return alive ? alive->fingerprint(options) : 0;
+                      });
+}
 
 }  // namespace
+
+const at::Tensor& LearningRate::tensor(c10::Device device, at::ScalarType dtype) const {
+  const auto is_it = [&](const auto& known) {
+    return known->tensor().device() == device && known->tensor().scalar_type() == dtype;
+  };
+  auto found = std::find_if(tensors_.begin(), tensors_.end(), is_it);
+  if (found == tensors_.end())
+    found = tensors_.insert(found, std::make_shared<capture::HostNumber>(device, dtype));
+  const auto& number = *found;
+  number->set(value());
+  if (auto* observer = capture::observer())
+    observer->hyperparameter(rule_.get(), "lr" + of_group(*rule_, group_), number,
+                             [weak = std::weak_ptr(rule_), &options = options_] {
+                               return weak.expired() ? NAN : options.get_lr();
+                             });
+  return number->tensor();
+}
+
+const at::Tensor& fused_lr(const LearningRate& lr, const at::Tensor& parameter) {
+  if (parameter.is_cpu() || parameter.scalar_type() == at::kDouble)
+    return lr.tensor(at::kCPU, at::kDouble);
+  return lr.tensor(parameter.device(), at::kFloat);
+}
 
 bool Optimizer::Impl::all_fused(std::vector<ParamGroup>& groups) const {
   return std::all_of(groups.begin(), groups.end(), [&](ParamGroup& group) {
@@ -185,6 +201,7 @@ at::Tensor Optimizer::step(LossClosure closure) {
     watch("state of ", &Rule::states_exchanged);
   }
   impl_->plans.resize(param_groups_.size());
+  impl_->rates.resize(param_groups_.size());
   for (const auto i : c10::irange(param_groups_.size())) {
     GroupPlan& plan = impl_->plans[i];
     const std::vector<at::Tensor>& params = param_groups_[i].params();
@@ -203,8 +220,9 @@ at::Tensor Optimizer::step(LossClosure closure) {
       }
       TORCH_INTERNAL_ASSERT(plan.collect(params, demand, state_.size()));
     }
-    const Recorded recorded(impl_->rule, options, i);
-    for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, impl_->scaling);
+    depend_on_options(impl_->rule, i, options);
+    const LearningRate lr(impl_->rule, i, options, impl_->rates[i]);
+    for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, lr, impl_->scaling);
   }
   return loss;
 }

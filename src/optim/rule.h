@@ -2,10 +2,13 @@
 
 #include <tessera/optim.h>
 
+#include "base/capture.h"
 #include "optim/plan.h"
 
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,13 +44,24 @@ class AmpScalingScope {
   AmpScaling& place_;
 };
 
-/// A number that operators are given as `argument`, factor * read(), and that may change between
-/// steps without changing anything else.
-struct VaryingNumber {
-  std::string name;
-  std::string argument;
-  double factor;
-  std::function<double()> read;
+/// The learning rate of a group for one step.
+class LearningRate {
+ public:
+  /// The tensors of one group that hold it, one per device and dtype.
+  using Tensors = std::vector<std::shared_ptr<capture::HostNumber>>;
+  LearningRate(const std::shared_ptr<Optimizer::Rule>& rule, size_t group,
+               torch::optim::OptimizerOptions& options, Tensors& tensors)
+      : rule_(rule), group_(group), options_(options), tensors_(tensors) {}
+
+  double value() const { return options_.get_lr(); }
+  /// For a step that is recorded: a 0-dim tensor that holds it, also in every run of the program.
+  const at::Tensor& tensor(c10::Device device, at::ScalarType dtype) const;
+
+ private:
+  const std::shared_ptr<Optimizer::Rule>& rule_;
+  const size_t group_;
+  torch::optim::OptimizerOptions& options_;
+  Tensors& tensors_;
 };
 
 /// How one kind of optimizer updates parameters.
@@ -68,10 +82,10 @@ class Optimizer::Rule {
   virtual bool starts_with_state() const = 0;
   /// Throws if these kernels can't take the parameter and its gradient.
   virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
-  /// For a recorder: what may change freely, and a number that tells all other options apart.
-  virtual std::vector<VaryingNumber> varying(Options& options) const = 0;
+  /// For a recorder: a number that tells all options but the learning rate apart.
   virtual uint64_t fingerprint(Options& options) const = 0;
-  virtual void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const = 0;
+  virtual void update(Bucket& bucket, Options& options, const LearningRate& lr,
+                      const AmpScaling& scaling) const = 0;
 
   // For a recorder: how often groups were added, and state was forgotten or exchanged.
   uint64_t groups_added = 0, states_exchanged = 0;
@@ -100,6 +114,7 @@ struct Optimizer::Impl {
   std::shared_ptr<bool> alive = std::make_shared<bool>();  // see lifetime()
   std::shared_ptr<Rule> rule;    // programs that were made of steps look whether it is still there
   std::vector<GroupPlan> plans;  // by parameter group
+  std::deque<LearningRate::Tensors> rates;  // by parameter group
   AmpScaling scaling;            // set for the length of one step
 
   /// Whether every group's kernels take an AmpScaling.
@@ -114,6 +129,9 @@ struct Optimizer::Impl {
 void check_state(const std::string& caller, const Optimizer::Rule& rule, const Demand& demand,
                  const at::Tensor& parameter, const State& state);
 
+/// The learning rate as fused kernels take it in a step that is recorded: on the CPU any dtype; on a
+/// GPU float32 beside the parameters, or, for float64, a number of the host, which is not rounded.
+const at::Tensor& fused_lr(const LearningRate& lr, const at::Tensor& parameter);
 /// What fused kernels demand: floating point, a device they know, memory without gaps.
 void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);
 /// Fused kernels walk through memory: gives every gradient its parameter's strides.

@@ -1,4 +1,3 @@
-#include "base/capture.h"
 #include "comm/dtype_names.h"
 #include "optim/arithmetic.h"
 #include "optim/options.h"
@@ -42,7 +41,31 @@ const at::Tensor& advance_momentum(Bucket& bucket, size_t i, const at::Tensor& g
   return buffer;
 }
 
-void update_in_loop(Bucket& bucket, const SGDOptions& options) {
+/// param -= lr * gradient; with lr in a tensor if the step is recorded.
+void descend(at::Tensor& param, const at::Tensor& grad, const LearningRate& lr) {
+  // A sparse gradient ends a recording.
+  if (is_recorded() && !grad.is_sparse()) {
+    add_scaled(param, grad, lr.tensor(param.device(), at::kDouble), -1);
+  } else {
+    param.add_(grad, -lr.value());
+  }
+}
+
+void descend_with_lists(Bucket& bucket, at::TensorList grads, const LearningRate& lr) {
+  if (!is_recorded()) return at::_foreach_add_(bucket.params, grads, -lr.value());
+  const at::Tensor& first = bucket.params.front();
+  const auto dtype = first.scalar_type();
+  if (!on_accelerator(first) || at::isReducedFloatingType(dtype)) {
+    for (const auto i : c10::irange(bucket.params.size()))
+      descend(bucket.params[i], grads[i], lr);
+    return;
+  }
+  // List kernels want the number to be of their dtype.
+  const auto minus_lr = lr.tensor(first.device(), at::kDouble).neg().to(dtype);
+  at::_foreach_add_(bucket.params, at::_foreach_mul(grads, minus_lr));
+}
+
+void update_in_loop(Bucket& bucket, const SGDOptions& options, const LearningRate& lr) {
   for (const auto i : c10::irange(bucket.params.size())) {
     at::Tensor& param = bucket.params[i];
     at::Tensor grad = options.maximize ? bucket.grads[i].neg() : bucket.grads[i];
@@ -58,12 +81,11 @@ void update_in_loop(Bucket& bucket, const SGDOptions& options) {
       const at::Tensor& buffer = advance_momentum(bucket, i, grad, options);
       grad = options.nesterov ? grad.add(buffer, options.momentum) : buffer;
     }
-    const capture::VariesHere lr;
-    param.add_(grad, -options.lr);
+    descend(param, grad, lr);
   }
 }
 
-void update_with_lists(Bucket& bucket, const SGDOptions& options) {
+void update_with_lists(Bucket& bucket, const SGDOptions& options, const LearningRate& lr) {
   std::vector<at::Tensor> made;
   at::TensorList grads = bucket.grads;
   if (options.maximize) {
@@ -98,29 +120,36 @@ void update_with_lists(Bucket& bucket, const SGDOptions& options) {
       grads = buffers;
     }
   }
-  const capture::VariesHere lr;
-  at::_foreach_add_(bucket.params, grads, -options.lr);
+  descend_with_lists(bucket, grads, lr);
 }
 
 void update_fused(at::TensorList params, at::TensorList grads, at::TensorList buffers,
-                  bool first_step, const SGDOptions& options, const AmpScaling& scaling) {
+                  bool first_step, const SGDOptions& options, const LearningRate& lr,
+                  const AmpScaling& scaling) {
   const c10::Device device = params.front().device();
-  const capture::VariesHere lr;
-  at::_fused_sgd_(params, grads, buffers, options.weight_decay, options.momentum, options.lr,
-                  options.dampening, options.nesterov, options.maximize, first_step,
-                  scaling.grad_scale_on(device), scaling.found_inf_on(device));
+  const auto update = [&](const auto& rate) {
+    at::_fused_sgd_(params, grads, buffers, options.weight_decay, options.momentum, rate,
+                    options.dampening, options.nesterov, options.maximize, first_step,
+                    scaling.grad_scale_on(device), scaling.found_inf_on(device));
+  };
+  if (is_recorded()) {
+    update(fused_lr(lr, params.front()));
+  } else {
+    update(lr.value());
+  }
   count_writes(params);
 }
 
 /// Parameters whose first gradient comes later than others' need a call of their own.
-void update_fused(Bucket& bucket, const SGDOptions& options, const AmpScaling& scaling) {
+void update_fused(Bucket& bucket, const SGDOptions& options, const LearningRate& lr,
+                  const AmpScaling& scaling) {
   match_strides(bucket);
   std::vector<at::Tensor>& buffers = bucket.state[kMomentum];
   std::vector<at::Tensor> params[2], grads[2], states[2];  // [is it the first]
   const bool some_first = std::any_of(buffers.begin(), buffers.end(),
                                       [](const at::Tensor& buffer) { return !buffer.defined(); });
   if (!some_first) {
-    update_fused(bucket.params, bucket.grads, buffers, /*first_step=*/false, options, scaling);
+    update_fused(bucket.params, bucket.grads, buffers, /*first_step=*/false, options, lr, scaling);
     return;
   }
   for (const auto i : c10::irange(bucket.params.size())) {
@@ -133,7 +162,7 @@ void update_fused(Bucket& bucket, const SGDOptions& options, const AmpScaling& s
   }
   for (const bool first : {true, false}) {
     if (params[first].empty()) continue;
-    update_fused(params[first], grads[first], states[first], first, options, scaling);
+    update_fused(params[first], grads[first], states[first], first, options, lr, scaling);
   }
 }
 
@@ -163,12 +192,6 @@ class SgdRule final : public Optimizer::Rule {
         comm::name_of_dtype(parameter.scalar_type()), "; take foreach instead");
   }
 
-  std::vector<VaryingNumber> varying(Options& options) const override {
-    auto* values = &options_as<SGDOptions>(options, name());
-    const auto lr = [values] { return values->lr; };
-    return {{"lr", "lr", 1, lr}, {"lr", "alpha", -1, lr}};
-  }
-
   uint64_t fingerprint(Options& options) const override {
     const auto& values = options_as<SGDOptions>(options, name());
     return fingerprint_of(values.momentum, values.dampening, values.weight_decay, values.nesterov,
@@ -176,15 +199,16 @@ class SgdRule final : public Optimizer::Rule {
                           values.fused.value_or(false));
   }
 
-  void update(Bucket& bucket, Options& options, const AmpScaling& scaling) const override {
+  void update(Bucket& bucket, Options& options, const LearningRate& lr,
+              const AmpScaling& scaling) const override {
     const auto& values = options_as<SGDOptions>(options, name());
     switch (bucket.kernels) {
       case Kernels::Loop:
-        return update_in_loop(bucket, values);
+        return update_in_loop(bucket, values, lr);
       case Kernels::Foreach:
-        return update_with_lists(bucket, values);
+        return update_with_lists(bucket, values, lr);
       case Kernels::Fused:
-        return update_fused(bucket, values, scaling);
+        return update_fused(bucket, values, lr, scaling);
     }
   }
 };

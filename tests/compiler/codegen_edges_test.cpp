@@ -103,13 +103,11 @@ TEST_F(CodegenEdges, TakeBoundsThatAreNanOrInfinite) {
 }
 
 TEST_F(CodegenEdges, TakeBoundsThatAreNanOnlyAtRunTime) {
-  const Argument rate{.kind = Argument::Kind::Scalar, .constant = {}, .scalar = 0, .factor = 1};
-  steps_.graph.scalars = {{"bound"}};
   const auto x = steps_.input(at::randn({70}));
   for (const double bound : {0.5, kNan}) {
-    steps_.scalars = {bound};
-    for (const char* op : {"aten::clamp_min", "aten::clamp_max"}) {
+    for (const char* op : {"aten::clamp_min.Tensor", "aten::clamp_max.Tensor"}) {
       Steps steps = steps_;
+      const auto rate = Argument::of(steps.input(at::scalar_tensor(bound)));
       const auto copy = steps.call("aten::clone", {Argument::of(x)});
       const auto bounded = steps.call(op, {Argument::of(copy), rate});
       steps.result(bounded);

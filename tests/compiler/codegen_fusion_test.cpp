@@ -29,10 +29,9 @@ size_t kernels_in(const std::string& text) {
 
 constexpr const char* kChain = R"(input %0: float32[4, 8] = argument "x"
 input %1: float32[8] = parameter "bias"
-scalar $0 = "lr"
 %2: float32[4, 8] = aten::add.Tensor(%0, %1)  # net
 %3: float32[4, 8] = aten::relu(%2)
-%4: float32[4, 8] = aten::mul.Scalar(%3, $0*-2.0)
+%4: float32[4, 8] = aten::mul.Scalar(%3, -2.0)
 %5: float32[] = aten::sum(%4)
 return %3
 return %5
@@ -43,14 +42,12 @@ return %5
 TEST(CodegenFusion, JoinsAChainAndKeepsWhatIsUsedOutside) {
   EXPECT_EQ(fused(kChain), R"(input %0: float32[4, 8] = argument "x"
 input %1: float32[8] = parameter "bias"
-scalar $0 = "lr"
-%3: float32[4, 8], %4: float32[4, 8] = tessera::fused(%0, %1, $0*-2.0) {  # net
+%3: float32[4, 8], %4: float32[4, 8] = tessera::fused(%0, %1) {  # net
   input %0: float32[4, 8] = argument "in0"
   input %1: float32[8] = argument "in1"
-  scalar $0 = "lr"
   %2: float32[4, 8] = aten::add.Tensor(%0, %1)  # net
   %3: float32[4, 8] = aten::relu(%2)
-  %4: float32[4, 8] = aten::mul.Scalar(%3, $0)
+  %4: float32[4, 8] = aten::mul.Scalar(%3, -2.0)
   return %3
   return %4
 }

@@ -277,11 +277,8 @@ TEST_F(CodegenKernels, DivideListsInOneKernel) {
   Steps steps;
   std::vector<ValueId> list;
   for (const int64_t rows : {3, 1, 0, 400}) list.push_back(steps.input(at::randn({rows, 100})));
-  steps.scalars = {0.25};
-  steps.graph.scalars = {{"lr"}};
-  Argument rate{.kind = Argument::Kind::Scalar, .constant = {}, .scalar = 0, .factor = -2};
   const auto divided = steps.lists("aten::_foreach_div.Scalar", {Argument::of(list), number(2)});
-  const auto moved = steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), rate});
+  const auto moved = steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), number(-0.5)});
   const auto sum =
       steps.lists("aten::_foreach_add.List", {Argument::of(moved), Argument::of(list)});
   const auto scaled =
@@ -335,7 +332,7 @@ TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
   ASSERT_TRUE(kernels) << why;
   std::vector<at::Tensor> copies;
   for (const auto& input : steps.inputs) copies.push_back(input.clone());
-  const auto outputs = Program(steps.graph, std::move(*kernels)).run(copies, {});
+  const auto outputs = Program(steps.graph, std::move(*kernels)).run(copies);
   EXPECT_TRUE(outputs.at(0).is_alias_of(copies[0]));
   EXPECT_FALSE(outputs.at(1).is_alias_of(copies[2]));
   EXPECT_TRUE(at::equal(copies[0], steps.expected(moved)));

@@ -194,14 +194,14 @@ TEST(CodegenText, CompilesWithNamesOfMacrosTypesAndKernels) {
 constexpr const char* kSmallStep = R"(input %0: float32[3, 2] = parameter "fc.weight"
 input %1: float32[4, 2] = argument "argument 0"
 input %2: float32[3] = parameter "fc.bias"
-scalar $0 = "lr"
+input %11: float64[] = state "lr"
 %3: float32[2, 3] strides=[1, 2] = aten::t(%0)
 %4: float32[4, 3] = aten::addmm(%2, %1, %3)
 %5: float32[4, 3] = aten::relu(%4)
 %6: float32[4, 3] = aten::mul.Scalar(%5, 0.1)
 %7: float32[3, 4] strides=[1, 3] = aten::t(%6)
 %8: float32[3, 2] = aten::mm(%7, %1)
-%9: float32[3, 2] = aten::mul.Scalar(%8, $0*-1)
+%9: float32[3, 2] = aten::mul.Tensor(%8, %11)
 %10: float32[3, 2] = aten::add.Tensor(%0, %9)
 return %5
 write %10 to %0
@@ -213,10 +213,10 @@ TEST(CodegenText, OfASmallStep) {
   EXPECT_EQ(source.substr(source.find("extern \"C\" {\n")),
             R"source(extern "C" {
 extern const int tessera_host_interface;
-const int tessera_host_interface = 2;
+const int tessera_host_interface = 3;
 }
 
-extern "C" void cpp_fused_relu_mul_0(const Host& host, void* const* tensors, const double* scalars) {
+extern "C" void cpp_fused_relu_mul_0(const Host& host, void* const* tensors) {
   const float* const in0 = static_cast<const float*>(tensors[0]);
   float* const out0 = static_cast<float*>(tensors[1]);
   float* const out1 = static_cast<float*>(tensors[2]);
@@ -230,17 +230,18 @@ extern "C" void cpp_fused_relu_mul_0(const Host& host, void* const* tensors, con
   }
 }
 
-extern "C" void cpp_fused_mul_add_1(const Host& host, void* const* tensors, const double* scalars) {
+extern "C" void cpp_fused_mul_add_1(const Host& host, void* const* tensors) {
   const float* const in0 = static_cast<const float*>(tensors[0]);
-  const float* const in1 = static_cast<const float*>(tensors[1]);
-  float* const out0 = static_cast<float*>(tensors[2]);
-  const double s0 = scalars[0];
+  const double* const in1 = static_cast<const double*>(tensors[1]);
+  const float* const in2 = static_cast<const float*>(tensors[2]);
+  float* const out0 = static_cast<float*>(tensors[3]);
+  const double x1 = in1[0];
   INDEPENDENT
   for (int64_t i = 0; i < 6; ++i) {
     const float x0 = in0[i];
-    const float x1 = in1[i];
-    const float mul = x0 * static_cast<float>(s0);  // aten.mul.Scalar
-    const float add = x1 + mul;  // aten.add.Tensor
+    const float x2 = in2[i];
+    const float mul = x0 * static_cast<float>(x1);  // aten.mul.Tensor
+    const float add = x2 + mul;  // aten.add.Tensor
     out0[i] = add;
   }
 }
@@ -249,7 +250,7 @@ program(
   fc_weight,  // float32[3, 2], parameter "fc.weight"
   argument_0,  // float32[4, 2], argument "argument 0"
   fc_bias,  // float32[3], parameter "fc.bias"
-  scalar(0),  // "lr"
+  lr,  // float64[], state "lr"
 ) {
   t = aten.t.default(fc_weight)  // float32[2, 3] strides=[1, 2]
   addmm = aten.addmm.default(fc_bias, argument_0, t)  // float32[4, 3]
@@ -262,9 +263,9 @@ program(
   free(mul)
   mm = aten.mm.default(t_1, argument_0)  // float32[3, 2]
   free(t_1)
-  // mul = aten.mul.Scalar(mm, scalar(0) * -1.0)
+  // mul = aten.mul.Tensor(mm, lr)
   // add = aten.add.Tensor(fc_weight, mul)
-  cpp_fused_mul_add_1(mm, fc_weight, out add in place of fc_weight)  // float32[3, 2]
+  cpp_fused_mul_add_1(mm, lr, fc_weight, out add in place of fc_weight)  // float32[3, 2]
   free(mm)
   return relu
 }

@@ -44,8 +44,6 @@ c10::IValue Evaluator::argument(const Node& node, size_t index) const {
   switch (argument.kind) {
     case Argument::Kind::Constant:
       return argument.constant;
-    case Argument::Kind::Scalar:
-      return scalars_.at(static_cast<size_t>(argument.scalar)) * argument.factor;
     case Argument::Kind::Value:
       return tensor(argument.values[0]);
     case Argument::Kind::List:
@@ -102,14 +100,9 @@ bool Evaluator::run_collective(const Node& node) {
   return false;
 }
 
-/// The tensors used are the inputs of the body, the scalars its scalars.
+/// The tensors used are the inputs of the body.
 void Evaluator::run_body(const Node& node) {
-  std::vector<double> scalars;
-  for (const Argument& each : node.arguments) {
-    if (each.kind == Argument::Kind::Scalar)
-      scalars.push_back(scalars_.at(static_cast<size_t>(each.scalar)) * each.factor);
-  }
-  Evaluator inner(*node.body, scalars);
+  Evaluator inner(*node.body);
   const auto used = node.used();
   for (size_t i = 0; i < used.size(); ++i) inner.set(node.body->inputs.at(i).value, at(used[i]));
   for (const Node& each : node.body->nodes) inner.run(each);
@@ -136,9 +129,8 @@ void Evaluator::run(const Node& node) {
     store(node.results.at(next++), stack.at(i));
 }
 
-Outcome evaluate(const Graph& graph, const std::vector<at::Tensor>& inputs,
-                 const std::vector<double>& scalars) {
-  Evaluator evaluator(graph, scalars);
+Outcome evaluate(const Graph& graph, const std::vector<at::Tensor>& inputs) {
+  Evaluator evaluator(graph);
   Outcome outcome;
   for (size_t i = 0; i < graph.inputs.size(); ++i) {
     outcome.inputs.push_back(inputs[i].clone());

@@ -15,8 +15,7 @@ namespace tessera::testing {
 /// are not numbers.
 class Evaluator {
  public:
-  explicit Evaluator(const Graph& graph, std::vector<double> scalars = {})
-      : graph_(graph), scalars_(std::move(scalars)) {}
+  explicit Evaluator(const Graph& graph) : graph_(graph) {}
 
   void set(ValueId value, at::Tensor tensor) { values_[value] = std::move(tensor); }
   const at::Tensor& at(ValueId value) const { return values_.at(value); }
@@ -31,7 +30,6 @@ class Evaluator {
   void store(const Argument& result, const c10::IValue& value);
 
   const Graph& graph_;
-  std::vector<double> scalars_;
   std::map<ValueId, at::Tensor> values_;
   std::map<const void*, std::function<void()>> pending_;  // by the memory of the result
 };
@@ -43,8 +41,7 @@ struct Outcome {
 };
 
 /// Runs on copies of the inputs.
-Outcome evaluate(const Graph& graph, const std::vector<at::Tensor>& inputs,
-                 const std::vector<double>& scalars = {});
+Outcome evaluate(const Graph& graph, const std::vector<at::Tensor>& inputs);
 
 /// Normal numbers of the types of the graph's inputs.
 std::vector<at::Tensor> random_inputs(const Graph& graph);

@@ -18,7 +18,6 @@ using testing::message_of;
 constexpr const char* kStep = R"(input %0: float32[4, 8] = parameter "net1.weight"
 input %1: float32[2, 8] placement=Shard(0) = argument "argument 0"
 input %2: float32[4, 8] = state "exp_avg of net1.weight"
-scalar $0 = "lr"
 %3: float32[8, 4] strides=[1, 8] = aten::t(%0)  # net1
 %4: float32[2, 4] placement=Partial(sum) = aten::mm(%1, %3)  # net1
 %5: bfloat16[2, 4] = aten::_to_copy(%4, dtype=bfloat16)
@@ -26,14 +25,13 @@ scalar $0 = "lr"
 %7: float32[2, 4] = _c10d_functional::wait_tensor(%6)
 [%8: float32[1, 4], %9: float32[1, 4]] = aten::split_with_sizes(%7, [1, 1])
 %10: float32[1, 4], %11: float32[1, 1], %12: float32[1, 1] = aten::native_layer_norm(%8, [4], None, _, 1e-05)
-%13: float32[4, 8] = aten::add.Tensor(%0, %2, alpha=$0*-0.5)
+%13: float32[4, 8] = aten::add.Tensor(%0, %2, alpha=-0.5)
 %14: float32[4, 8] = aten::clone(%2)
 %15: float32[4, 8] = aten::mul_.Tensor(%14!, number(0.9))
 [%16: float32[1, 4]] = aten::_foreach_add_.Scalar([%10!], 1)
-%17: float32[2, 4] = tessera::fused(%7, $0) {  # "odd path"
+%17: float32[2, 4] = tessera::fused(%7) {  # "odd path"
   input %0: float32[2, 4] = outside ""
-  scalar $0 = "lr"
-  %1: float32[2, 4] = aten::mul.Scalar(%0, $0)
+  %1: float32[2, 4] = aten::mul.Scalar(%0, 0.1)
   return %1
 }
 return %17
@@ -54,7 +52,7 @@ TEST(IrText, KeepsWhatIsNotInTheTextOfANode) {
   EXPECT_EQ(graph.nodes.back().module, "odd path");
   ASSERT_EQ(graph.nodes[2].arguments.size(), 7U);  // with the defaults
   EXPECT_TRUE(graph.nodes[2].arguments[2].constant.isNone());
-  EXPECT_EQ(graph.nodes[7].arguments[2].factor, -0.5);
+  EXPECT_EQ(graph.nodes[7].arguments[2].constant.toDouble(), -0.5);
   EXPECT_EQ(graph.type(4).placement, Partial());
   EXPECT_EQ(graph.inputs[2].kind, InputKind::State);
   EXPECT_EQ(graph.outputs[2].target, 0);

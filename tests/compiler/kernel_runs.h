@@ -37,7 +37,7 @@ inline std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
   auto loaded = load_kernels(write_kernels(steps.graph), &why);
   EXPECT_TRUE(loaded) << why << program_text(steps.graph);
   if (!loaded) return {};
-  return Program(steps.graph, std::move(*loaded)).run(steps.inputs, steps.scalars);
+  return Program(steps.graph, std::move(*loaded)).run(steps.inputs);
 }
 
 /// How many numbers of the dtype lie between the two, one of them counted.

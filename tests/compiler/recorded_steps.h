@@ -49,7 +49,6 @@ class Steps {
   Graph graph;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> tensors;  // by value
-  std::vector<double> scalars;
 
  private:
   ValueId add(const at::Tensor& tensor) {
@@ -61,8 +60,6 @@ class Steps {
 
   c10::IValue ivalue(const Argument& argument) {
     if (argument.kind == Argument::Kind::Constant) return argument.constant;
-    if (argument.kind == Argument::Kind::Scalar)
-      return scalars.at(static_cast<size_t>(argument.scalar)) * argument.factor;
     if (argument.kind == Argument::Kind::Value) return expected(argument.values[0]);
     std::vector<at::Tensor> list;
     for (const ValueId id : argument.values) list.push_back(expected(id));

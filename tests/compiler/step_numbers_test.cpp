@@ -1,8 +1,10 @@
-// Numbers among the arguments of a compiled step: those that operators are given may change from
-// call to call, those that steer the step have programs of their own.
+// Scalars among the arguments of a compiled step are guards; numbers in tensors, and learning
+// rates, change without a new program.
 #include <tessera/compile.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>
+
+#include "parallel/warnings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,6 +24,12 @@ class NumbersOfSteps : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Every, NumbersOfSteps, ::testing::Values("interpret", "codegen"),
                          [](const auto& info) { return info.param; });
 
+std::vector<std::string> warnings_of(const std::function<void()>& calls) {
+  const CaughtWarnings caught;
+  calls();
+  return caught.texts;
+}
+
 /// Calls with all of these numbers, of which `graphs` programs are made in all.
 template <class F, class N>
 void expect_same_results(F function, const CompileOptions& options, const std::vector<N>& numbers,
@@ -38,124 +46,131 @@ void expect_same_results(F function, const CompileOptions& options, const std::v
   EXPECT_EQ(counters()["graphs"], graphs) << explain(compiled);
 }
 
-const std::vector<double> kReals = {0.3, 0.7, 0.45, 12.5, 1e-3, 0.3, 3e5};
-
-TEST_P(NumbersOfSteps, AreReadAtEachCall) {
-  expect_same_results([](Tensor x, double a) { return (x * a).sin() + a; }, options(), kReals, 1);
-  EXPECT_EQ(counters()["recaptures"], 0);
+TEST_P(NumbersOfSteps, HaveProgramsOfTheirOwn) {
+  expect_same_results([](Tensor x, double a) { return (x * a).sin() + a; }, options(),
+                      std::vector{0.3, 0.7, 0.3, 0.7, 0.3, 0.7}, 2);
+  EXPECT_EQ(counters()["recaptures"], 1);
 }
 
-TEST_P(NumbersOfSteps, AreReadAtEachCallInEveryPlaceOfOperators) {
-  expect_same_results(
-      [](Tensor x, double a) {
-        const auto y = torch::where(x > a, x / a, a - x).clamp_min(-a);
-        return torch::add(y.cumsum(0), x, a).lerp(x, 0.5) + torch::full({4}, a) + 2 * a * x;
-      },
-      options(), kReals, 1);
+/// Whatever the function does with them.
+TEST_P(NumbersOfSteps, MayBranchOnThem) {
+  const auto function = [](Tensor x, double a) { return a < 0.5 ? x.sin() * a : x.cos(); };
+  expect_same_results(function, options(), std::vector{0.2, 0.3, 0.7, 0.2, 0.3, 0.7, 0.2, 0.7}, 3);
 }
 
-TEST_P(NumbersOfSteps, ThatAreConstantAtFirstAreLearnedLater) {
-  counters().clear();
-  expect_same_results([](Tensor x, double a) { return (x * a).sin(); }, options(),
-                      std::vector{0.3, 0.3, 0.3, 0.4, 0.5, 0.3}, 2);
-  EXPECT_EQ(counters()["recaptures"], 0);
-}
-
-TEST_P(NumbersOfSteps, AreToldApart) {
-  auto compiled = compile(
-      [](Tensor x, double a, double b) { return (x * a + b).tanh() * 0.25 + 0.5; }, options());
-  const auto x = torch::linspace(-1, 1, 6);
-  // At first one of them changes, then the other; 0.25 and 0.5 stay constants.
-  const std::vector<std::pair<double, double>> pairs = {{0.25, 0.5}, {0.75, 0.5}, {0.75, 0.125},
-                                                        {0.25, 0.5}, {0.4, 0.3},  {0.2, 0.2}};
-  for (const auto& [a, b] : pairs)
-    EXPECT_TRUE(torch::equal(compiled(x, a, b), (x * a + b).tanh() * 0.25 + 0.5)) << a << " " << b;
-  EXPECT_THAT(explain(compiled), HasSubstr("number 1 among its arguments is read at each call"));
-  EXPECT_EQ(counters()["recaptures"], 0) << explain(compiled);
-}
-
-/// It could be either.
-TEST_P(NumbersOfSteps, ThatChangeAlikeAreNotGuessed) {
-  auto compiled =
-      compile([](Tensor x, double a, double b) { return x * a - x.sin() * b; }, options());
-  const auto x = torch::linspace(-1, 1, 6);
-  const std::vector<std::pair<double, double>> pairs = {
-      {0.3, 0.3}, {0.6, 0.6}, {0.3, 0.6}, {0.6, 0.3}, {0.3, 0.7}, {0.3, 0.9}, {0.2, 0.9}};
-  for (const auto& [a, b] : pairs)
-    EXPECT_TRUE(torch::equal(compiled(x, a, b), x * a - x.sin() * b)) << a << " " << b;
-}
-
-TEST_P(NumbersOfSteps, HaveGradientsThatFollow) {
-  auto weight = torch::linspace(-1, 1, 4).requires_grad_();
-  const auto function = [&](Tensor x, double a) {
-    auto loss = (torch::sub(x, weight, a) * a).square().sum();
-    const auto gradients = torch::autograd::grad({loss}, {weight});
-    return gradients[0];
-  };
-  expect_same_results(function, options(), kReals, 1);
-}
-
-TEST_P(NumbersOfSteps, ThatAreWholeAreReadWhereTheyAreOperands) {
-  expect_same_results([](Tensor x, int64_t k) { return (x * k).sin() + k; }, options(),
-                      std::vector<int64_t>{3, 5, 7, 100, 4}, 1);
-}
-
-/// Results of integers would become floating-point.
-TEST_P(NumbersOfSteps, ThatAreWholeStayFixedAmongIntegers) {
-  expect_same_results([](Tensor x, int64_t k) { return x.to(torch::kLong) * k; }, options(),
-                      std::vector<int64_t>{3, 5, 3, 5, 3, 5}, 2);
-}
-
-TEST_P(NumbersOfSteps, ThatAreSizesHaveProgramsOfTheirOwn) {
-  expect_same_results([](Tensor x, int64_t k) { return x.narrow(1, 0, k) * 2; }, options(),
+TEST_P(NumbersOfSteps, ThatAreWholeHaveProgramsOfTheirOwn) {
+  expect_same_results([](Tensor x, int64_t k) { return x.narrow(1, 0, k) * k; }, options(),
                       std::vector<int64_t>{3, 2, 3, 2, 3, 2}, 2);
 }
 
-TEST_P(NumbersOfSteps, ThatCountTurnsHaveProgramsOfTheirOwn) {
-  const auto function = [](Tensor x, int turns) {
-    for (int i = 0; i < turns; ++i) x = x.sin() * turns;
-    return x;
+TEST_P(NumbersOfSteps, OfWhichThereAreManyAreToldOnceToBeTensors) {
+  auto compiled = compile([](Tensor x, double a) { return x * a; }, options());
+  const auto x = torch::ones({3});
+  const auto call = [&](double a) {
+    return warnings_of([&] { EXPECT_TRUE(torch::equal(compiled(x, a), x * a)) << a; });
   };
-  expect_same_results(function, options(), std::vector{3, 2, 3, 2, 3, 2}, 2);
+  EXPECT_THAT(call(0.1), ::testing::IsEmpty());
+  EXPECT_THAT(call(0.2), ::testing::IsEmpty());
+  EXPECT_THAT(call(0.3),
+              ::testing::ElementsAre(HasSubstr("pass a number that changes often as a tensor")));
+  EXPECT_THAT(call(0.4), ::testing::IsEmpty());
+  EXPECT_THAT(explain(compiled), HasSubstr("pass it as a 0-dim tensor"));
 }
 
-TEST_P(NumbersOfSteps, ZeroAndOneAndSignsHaveProgramsOfTheirOwn) {
-  const auto function = [](Tensor x, double a) {
-    if (a == 0) return x.sin();
-    if (a < 0) return x.cos() * a;
-    return a == 1 ? x + 1 : x / a;
-  };
-  expect_same_results(
-      function, options(),
-      std::vector{0.5, 0.7, 0.0, 0.0, 0.9, 1.0, 1.0, -2.0, -3.0, -0.5, 0.0, 1.0, 0.1}, 4);
+/// They differ in something else, too.
+TEST_P(NumbersOfSteps, OfCallsThatDifferInSizesAreNotTold) {
+  auto compiled = compile([](Tensor x, int64_t k) { return x * k; }, options());
+  const auto told = warnings_of([&] {
+    for (int64_t k = 2; k < 6; ++k) compiled(torch::ones({k}), k);
+  });
+  EXPECT_THAT(told, ::testing::IsEmpty());
 }
 
-/// The third call shows what the first two did not.
-TEST_P(NumbersOfSteps, ThatSteerAreFixedAgain) {
-  auto weight = torch::ones({4}).requires_grad_();
-  const auto function = [&](Tensor x, double a) {
-    auto loss = a > 0.5 ? (x * weight).sum() : (x * weight * a).sum();
-    loss.backward();
-    return loss;
+TEST_P(NumbersOfSteps, InTensorsChangeWithoutANewProgram) {
+  const auto function = [](Tensor x, Tensor a) {
+    return torch::where(x > a, x / a, a - x) + (x * a).sin();
   };
   auto compiled = compile(function, options());
-  const auto x = torch::linspace(-1, 1, 4);
-  for (const double a : {0.2, 0.3, 0.4, 0.2}) compiled(x, a);
-  EXPECT_THAT(explain(compiled), HasSubstr("is read at each call"));
-  // Gradients that are not there make it be recorded.
-  weight.mutable_grad() = Tensor();
-  for (const double a : {0.7, 0.3, 0.7, 0.3, 0.4, 0.7, 0.8}) {
-    weight.mutable_grad() = Tensor();
-    compiled(x, a);
-    EXPECT_TRUE(torch::equal(weight.grad(), a > 0.5 ? x : x * a)) << a << "\n" << explain(compiled);
+  const auto x = torch::linspace(-2, 2, 12);
+  for (const double a : {0.3, 0.7, -0.4, 0.0, 1.0, 1e-3, 3e5, 0.3}) {
+    const auto number = torch::tensor(a, torch::kFloat);
+    EXPECT_TRUE(torch::allclose(compiled(x, number), function(x, number), 1e-6, 1e-6, true)) << a;
   }
-  EXPECT_THAT(explain(compiled), HasSubstr("steer it"));
+  EXPECT_EQ(counters()["graphs"], 1) << explain(compiled);
+  EXPECT_EQ(counters()["recaptures"], 0) << explain(compiled);
 }
 
-/// A literal tensor is no operand.
-TEST_P(NumbersOfSteps, InLiteralTensorsHaveProgramsOfTheirOwn) {
-  expect_same_results([](Tensor x, double a) { return x * torch::tensor(a); }, options(),
-                      std::vector{0.3, 0.7, 0.3, 0.7, 0.3, 0.7}, 2);
+/// Steps of two equal models, one compiled, whose learning rate `rate` says.
+template <class Kind, class Options>
+void expect_rates_followed(const Options& options, torch::ScalarType dtype,
+                           const CompileOptions& how) {
+  std::vector<Tensor> weights;
+  for (int i = 0; i < 2; ++i) {
+    torch::manual_seed(2);
+    weights.push_back(torch::randn({5, 7}).to(dtype).requires_grad_());
+  }
+  Kind optimizers[2] = {Kind({weights[0]}, options), Kind({weights[1]}, options)};
+  const auto step = [&](int of, Tensor x) {
+    optimizers[of].zero_grad();
+    (weights[of] * x).square().sum().backward();
+    optimizers[of].step();
+  };
+  for (int of = 0; of < 2; ++of) step(of, torch::ones({7}, dtype));  // makes the state
+  auto compiled = compile([&](Tensor x) { step(1, x); }, how);
+  const double tolerance = dtype == torch::kDouble ? 1e-12 : dtype == torch::kFloat ? 2e-6 : 8e-3;
+  for (int i = 0; i < 8; ++i) {
+    for (auto& optimizer : optimizers) optimizer.options().lr = 0.01 / (i + 1);
+    const auto x = torch::randn({7}).to(dtype);
+    step(0, x);
+    compiled(x);
+    EXPECT_TRUE(torch::allclose(weights[0], weights[1], tolerance, tolerance))
+        << "step " << i << "\n"
+        << weights[0] - weights[1] << explain(compiled);
+  }
+  EXPECT_EQ(counters()["graphs"], 1) << explain(compiled);
+  EXPECT_EQ(counters()["recaptures"], 0) << explain(compiled);
+  counters().clear();
+}
+
+TEST_P(NumbersOfSteps, LearningRatesOfEveryKindOfUpdateChangeWithoutANewProgram) {
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+    for (const std::optional<bool> foreach : {std::optional<bool>(), {true}}) {
+      SCOPED_TRACE(c10::str(dtype, foreach ? ", foreach" : ""));
+      expect_rates_followed<optim::SGD>(
+          optim::SGDOptions{.lr = 1, .momentum = 0.9, .foreach = foreach}, dtype, options());
+      expect_rates_followed<optim::Adam>(optim::AdamOptions{.lr = 1, .foreach = foreach}, dtype,
+                                         options());
+      expect_rates_followed<optim::AdamW>(
+          optim::AdamWOptions{.lr = 1, .weight_decay = 0.1, .foreach = foreach}, dtype, options());
+    }
+    if (dtype == torch::kBFloat16) continue;
+    SCOPED_TRACE(c10::str(dtype, ", fused"));
+    expect_rates_followed<optim::SGD>(optim::SGDOptions{.lr = 1, .momentum = 0.9, .fused = true},
+                                      dtype, options());
+    expect_rates_followed<optim::Adam>(optim::AdamOptions{.lr = 1, .fused = true}, dtype,
+                                       options());
+    expect_rates_followed<optim::AdamW>(optim::AdamWOptions{.lr = 1, .fused = true}, dtype,
+                                        options());
+  }
+}
+
+/// One that happens to be a learning rate is not taken for it.
+TEST_P(NumbersOfSteps, ThatEqualALearningRateAreConstants) {
+  auto weight = torch::ones({3}).requires_grad_();
+  optim::SGD optimizer({weight}, {.lr = 0.5});
+  auto compiled = compile(
+      [&](Tensor x) {
+        optimizer.zero_grad();
+        (weight * x).sum().backward();
+        optimizer.step();
+        return torch::add(x, x, -0.5);
+      },
+      options());
+  const auto x = torch::ones({3});
+  for (int i = 0; i < 3; ++i) compiled(x);
+  optimizer.options().lr = 0.25;
+  EXPECT_TRUE(torch::equal(compiled(x), x * 0.5));
+  EXPECT_FLOAT_EQ(weight[0].item<float>(), 1 - 1.5F - 0.25F);
 }
 
 /// A program would not do that.
@@ -193,26 +208,6 @@ TEST_P(NumbersOfSteps, OfASchedulerInsideAreNotCompiled) {
   for (int i = 0; i < 6; ++i) compiled();
   EXPECT_FLOAT_EQ(weight[0].item<float>(), 1 - 2 + 1 / 32.F);
   EXPECT_THAT(explain(compiled), HasSubstr("it sets lr of SGD's group 0 itself"));
-}
-
-TEST_P(NumbersOfSteps, AreReadBesideLearningRates) {
-  std::vector<Tensor> weights;
-  for (int i = 0; i < 2; ++i) weights.push_back(torch::ones({3}).requires_grad_());
-  optim::SGD optimizers[2] = {optim::SGD({weights[0]}, {.lr = 9}),
-                              optim::SGD({weights[1]}, {.lr = 9})};
-  const auto step = [&](int of, double scale) {
-    optimizers[of].zero_grad();
-    (weights[of] * scale).square().sum().backward();
-    optimizers[of].step();
-  };
-  auto compiled = compile([&](double scale) { step(1, scale); }, options());
-  for (int i = 0; i < 8; ++i) {
-    for (auto& optimizer : optimizers) optimizer.options().lr = 0.01 * (i + 2);
-    step(0, 0.5 + 0.1 * i);
-    compiled(0.5 + 0.1 * i);
-    EXPECT_TRUE(torch::allclose(weights[0], weights[1], 1e-6, 1e-7)) << i;
-  }
-  EXPECT_EQ(counters()["recaptures"], 1) << explain(compiled);  // 1.0 is one of its own
 }
 
 }  // namespace

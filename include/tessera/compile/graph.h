@@ -40,14 +40,11 @@ struct ValueType {
 struct Argument {
   enum class Kind {
     Constant,  // a number, a list of numbers, a dtype, None ...
-    Scalar,    // a number that each call brings anew: Graph::scalars[scalar], times `factor`
     Value,     // values[0]
     List,      // a list of tensors; kNoValue for absent ones
   };
   Kind kind = Kind::Constant;
   c10::IValue constant = {};
-  int scalar = -1;
-  double factor = 1;
   std::vector<ValueId> values = {};
 
   static Argument of(c10::IValue constant);
@@ -70,7 +67,7 @@ struct Node {
   std::vector<Argument> results;    // Value or List
   std::string module = {};          // path of the module whose forward called it, "" if unknown
   /// Of "tessera::fused", what its one kernel computes: an input per tensor used, an output per
-  /// tensor defined, a scalar per scalar argument.
+  /// tensor defined.
   std::shared_ptr<const Graph> body = nullptr;
   /// Of a collective, one number per tensor sent: the how-many-th it was in its group when it was
   /// recorded, the same on all ranks of the group. Empty if unknown. No part of the text.
@@ -101,15 +98,9 @@ struct GraphOutput {
   ValueId target = kNoValue;
 };
 
-/// A number that the caller may change from call to call, such as a learning rate.
-struct GraphScalar {
-  std::string name;
-};
-
 class Graph {
  public:
   std::vector<GraphInput> inputs;
-  std::vector<GraphScalar> scalars;
   std::vector<Node> nodes;  // in the order of execution
   std::vector<GraphOutput> outputs;
 

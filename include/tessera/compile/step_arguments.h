@@ -19,25 +19,14 @@
 
 namespace tessera::detail {
 
-/// What a number among the arguments may be to a program; see Note [numbers among arguments].
-enum class NumberKind : uint8_t {
-  Fixed,  // a program is for this one
-  Real,   // of a double
-  Whole,  // of an int64_t
-};
-
 /// What a compiled function was called with, as far as its program depends on it.
 struct StepArguments {
   std::vector<at::Tensor> tensors;
-  std::vector<uint64_t> numbers;  // bit by bit; of texts their hashes
-  std::vector<NumberKind> number_kinds;
+  std::vector<uint64_t> numbers;  // guards: scalars bit by bit, of strings their hashes
   std::vector<torch::nn::Module*> modules;
   std::vector<torch::optim::Optimizer*> optimizers;
 
-  void add_number(uint64_t bits, NumberKind kind = NumberKind::Fixed) {
-    numbers.push_back(bits);
-    number_kinds.push_back(kind);
-  }
+  void add_number(uint64_t bits) { numbers.push_back(bits); }
   /// All that is in it. Throws a TypeError if it holds what can't be compared.
   void add_value(const c10::IValue& value);
 };
@@ -79,11 +68,9 @@ void add_argument(StepArguments& given, T& argument) {
   } else if constexpr (nn::ModuleLike<Plain>) {
     given.modules.push_back(&nn::as_module(argument));
   } else if constexpr (std::is_floating_point_v<Plain>) {
-    given.add_number(std::bit_cast<uint64_t>(static_cast<double>(argument)), NumberKind::Real);
+    given.add_number(std::bit_cast<uint64_t>(static_cast<double>(argument)));
   } else if constexpr (NumberLike<Plain>) {
-    constexpr bool kSteers = std::is_enum_v<Plain> || std::is_same_v<Plain, bool>;
-    given.add_number(static_cast<uint64_t>(argument),
-                     kSteers ? NumberKind::Fixed : NumberKind::Whole);
+    given.add_number(static_cast<uint64_t>(argument));
   } else if constexpr (std::is_convertible_v<const Plain&, std::string_view>) {
     given.add_number(std::hash<std::string_view>()(argument));
   } else if constexpr (std::is_same_v<Plain, std::vector<bool>>) {

@@ -21,18 +21,6 @@ bool is_tensor_list(const c10::TypePtr& type) {
   return list && is_tensor(list->getElementType());
 }
 
-bool takes_number(const c10::TypePtr& type) {
-  switch (required(type)->kind()) {
-    case c10::TypeKind::NumberType:
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::TensorType:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool fits(const Argument& argument, const c10::TypePtr& type) {
   switch (argument.kind) {
     case Kind::Constant:
@@ -40,8 +28,6 @@ bool fits(const Argument& argument, const c10::TypePtr& type) {
         return true;                                                   // a Scalar may be one
       if (argument.constant.isNone() && is_tensor(type)) return true;  // an undefined one
       return argument.constant.type()->isSubtypeOf(*type);
-    case Kind::Scalar:
-      return takes_number(type);
     case Kind::Value:
       return argument.values.size() == 1 && is_tensor(type);
     case Kind::List:
@@ -54,8 +40,7 @@ bool fits(const Argument& argument, const c10::TypePtr& type) {
 bool is_given(const Argument& argument) {
   const auto& values = argument.values;
   if (argument.kind == Kind::Constant) return !argument.constant.isNone();
-  return argument.kind == Kind::Scalar ||
-         std::find(values.begin(), values.end(), kNoValue) == values.end();
+  return std::find(values.begin(), values.end(), kNoValue) == values.end();
 }
 
 bool is_optional(const c10::TypePtr& type) {
@@ -86,8 +71,6 @@ std::string described(const Argument& argument) {
   switch (argument.kind) {
     case Kind::Constant:
       return "a constant " + argument.constant.type()->str();
-    case Kind::Scalar:
-      return "a scalar";
     case Kind::Value:
       return "a tensor";
     case Kind::List:

@@ -3,41 +3,113 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
 
-using NameSet = std::unordered_set<std::string>;
+// What neither schemas nor tags tell of operators.
+enum Trait : uint32_t {
+  kHiddenView = 1U << 0,     // a view that its schema does not declare
+  kSamePlace = 1U << 1,      // the result is the argument itself, place by place
+  kDisjoint = 1U << 2,       // no two of its views overlap
+  kPointToPoint = 1U << 3,   // a message between two ranks
+  kCopiesFirst = 1U << 4,    // a launch that copies what it is given before it returns
+  kWait = 1U << 5,           // for a launch
+  kGather = 1U << 6,         // a launch of parts of all ranks
+  kSum = 1U << 7,            // an all-reduce
+  kCopy = 1U << 8,           // the elements of an argument, elsewhere or as another dtype
+  kFills = 1U << 9,          // writes all of its first argument, whatever that held
+  kOtherMemory = 1U << 10,   // gives a tensor other memory
+  kGivesSizes = 1U << 11,    // the numbers it returns are sizes of what it is given
+  kIndexes = 1U << 12,       // as many elements as there are integers; of masks any number
+  kCompares = 1U << 13,      // two tensors, on the host
+  kAsksGradMode = 1U << 14,  // what it keeps for backward depends on that, below autograd, too
+  kWritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
+  kDividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
+};
 
-// Views that their schemas do not declare.
-const NameSet kHiddenViews = {
-    "_c10d_functional::wait_tensor", "aten::_unsafe_view", "aten::unsafe_split.Tensor",
-    "aten::unsafe_split_with_sizes", "aten::unsafe_chunk",
+/// One row per operator: with an overload, or without one for all of a name.
+struct Row {
+  std::string_view name;
+  uint32_t traits;
 };
-const NameSet kSamePlaceViews = {"_c10d_functional::wait_tensor", "aten::alias", "aten::detach",
-                                 "aten::lift_fresh"};
-const NameSet kDisjointViews = {
-    "aten::split.Tensor",
-    "aten::split.sizes",
-    "aten::split_with_sizes",
-    "aten::chunk",
-    "aten::tensor_split.sections",
-    "aten::unbind.int",
-    "aten::unsafe_split.Tensor",
-    "aten::unsafe_split_with_sizes",
-    "aten::unsafe_chunk",
-    "aten::hsplit.int",
-    "aten::vsplit.int",
-    "aten::dsplit.int",
+
+constexpr Row kRows[] = {
+    {"_c10d_functional::wait_tensor", kHiddenView | kSamePlace | kWait},
+    {"_c10d_functional::isend", kPointToPoint},
+    {"_c10d_functional::irecv", kPointToPoint},
+    {"_c10d_functional::batch_p2p_ops", kPointToPoint},
+    {"_c10d_functional::all_reduce", kSum | kCopiesFirst},
+    {"_c10d_functional::all_reduce_", kSum},
+    {"_c10d_functional::all_reduce_coalesced", kSum | kCopiesFirst},
+    {"_c10d_functional::all_reduce_coalesced_", kSum},
+    {"_c10d_functional::broadcast", kCopiesFirst},
+    {"_c10d_functional::all_gather_into_tensor", kGather},
+    {"_c10d_functional::all_gather_into_tensor_coalesced", kGather},
+
+    {"aten::alias", kSamePlace},
+    {"aten::detach", kSamePlace},
+    {"aten::lift_fresh", kSamePlace},
+    {"aten::_unsafe_view", kHiddenView},
+    {"aten::split.Tensor", kDisjoint},
+    {"aten::split.sizes", kDisjoint},
+    {"aten::split_with_sizes", kDisjoint},
+    {"aten::chunk", kDisjoint},
+    {"aten::tensor_split.sections", kDisjoint},
+    {"aten::unbind.int", kDisjoint},
+    {"aten::unsafe_split.Tensor", kHiddenView | kDisjoint},
+    {"aten::unsafe_split_with_sizes", kHiddenView | kDisjoint},
+    {"aten::unsafe_chunk", kHiddenView | kDisjoint},
+    {"aten::hsplit.int", kDisjoint},
+    {"aten::vsplit.int", kDisjoint},
+    {"aten::dsplit.int", kDisjoint},
+
+    {"aten::clone", kCopy},
+    {"aten::_to_copy", kCopy},
+    {"aten::copy", kCopy},
+    {"aten::copy_", kCopy | kFills},
+    {"aten::fill_", kFills},
+    {"aten::zero_", kFills},
+    {"aten::normal_", kFills},
+    {"aten::uniform_", kFills},
+    {"aten::bernoulli_", kFills},
+    {"aten::random_", kFills},
+    {"aten::exponential_", kFills},
+    {"aten::geometric_", kFills},
+    {"aten::cauchy_", kFills},
+    {"aten::log_normal_", kFills},
+
+    {"aten::resize_", kOtherMemory},
+    {"aten::set_", kOtherMemory},
+    {"aten::index", kIndexes},
+    {"aten::equal", kCompares},
+    {"aten::_scaled_dot_product_cudnn_attention", kGivesSizes},
+    {"aten::_scaled_dot_product_flash_attention", kGivesSizes},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", kGivesSizes},
+    {"aten::mkldnn_rnn_layer", kAsksGradMode},
+    {"aten::native_batch_norm", kWritesStatistics},
+    {"aten::_fused_adam_", kDividesGradients},
+    {"aten::_fused_adamw_", kDividesGradients},
+    {"aten::_fused_sgd_", kDividesGradients},
+    {"aten::_fused_adagrad_", kDividesGradients},
 };
-const NameSet kPointToPoint = {"_c10d_functional::isend", "_c10d_functional::irecv",
-                               "_c10d_functional::batch_p2p_ops"};
-// Launches that copy what they are given before they return.
-const NameSet kCopyingLaunches = {"_c10d_functional::all_reduce",
-                                  "_c10d_functional::all_reduce_coalesced",
-                                  "_c10d_functional::broadcast"};
+
+/// Of "aten::add.Tensor", or of "aten::add" alone.
+bool has(std::string_view op, Trait trait) {
+  static const auto& rows = *[] {
+    auto* by_name = new std::unordered_map<std::string_view, uint32_t>();
+    for (const Row& row : kRows) by_name->emplace(row.name, row.traits);
+    return by_name;
+  }();
+  const auto is_in = [&](std::string_view name) {
+    const auto found = rows.find(name);
+    return found != rows.end() && (found->second & trait) != 0;
+  };
+  const auto dot = op.find('.');
+  return is_in(op) || (dot != std::string_view::npos && is_in(op.substr(0, dot)));
+}
 
 bool any_set(const c10::AliasInfo& alias) {
   if (!alias.beforeSets().empty()) return true;
@@ -79,13 +151,14 @@ struct Facts {
 Facts facts_of(const c10::OperatorHandle& op, const std::string& name) {
   const auto& schema = op.schema();
   Facts facts{op, {}, {}, own_returns(schema)};
-  bool returns_view = kHiddenViews.count(name) != 0;
+  const bool is_hidden = has(name, kHiddenView);
+  bool returns_view = is_hidden;
   for (const auto& result : schema.returns()) returns_view |= shares(result.alias_info());
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& argument = schema.arguments()[i];
     facts.writes.push_back(writes(schema, i));
     const bool declared = shares(argument.alias_info());
-    const bool hidden = kHiddenViews.count(name) != 0 && is_tensor_type(argument.type());
+    const bool hidden = is_hidden && is_tensor_type(argument.type());
     if (returns_view && (declared || hidden)) facts.viewed.push_back(i);
     if (argument.name() == "dropout_p") facts.dropout_p = i;
   }
@@ -109,10 +182,10 @@ bool is_absent(const Argument& argument) {
   return argument.kind == Argument::Kind::Constant;
 }
 
-/// aten::native_batch_norm(input, weight, bias, running_mean, running_var, training, ...).
+/// (input, weight, bias, running_mean, running_var, training, ...).
 bool writes_statistics(const Node& node, size_t argument) {
   constexpr size_t kMean = 3, kVar = 4, kTraining = 5;
-  if (node.op != "aten::native_batch_norm" || (argument != kMean && argument != kVar)) return false;
+  if ((argument != kMean && argument != kVar) || !has(node.op, kWritesStatistics)) return false;
   const auto& training = node.arguments.at(kTraining).constant;
   return !training.isBool() || training.toBool();
 }
@@ -142,7 +215,7 @@ namespace {
 /// Fused optimizers write gradients only to divide them by a scale.
 bool only_reads_gradients(const Node& node, size_t argument) {
   constexpr size_t kGradients = 1;
-  if (argument != kGradients || !node.op.starts_with("aten::_fused_")) return false;
+  if (argument != kGradients || !has(node.op, kDividesGradients)) return false;
   const auto& declared = find_operator(node.op)->schema().arguments();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (declared[i].name() == "grad_scale") return is_absent(node.arguments[i]);
@@ -174,9 +247,9 @@ bool is_view(const Node& node) {
   return facts != nullptr && !facts->viewed.empty();
 }
 
-bool is_disjoint_view(const Node& node) { return kDisjointViews.count(node.op) != 0; }
+bool is_disjoint_view(const Node& node) { return has(node.op, kDisjoint); }
 
-bool is_same_place_view(const Node& node) { return kSamePlaceViews.count(node.op) != 0; }
+bool is_same_place_view(const Node& node) { return has(node.op, kSamePlace); }
 
 std::vector<size_t> viewed_arguments(const Node& node) {
   const Facts* facts = find_facts(node.op);
@@ -199,12 +272,21 @@ bool is_random(const Node& node) {
 
 bool is_collective(const Node& node) { return node.op.starts_with("_c10d_functional::"); }
 
-bool is_wait(const Node& node) { return node.op == "_c10d_functional::wait_tensor"; }
+bool is_wait(const Node& node) { return is_wait(node.op); }
 
-bool is_gather(const Node& node) {
-  return node.op == "_c10d_functional::all_gather_into_tensor" ||
-         node.op == "_c10d_functional::all_gather_into_tensor_coalesced";
+bool is_wait(const std::string& op) { return op.starts_with("_c10d_") && has(op, kWait); }
+
+bool is_gather(const Node& node) { return has(node.op, kGather); }
+bool is_all_reduce(const Node& node) { return has(node.op, kSum); }
+bool is_copy(const Node& node) { return has(node.op, kCopy); }
+bool asks_grad_mode(const Node& node) { return has(node.op, kAsksGradMode); }
+bool overwrites_first(const c10::FunctionSchema& schema) { return has(schema.name(), kFills); }
+bool exchanges_memory(const c10::FunctionSchema& schema) {
+  return has(schema.name(), kOtherMemory);
 }
+bool gives_sizes(const c10::FunctionSchema& schema) { return has(schema.name(), kGivesSizes); }
+bool takes_indices(const c10::FunctionSchema& schema) { return has(schema.name(), kIndexes); }
+bool compares_tensors(const c10::FunctionSchema& schema) { return has(schema.name(), kCompares); }
 
 std::string group_of(const Node& node) {
   const auto op = find_operator(node.op);
@@ -218,7 +300,7 @@ std::string group_of(const Node& node) {
 bool is_launch(const Node& node) { return is_collective(node) && !is_wait(node); }
 
 bool reads_until_waited(const Node& node) {
-  return is_launch(node) && kCopyingLaunches.count(node.op) == 0;
+  return is_launch(node) && !has(node.op, kCopiesFirst);
 }
 
 bool consumes(const Node& node) {
@@ -229,7 +311,7 @@ bool consumes(const Node& node) {
 }
 
 bool must_stay(const Node& node) {
-  if (kPointToPoint.count(node.op) != 0 || is_random(node)) return true;
+  if (has(node.op, kPointToPoint) || is_random(node)) return true;
   const Facts* facts = find_facts(node.op);
   return facts != nullptr && !facts->has_returns && !consumes(node);
 }

@@ -44,7 +44,24 @@ bool is_launch(const Node& node);
 /// The name of the group a launch sends in; empty for other nodes.
 std::string group_of(const Node& node);
 bool is_wait(const Node& node);
+bool is_wait(const std::string& op);
 bool is_gather(const Node& node);
+/// A launch, of one tensor or several, in place or not.
+bool is_all_reduce(const Node& node);
+/// The elements of an argument, elsewhere or as another dtype.
+bool is_copy(const Node& node);
+/// Whether what it keeps for backward depends on grad mode, below autograd, too.
+bool asks_grad_mode(const Node& node);
+/// Whether it writes all of its first argument, whatever that held.
+bool overwrites_first(const c10::FunctionSchema& schema);
+/// Whether it gives a tensor other memory.
+bool exchanges_memory(const c10::FunctionSchema& schema);
+/// Whether the numbers that it returns besides tensors are sizes of what it is given.
+bool gives_sizes(const c10::FunctionSchema& schema);
+/// Indexing: by integers, as many elements as there are of them; by masks, any number.
+bool takes_indices(const c10::FunctionSchema& schema);
+/// Compares two tensors on the host.
+bool compares_tensors(const c10::FunctionSchema& schema);
 /// Whether a launch reads its arguments until its result has been waited for.
 bool reads_until_waited(const Node& node);
 /// Whether it must stay although nobody needs its results: draws, messages, checks.

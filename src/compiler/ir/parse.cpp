@@ -131,7 +131,7 @@ class Parser {
   }
 
  private:
-  enum class Part { Inputs, Scalars, Nodes, Outputs };
+  enum class Part { Inputs, Nodes, Outputs };
 
   Graph closed(Cursor& cursor) {
     cursor.expect_end();
@@ -150,11 +150,8 @@ class Parser {
 
   void line(Cursor& cursor) {
     if (cursor.accept("input")) {
-      enter(cursor, Part::Inputs, "inputs before scalars, operators and outputs");
+      enter(cursor, Part::Inputs, "inputs before operators and outputs");
       input(cursor);
-    } else if (cursor.accept("scalar")) {
-      enter(cursor, Part::Scalars, "scalars before operators and outputs");
-      scalar(cursor);
     } else if (cursor.accept("return")) {
       output(cursor, OutputKind::Result, "");
     } else if (cursor.accept("write")) {
@@ -210,15 +207,6 @@ class Parser {
     graph_.inputs.push_back(std::move(input));
   }
 
-  void scalar(Cursor& cursor) {
-    cursor.expect("$");
-    if (cursor.integer("the number of a scalar") != static_cast<int64_t>(graph_.scalars.size()))
-      cursor.fail("scalars in the order of their numbers, from $0, before this");
-    cursor.expect("=");
-    graph_.scalars.push_back({cursor.quoted()});
-    cursor.expect_end();
-  }
-
   void output(Cursor& cursor, OutputKind kind, std::string_view word) {
     enter(cursor, Part::Outputs, "outputs last");
     GraphOutput output;
@@ -236,7 +224,7 @@ class Parser {
   }
 
   Known known() const {
-    return {[this](ValueId value) { return types_.count(value) != 0; }, graph_.scalars.size()};
+    return {[this](ValueId value) { return types_.count(value) != 0; }};
   }
 
   void node(Cursor& cursor) {

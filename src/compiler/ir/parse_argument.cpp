@@ -167,18 +167,6 @@ bool takes_tensors(const c10::Argument* declared) {
   return list && required(list->getElementType())->kind() == c10::TypeKind::TensorType;
 }
 
-Argument parse_graph_scalar(Cursor& cursor, const Known& known) {
-  cursor.expect("$");
-  Argument argument;
-  argument.kind = Argument::Kind::Scalar;
-  const int64_t index = cursor.integer("the number of a scalar");
-  if (index < 0 || static_cast<size_t>(index) >= known.scalars)
-    cursor.fail("a scalar of the graph before this");
-  argument.scalar = static_cast<int>(index);
-  if (cursor.accept("*")) argument.factor = cursor.real("a factor");
-  return argument;
-}
-
 bool at_value(Cursor cursor) { return cursor.peek() == '%' || cursor.accept("_"); }
 
 ParsedArgument parse_values(Cursor& cursor, const Known& known) {
@@ -214,7 +202,6 @@ ValueId parse_use(Cursor& cursor, const Known& known) {
 }
 
 ParsedArgument parse_argument(Cursor& cursor, const c10::Argument* declared, const Known& known) {
-  if (cursor.peek() == '$') return {parse_graph_scalar(cursor, known)};
   if (at_value(cursor)) {
     ParsedArgument parsed{Argument::of(parse_use(cursor, known))};
     parsed.marked = cursor.accept("!");

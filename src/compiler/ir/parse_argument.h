@@ -10,11 +10,9 @@
 
 namespace tessera::compiler {
 
-/// What Graph::parse knows while it reads a node: the values that may be used, and how many
-/// scalars.
+/// What Graph::parse knows while it reads a node: the values that may be used.
 struct Known {
   std::function<bool(ValueId)> is_defined;
-  size_t scalars = 0;
 };
 
 /// An argument in text and whether its values are marked as consumed.

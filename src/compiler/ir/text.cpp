@@ -40,8 +40,6 @@ class Printer {
       text += line("input " + definition(input.value) + " = " + std::string(name_of(input.kind)) +
                    " " + quote(input.name));
     }
-    for (size_t i = 0; i < graph_.scalars.size(); ++i)
-      text += line("scalar $" + std::to_string(i) + " = " + quote(graph_.scalars[i].name));
     for (const Node& each : graph_.nodes) text += line(node(each));
     for (const GraphOutput& output : graph_.outputs) text += line(this->output(output));
     return text;
@@ -120,11 +118,6 @@ class Printer {
       case Argument::Kind::List:
         return bracketed(
             joined(argument.values, [&](ValueId value) { return value_name(value) + mark; }));
-      case Argument::Kind::Scalar: {
-        const auto name = "$" + std::to_string(argument.scalar);
-        if (argument.factor == 1) return name;
-        return name + "*" + text_of_constant(argument.factor, *c10::FloatType::get());
-      }
       case Argument::Kind::Constant:
         break;
     }

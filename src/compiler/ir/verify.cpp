@@ -67,11 +67,6 @@ class Verifier {
       const bool exists = value >= 0 && static_cast<size_t>(value) < states_.size();
       if (!exists || state(value) == State::Undefined) use(value, where());
     }
-    for (const Argument& argument : node.arguments) {
-      if (argument.kind != Argument::Kind::Scalar) continue;
-      if (argument.scalar < 0 || static_cast<size_t>(argument.scalar) >= graph_.scalars.size())
-        fail(where(), c10::str("the graph has no scalar $", argument.scalar));
-    }
     for (const ValueId value : node.defined()) define(value, node.op);
     if (const auto complaint = misfit(node); !complaint.empty()) fail(where(), complaint);
     if (node.body) body(node);

@@ -38,7 +38,6 @@ class CudaLane : LaneText {
       list += ", const " + memory_type(body_.type(value).dtype) + "* in" + number(value);
     for (const ValueId value : lane_.writes)
       list += ", " + memory_type(body_.type(value).dtype) + "* out" + number(value);
-    for (size_t i = 0; i < body_.scalars.size(); ++i) list += ", double s" + std::to_string(i);
     text_ += list.substr(2) + ") {\n";
   }
 

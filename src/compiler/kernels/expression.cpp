@@ -123,9 +123,7 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
     const bool condition = std::isupper(static_cast<unsigned char>(letter)) != 0;
     const at::ScalarType wanted = condition ? at::kBool : rule.compute;
     if (operand.kind == Operand::Kind::Number) return literal(operand.number, wanted, exact);
-    const at::ScalarType given =
-        operand.kind == Operand::Kind::Scalar ? at::kDouble : operand.dtype;
-    return converted(name_of(operand), given, wanted, exact);
+    return converted(name_of(operand), operand.dtype, wanted, exact);
   };
   std::string text;
   const std::string& pattern = rule.expression;

@@ -10,10 +10,9 @@ namespace {
 // As many elements as ATen gives to one thread at least.
 constexpr int64_t kGrain = 32768;
 
-constexpr const char* kParameters =
-    "(const Host& host, void* const* tensors, const double* scalars) {\n";
+constexpr const char* kParameters = "(const Host& host, void* const* tensors) {\n";
 
-/// Names for what a kernel is given: in0, in1 …, out0 …, s0 ….
+/// Names for what a kernel is given: in0, in1 …, out0 ….
 std::string unpacked(const Graph& body, const std::vector<size_t>& inputs) {
   std::string text;
   size_t next = 0;
@@ -26,8 +25,6 @@ std::string unpacked(const Graph& body, const std::vector<size_t>& inputs) {
          "in" + std::to_string(i));
   for (size_t i = 0; i < body.outputs.size(); ++i)
     name(memory_type(body.type(body.outputs[i].value).dtype), "out" + std::to_string(i));
-  for (size_t i = 0; i < body.scalars.size(); ++i)
-    text += "  const double s" + std::to_string(i) + " = scalars[" + std::to_string(i) + "];\n";
   return text;
 }
 
@@ -44,7 +41,6 @@ class HostLane : LaneText {
     std::string text = "(const Host& host";
     for (const ValueId value : lane_.reads)
       text += ", const " + memory_type(body_.type(value).dtype) + "* in" + number(value);
-    for (size_t i = 0; i < body_.scalars.size(); ++i) text += ", double s" + std::to_string(i);
     for (const ValueId value : lane_.writes)
       text += ", " + memory_type(body_.type(value).dtype) + "* out" + number(value);
     return text + (is_counted_ ? ", int64_t count) {\n" : ") {\n") + loops() + "}\n";
@@ -146,7 +142,6 @@ class HostLanes {
     std::string call = name + "(host";
     for (size_t i = 0; i < lane.reads.size(); ++i)
       call += argument(lane.reads[i], lane.offsets[lane.writes.size() + i]);
-    for (size_t i = 0; i < body_.scalars.size(); ++i) call += ", s" + std::to_string(i);
     for (size_t i = 0; i < lane.writes.size(); ++i)
       call += argument(lane.writes[i], lane.offsets[i]);
     if (is_counted) call += ", " + std::to_string(lane.nest.count());

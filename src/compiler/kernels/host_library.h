@@ -16,10 +16,10 @@ struct Host {
   void (*run)(int64_t count, int64_t grain, void (*part)(const void*, int64_t, int64_t),
               const void* closure);
 };
-constexpr int kHostInterface = 2;
+constexpr int kHostInterface = 3;
 constexpr const char* kHostInterfaceSymbol = "tessera_host_interface";  // an int
 
-using HostKernel = void (*)(const Host&, void* const* tensors, const double* scalars);
+using HostKernel = void (*)(const Host&, void* const* tensors);
 
 /// Kernels of the host, compiled and loaded; unloaded with the last owner.
 class HostLibrary {

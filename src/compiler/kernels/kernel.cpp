@@ -37,8 +37,7 @@ Kernel write_kernel(const Graph& body, c10::DeviceType device) {
   Kernel kernel{.operators = operators_of(body),
                 .text = "",
                 .inputs = kernel_inputs(body),
-                .outputs = body.outputs.size(),
-                .scalars = body.scalars.size()};
+                .outputs = body.outputs.size()};
   const auto names = name_values(body);
   if (device == c10::DeviceType::CPU)
     kernel.text = write_host_kernel(body, names, kernel.inputs);

@@ -34,9 +34,7 @@ std::optional<std::vector<Launch>> load_host(const KernelSources& kernels, size_
     if (!use || use->source != source) continue;
     const auto function = reinterpret_cast<HostKernel>(library->symbol(use->name));
     TORCH_INTERNAL_ASSERT(function != nullptr, "no kernel ", use->name);
-    launches[i] = [library, function](void* const* tensors, const double* scalars) {
-      function(kHost, tensors, scalars);
-    };
+    launches[i] = [library, function](void* const* tensors) { function(kHost, tensors); };
   }
   return launches;
 }
@@ -70,9 +68,9 @@ struct CudaKernel {
   void* function;
   void* vector_function;
   int64_t threads, vector;
-  size_t tensors, scalars;
+  size_t tensors;
 
-  void operator()(void* const* given, const double* numbers) const {
+  void operator()(void* const* given) const {
     constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 20;
     if (threads == 0) return;
     std::vector<void*> arguments;
@@ -81,7 +79,6 @@ struct CudaKernel {
       is_aligned = is_aligned && reinterpret_cast<uintptr_t>(given[i]) % 16 == 0;
       arguments.push_back(const_cast<void**>(&given[i]));
     }
-    for (size_t i = 0; i < scalars; ++i) arguments.push_back(const_cast<double*>(&numbers[i]));
     const int64_t working = is_aligned ? threads / vector : threads;
     const auto blocks = std::min((working + kBlock - 1) / kBlock, kMostBlocks);
     CudaModule::launch(is_aligned ? vector_function : function, static_cast<unsigned>(blocks),
@@ -106,8 +103,7 @@ std::optional<std::vector<Launch>> load_cuda(const KernelSources& kernels, size_
                       kernel.vector > 1 ? library->function(use->name + kVectorSuffix) : nullptr,
                       kernel.threads,
                       kernel.vector,
-                      kernel.inputs.size() + kernel.outputs,
-                      kernel.scalars};
+                      kernel.inputs.size() + kernel.outputs};
     TORCH_INTERNAL_ASSERT(launch.function != nullptr, "no kernel ", use->name);
     launches[i] = std::move(launch);
   }

@@ -38,7 +38,7 @@ KernelSources write_kernels(const Graph& graph);
 
 /// Runs a kernel: on the host it has run when it returns, on a GPU it is queued on the current
 /// stream. `tensors`: addresses of what it reads (Kernel::inputs), then of what it writes.
-using Launch = std::function<void(void* const* tensors, const double* scalars)>;
+using Launch = std::function<void(void* const* tensors)>;
 
 /// By node; empty for operators. None: `why_not`.
 std::optional<std::vector<Launch>> load_kernels(const KernelSources& kernels, std::string* why_not);

@@ -123,7 +123,6 @@ std::string LaneText::place(size_t tensor) const {
 
 std::vector<std::string> LaneText::statements() const {
   const auto name_of = [this](const Operand& operand) {
-    if (operand.kind == Operand::Kind::Scalar) return "s" + std::to_string(operand.scalar);
     const auto read = std::find(lane_.reads.begin(), lane_.reads.end(), operand.value);
     return read != lane_.reads.end() ? "x" + number(operand.value) : variable_of(operand.value);
   };

@@ -26,7 +26,7 @@ std::vector<ValueId> lane_reads(const Graph& body, size_t lane);
 Lane plan_lane(const Graph& body, size_t index);
 
 /// What the text of a lane is on any target: in0, in1 ... are what it reads, out0 ... what it
-/// writes, s0 ... the scalars; x0 ... elements of what it reads.
+/// writes, x0 ... elements of what it reads.
 class LaneText {
  public:
   LaneText(const Graph& body, const std::vector<std::string>& names, const Lane& lane);

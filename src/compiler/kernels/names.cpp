@@ -82,12 +82,6 @@ std::string argument_text(const Argument& argument, const c10::Argument* declare
       return list_text(argument.values, names);
     case Argument::Kind::List:
       return c10::str("[", list_text(argument.values, names), "]");
-    case Argument::Kind::Scalar: {
-      std::string text = c10::str("scalar(", argument.scalar, ")");
-      if (argument.factor != 1)
-        text += c10::str(" * ", text_of_constant(argument.factor, *c10::FloatType::get()));
-      return text;
-    }
     case Argument::Kind::Constant:
       break;
   }

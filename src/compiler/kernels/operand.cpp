@@ -57,13 +57,6 @@ Operand operand_of(const Graph& graph, const Node& node, size_t index, size_t la
   const Argument& argument = node.arguments[index];
   if (argument.kind == Argument::Kind::Constant) return of_constant(argument.constant, lane);
   Operand operand;
-  if (argument.kind == Argument::Kind::Scalar) {
-    operand = of_number(0.0);
-    operand.kind = Operand::Kind::Scalar;
-    operand.scalar = argument.scalar;
-    operand.factor = argument.factor;
-    return operand;
-  }
   const bool list = argument.kind == Argument::Kind::List;
   if (list && lane >= argument.values.size()) return {};
   const ValueId value = argument.values.at(list ? lane : 0);

@@ -13,7 +13,6 @@ struct Operand {
   enum class Kind {
     None,    // absent, or nothing a kernel could read (a memory format, a size)
     Number,  // `number`
-    Scalar,  // Graph::scalars[scalar] * factor
     Value,   // an element of `value`
   };
   /// Who decides the dtype of a result: tensors with dimensions, then those without, then numbers.
@@ -21,8 +20,6 @@ struct Operand {
 
   Kind kind = Kind::None;
   c10::Scalar number = 0;
-  int scalar = -1;
-  double factor = 1;
   ValueId value = kNoValue;
   at::ScalarType dtype = at::kFloat;
   Rank rank = Rank::Number;

@@ -1,5 +1,6 @@
 #include "compiler/lazy/follower.h"
 
+#include "compiler/ir/difference.h"
 #include "compiler/ir/operators.h"
 #include "compiler/lazy/fake.h"
 #include "compiler/trace/key.h"
@@ -9,22 +10,10 @@
 namespace tessera::compiler {
 namespace {
 
-bool same(const c10::IValue& first, const c10::IValue& second) {
-  if (first.tagKind() != second.tagKind()) return false;
-  return first.isGenerator() ? first.toGenerator() == second.toGenerator() : first == second;
-}
-
-bool same(const Argument& first, const Argument& second) {
-  return first.kind == second.kind && first.values == second.values &&
-         first.scalar == second.scalar && first.factor == second.factor &&
-         same(first.constant, second.constant);
-}
-
 bool same(const RecordedCall& first, const RecordedCall& second) {
   return first.op == second.op &&
          std::equal(first.arguments.begin(), first.arguments.end(), second.arguments.begin(),
-                    second.arguments.end(),
-                    [](const auto& left, const auto& right) { return same(left, right); });
+                    second.arguments.end(), same_argument);
 }
 
 /// The argument that a return of the schema hands back; none if it is the operator's own.
@@ -79,7 +68,7 @@ bool Follower::serve(const c10::OperatorHandle& op, const RecordedCall& call,
   checked_ = graph_->value_count();
   const auto& schema = op.schema();
   const size_t base = stack.size() - schema.arguments().size();
-  if (known.op == "_c10d_functional::wait_tensor") return true;  // the argument is the result
+  if (is_wait(known.op)) return true;  // the argument is the result
   if (known.gave_view) {                                         // a view touches no memory
     const RunScope run;
     op.callBoxed(stack);

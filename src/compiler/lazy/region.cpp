@@ -119,7 +119,7 @@ struct Region::Run {
     const auto alive = recorder.memory().alive();
     add_outputs(graph, alive);
     const auto& inputs = recorder.memory().inputs();
-    Delivery(inputs, Program(graph).run(tensors_of(inputs), {})).deliver(alive);
+    Delivery(inputs, Program(graph).run(tensors_of(inputs))).deliver(alive);
   }
 
   /// Which inputs the code has written.
@@ -187,7 +187,7 @@ struct Region::Run {
     enum Finding : int64_t { Fine, Rests, Broken, Full };
     const auto& options = region.options_;
     Verdict verdict{recorder.broken()};
-    if (verdict.why.empty() && !recorder.scalars().empty())
+    if (verdict.why.empty() && !recorder.hyperparameters().empty())
       verdict.why = "an optimizer steps in it, which compile() of the whole step can run";
     if (verdict.why.empty()) is_known = is_known_now();
     Finding mine = verdict.why.empty() ? Fine : verdict.why == kRests ? Rests : Broken;

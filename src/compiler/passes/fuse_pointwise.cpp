@@ -21,7 +21,6 @@ class FusedNode {
     node.op = kFused;
     node.module = members.front()->module;
     for (const ValueId value : inputs_) node.arguments.push_back(Argument::of(value));
-    node.arguments.insert(node.arguments.end(), scalars_.begin(), scalars_.end());
     for (const Node* member : members) {
       for (const ValueId value : member->defined()) {
         if (needed_.count(value) == 0) continue;
@@ -37,7 +36,6 @@ class FusedNode {
   void add(const Node& member) {
     Node copy = member;
     for (Argument& argument : copy.arguments) {
-      if (argument.kind == Argument::Kind::Scalar) argument = scalar(argument);
       for (ValueId& value : argument.values) value = use(value);
     }
     for (Argument& result : copy.results) {
@@ -62,26 +60,10 @@ class FusedNode {
     return own;
   }
 
-  /// Factors are applied outside, so that kernels which differ by them alone are one.
-  Argument scalar(const Argument& given) {
-    const auto found = std::find_if(scalars_.begin(), scalars_.end(), [&](const Argument& known) {
-      return known.scalar == given.scalar && known.factor == given.factor;
-    });
-    Argument argument = given;
-    argument.factor = 1;
-    argument.scalar = static_cast<int>(found - scalars_.begin());
-    if (found == scalars_.end()) {
-      scalars_.push_back(given);
-      body_.scalars.push_back({graph_.scalars.at(static_cast<size_t>(given.scalar)).name});
-    }
-    return argument;
-  }
-
   const Graph& graph_;
   const std::set<ValueId>& needed_;
   Graph body_;
   std::vector<ValueId> inputs_;
-  std::vector<Argument> scalars_;
   std::unordered_map<ValueId, ValueId> inside_;
 };
 
@@ -151,10 +133,6 @@ void append_body(Graph& graph, const Node& fused, std::vector<Node>& nodes) {
     outside.at(static_cast<size_t>(body.inputs[i].value)) = used.at(i);
   for (size_t i = 0; i < body.outputs.size(); ++i)
     outside.at(static_cast<size_t>(body.outputs[i].value)) = defined.at(i);
-  std::vector<Argument> scalars;
-  for (const Argument& argument : fused.arguments) {
-    if (argument.kind == Argument::Kind::Scalar) scalars.push_back(argument);
-  }
   const auto rename = [&](ValueId& value) {
     if (value == kNoValue) return;
     auto& name = outside.at(static_cast<size_t>(value));
@@ -162,11 +140,8 @@ void append_body(Graph& graph, const Node& fused, std::vector<Node>& nodes) {
     value = name;
   };
   for (Node node : body.nodes) {
-    for (Argument& argument : node.arguments) {
-      if (argument.kind == Argument::Kind::Scalar)
-        argument = scalars.at(static_cast<size_t>(argument.scalar));
+    for (Argument& argument : node.arguments)
       std::for_each(argument.values.begin(), argument.values.end(), rename);
-    }
     for (Argument& result : node.results)
       std::for_each(result.values.begin(), result.values.end(), rename);
     nodes.push_back(std::move(node));

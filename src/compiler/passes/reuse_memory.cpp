@@ -58,8 +58,7 @@ class Reuser {
   std::string form_in_place(const Node& node) const {
     if (is_random(node) || consumes(node) || node.results.size() != 1) return "";
     const bool can = is_pointwise(node) || node.op.starts_with("aten::_foreach_") ||
-                     node.op == "_c10d_functional::all_reduce" ||
-                     node.op == "_c10d_functional::all_reduce_coalesced";
+                     is_all_reduce(node);
     if (!can || node.arguments.empty()) return "";
     const auto& over = node.arguments[0];
     const bool same_shape =

@@ -111,7 +111,6 @@ std::vector<std::string> seen_from_outside(const Graph& graph) {
     lines.push_back(c10::str("input ", text_of(graph.type(input.value)), " = ", name_of(input.kind),
                              " ", quote(input.name)));
   }
-  for (const GraphScalar& scalar : graph.scalars) lines.push_back("scalar " + quote(scalar.name));
   for (const GraphOutput& output : graph.outputs) {
     const bool is_write = output.kind == OutputKind::Write;
     const std::string what = output.value == kNoValue ? " nothing" : "";
@@ -127,7 +126,7 @@ void check_seen(const Pass& pass, const std::vector<std::string>& before, const 
   const auto after = seen_from_outside(graph);
   const auto [was, is] = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
   TORCH_CHECK_VALUE(was == before.end() && is == after.end(), "compile: expected the pass ",
-                    pass.name, " to leave inputs, scalars and outputs of the graph as they are, ",
+                    pass.name, " to leave inputs and outputs of the graph as they are, ",
                     "but `", was == before.end() ? "nothing" : *was, "` became `",
                     is == after.end() ? "nothing" : *is,
                     "`; correct the pass, or name it in disabled_passes");

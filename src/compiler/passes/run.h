@@ -15,7 +15,7 @@ struct RunOptions {
 };
 
 /// Runs the passes in order and verifies the graph after each. Throws a ValueError that names the
-/// pass if it left a graph that is not well-formed, or with other inputs, scalars or outputs; what
+/// pass if it left a graph that is not well-formed, or with other inputs or outputs; what
 /// a pass itself throws goes on as a c10::Error with its name in front. counters()["passes"]
 /// becomes the number of those that ran.
 void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions& options = {});

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <unordered_set>
 
 namespace tessera::compiler {
 
@@ -75,7 +74,6 @@ Graph renumbered(const Graph& graph) {
     if (value != kNoValue) value = numbers.at(static_cast<size_t>(value));
   };
   result.inputs = graph.inputs;
-  result.scalars = graph.scalars;
   result.nodes = graph.nodes;
   result.outputs = graph.outputs;
   for (GraphInput& input : result.inputs) {
@@ -209,9 +207,7 @@ bool same_layout(const ValueType& left, const ValueType& right) {
 }
 
 bool passes_on(const Node& node) {
-  static const std::unordered_set<std::string> kCopies = {"aten::copy", "aten::copy_",
-                                                          "aten::_to_copy", "aten::clone"};
-  return is_view(node) || kCopies.count(node.op) != 0;
+  return is_view(node) || is_copy(node);
 }
 
 }  // namespace tessera::compiler

@@ -25,8 +25,6 @@ class Listing {
     for (const GraphInput& input : graph_.inputs)
       line(name(input.value) + ",  // " + text_of(graph_.type(input.value)) + ", " +
            std::string(name_of(input.kind)) + " " + quote(input.name));
-    for (size_t i = 0; i < graph_.scalars.size(); ++i)
-      line("scalar(" + std::to_string(i) + "),  // " + quote(graph_.scalars[i].name));
     text_ += ") {\n";
     const auto freed = last_uses(graph_);
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -69,15 +67,7 @@ class Listing {
       inner.at(static_cast<size_t>(body.inputs[i].value)) = name(used.at(i));
     for (size_t i = 0; i < body.outputs.size(); ++i)
       inner.at(static_cast<size_t>(body.outputs[i].value)) = name(defined.at(i));
-    std::vector<const Argument*> scalars;
-    for (const Argument& argument : node.arguments) {
-      if (argument.kind == Argument::Kind::Scalar) scalars.push_back(&argument);
-    }
-    for (Node each : body.nodes) {
-      for (Argument& argument : each.arguments) {
-        if (argument.kind == Argument::Kind::Scalar)
-          argument = *scalars.at(static_cast<size_t>(argument.scalar));
-      }
+    for (const Node& each : body.nodes) {
       std::string results;
       for (const ValueId value : each.defined())
         results += (results.empty() ? "" : ", ") + inner.at(static_cast<size_t>(value));

@@ -93,8 +93,7 @@ void Program::find_sent(const Graph& graph) {
       const auto results = node.defined();
       made.insert(results.begin(), results.end());
     }
-    const bool is_list = node.op == "_c10d_functional::all_reduce_coalesced_";
-    if (!is_list && node.op != "_c10d_functional::all_reduce_") continue;
+    if (!is_all_reduce(node) || !consumes(node)) continue;
     for (const auto value : node.arguments[0].values) {
       if (made.contains(value) && graph.type(value).device.is_cpu() &&
           graph.type(value).is_contiguous())
@@ -120,9 +119,9 @@ Program::Call Program::make_call(const Node& node) {
   Call call{.op = *op,
             .own = own_returns(op->schema()),
             .is_gather = is_gather(node),
-            .asks_grad_mode = node.op == "aten::mkldnn_rnn_layer"};
+            .asks_grad_mode = asks_grad_mode(node)};
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    call.arguments.push_back(make_slot(node.arguments[i], &op->schema().arguments()[i]));
+    call.arguments.push_back(make_slot(node.arguments[i], op->schema().arguments()[i]));
     if (writes(node, i)) call.written.push_back(i);
   }
   for (const auto& result : node.results) call.results.push_back(result.values);
@@ -136,28 +135,19 @@ Program::KernelCall Program::make_kernel_call(const Node& node, Launch launch,
   KernelCall call{.launch = std::move(launch), .outputs = node.defined()};
   const auto used = node.used();
   for (const size_t input : kernel_inputs(*node.body)) call.inputs.push_back(used.at(input));
-  for (const auto& argument : node.arguments) {
-    if (argument.kind == Argument::Kind::Scalar)
-      call.scalars.push_back(make_slot(argument, nullptr));
-  }
   for (const auto value : call.outputs)
     call.in_place.push_back(in_place[static_cast<size_t>(value)]);
   return call;
 }
 
-Program::Slot Program::make_slot(const Argument& argument, const c10::Argument* declared) {
-  Slot slot{argument.kind,
-            argument.constant,
-            argument.scalar,
-            argument.factor,
-            argument.values,
-            declared != nullptr && is_optional_list(*declared),
-            declared != nullptr && wants_tensor(*declared)};
-  if (slot.kind != Argument::Kind::Constant || declared == nullptr) return slot;
+Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
+  Slot slot{argument.kind, argument.constant, argument.values, is_optional_list(declared),
+            wants_tensor(declared)};
+  if (slot.kind != Argument::Kind::Constant) return slot;
   if (slot.wants_tensor && slot.constant.isScalar())
     slot.constant = number_as_tensor(slot.constant.toScalar());
   // Attention on a GPU is given no bias so.
-  const bool is_required = declared->type()->kind() == c10::TypeKind::TensorType;
+  const bool is_required = declared.type()->kind() == c10::TypeKind::TensorType;
   if (slot.constant.isNone() && is_required) slot.constant = at::Tensor();
   return slot;
 }
@@ -167,16 +157,10 @@ const std::string& Program::why_not_replayed() const {
   return replay_ ? replay_->why_not() : kNone;
 }
 
-std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs,
-                                     const std::vector<double>& scalars) {
+std::vector<at::Tensor> Program::run(const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
   const RunScope below_autograd;
-  scalars_ = &scalars;
-  if (!replay_) return run_instructions(inputs);
-  // A graph has the scalars of its capture.
-  if (scalars != replayed_scalars_) replay_->forget();
-  replayed_scalars_ = scalars;
-  return replay_->run(inputs);
+  return replay_ ? replay_->run(inputs) : run_instructions(inputs);
 }
 
 std::vector<at::Tensor> Program::run_instructions(const std::vector<at::Tensor>& inputs) {
@@ -254,12 +238,6 @@ void Program::push(const Slot& slot) {
     case Argument::Kind::Constant:
       stack_.push_back(slot.constant);
       return;
-    case Argument::Kind::Scalar: {
-      const double number = scalar(slot);
-      slot.wants_tensor ? stack_.emplace_back(number_as_tensor(number))
-                        : stack_.emplace_back(number);
-      return;
-    }
     case Argument::Kind::Value:
       if (slot.values[0] == kNoValue)
         stack_.emplace_back();
@@ -317,9 +295,7 @@ void Program::execute(const KernelCall& call) {
     }
     tensors.push_back(output.unsafeGetTensorImpl()->mutable_data());
   }
-  std::vector<double> scalars;
-  for (const auto& slot : call.scalars) scalars.push_back(scalar(slot));
-  call.launch(tensors.data(), scalars.data());
+  call.launch(tensors.data());
 }
 
 /// Whether a gather moves nothing, see Note [seen in place]; what must travel has done so, too.

@@ -29,8 +29,7 @@ class Program {
   /// Runs it, below autograd. Inputs in the order of the graph's; arguments that operators write
   /// are consumed, and inputs that the graph writes are written. Returns the values of the graph's
   /// outputs, in their order.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              const std::vector<double>& scalars);
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
   /// Why it is not replayed as a CUDA graph; empty if it is, or it is not for a GPU.
   const std::string& why_not_replayed() const;
@@ -39,8 +38,6 @@ class Program {
   struct Slot {
     Argument::Kind kind;
     c10::IValue constant;
-    int scalar;
-    double factor;
     std::vector<ValueId> values;
     bool is_optional_list;
     bool wants_tensor;  // a number is given as one
@@ -59,7 +56,6 @@ class Program {
   struct KernelCall {
     Launch launch;
     std::vector<ValueId> inputs = {};
-    std::vector<Slot> scalars = {};
     std::vector<ValueId> outputs;
     std::vector<ValueId> in_place = {};  // by output: the input whose memory it takes, or kNoValue
   };
@@ -79,7 +75,7 @@ class Program {
   static Call make_call(const Node& node);
   static KernelCall make_kernel_call(const Node& node, Launch launch,
                                      const std::vector<ValueId>& in_place);
-  static Slot make_slot(const Argument& argument, const c10::Argument* declared);
+  static Slot make_slot(const Argument& argument, const c10::Argument& declared);
   void find_sent(const Graph& graph);
   at::Tensor memory_for(Sent& sent, const ValueType& type) const;
   std::vector<at::Tensor> run_instructions(const std::vector<at::Tensor>& inputs);
@@ -89,9 +85,6 @@ class Program {
   void call(const Call& call);
   bool see_in_place(const Call& call, size_t node);
   void push(const Slot& slot);
-  double scalar(const Slot& slot) const {
-    return slot.factor * (*scalars_)[static_cast<size_t>(slot.scalar)];
-  }
   at::Tensor make_value(ValueId value);
   at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
   void check_result(const Call& call, ValueId value) const;
@@ -107,14 +100,12 @@ class Program {
   std::vector<at::Tensor> values_;
   std::unordered_map<ValueId, Sent> sent_;
   SharedGathers shared_;
-  const std::vector<double>* scalars_ = nullptr;  // of the run under way
   const Instruction* running_ = nullptr;
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates
   bool in_foreground_ = false;       // collectives take turns with computation
   bool is_checked_ = false;       // whether a run has given what was recorded, by sizes and strides
   std::optional<Replay> replay_;  // for a GPU
-  std::vector<double> replayed_scalars_;
 };
 
 }  // namespace tessera::compiler

@@ -61,8 +61,7 @@ bool Replay::is_own(size_t input) const {
 
 bool Replay::lies_as_captured(const std::vector<at::Tensor>& inputs) const {
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_own(i) && inputs[i].const_data_ptr() != captured_inputs_[i].const_data_ptr())
-      return false;
+    if (!is_own(i) && inputs[i].const_data_ptr() != addresses_[i]) return false;
   }
   return true;
 }
@@ -91,6 +90,8 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
       captured_inputs_[i] = at::empty_strided(type.sizes, type.strides,
                                               at::TensorOptions(type.device).dtype(type.dtype));
   }
+  addresses_.clear();
+  for (const auto& input : captured_inputs_) addresses_.push_back(input.const_data_ptr());
   ++captures_;
   ++counters()["cuda_graph_captures"];
   graph_->capture([&] { captured_outputs_ = run_(captured_inputs_); });

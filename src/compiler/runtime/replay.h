@@ -32,8 +32,6 @@ class Replay {
 
   /// Outputs of the graph, in their order.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
-  /// What was captured does not hold any more.
-  void forget() { state_ = State::Plain; }
   /// Why the program is not captured; empty if it is, or will be.
   const std::string& why_not() const { return why_not_; }
 
@@ -57,6 +55,7 @@ class Replay {
   int captures_ = 0;
   std::unique_ptr<CudaGraph> graph_;
   std::vector<at::Tensor> captured_inputs_, captured_outputs_;
+  std::vector<const void*> addresses_;  // of the captured inputs: a tensor may be given other memory
 };
 
 }  // namespace tessera::compiler

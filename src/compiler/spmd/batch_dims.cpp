@@ -127,8 +127,7 @@ class Analysis {
       } else if (argument.kind == Argument::Kind::List) {
         stack.emplace_back(list_of(argument, schema.arguments()[i]));
       } else {
-        const auto number = argument.kind == Argument::Kind::Scalar ? c10::IValue(argument.factor)
-                                                                    : argument.constant;
+        const auto& number = argument.constant;
         stack.push_back(is_tensor && number.isScalar() ? as_tensor(number.toScalar()) : number);
       }
     }

@@ -10,6 +10,8 @@ class Births {
  public:
   bool contains(const void* memory) const { return born_.contains(memory); }
   void add(const void* memory) { born_.insert(memory); }
+  /// Whoever allocated it keeps it, as if it had been there before.
+  void forget(const void* memory) { born_.erase(memory); }
 
   /// Allocations of this thread go to `births`, while it lives; null: nowhere.
   class Scope {

@@ -1,7 +1,10 @@
 #pragma once
 
+#include "base/capture.h"
+
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace tessera::compiler {
@@ -21,9 +24,11 @@ struct FirstAction {
   std::function<void()> act;
 };
 
-struct VaryingScalar {
+/// See capture::Observer::hyperparameter.
+struct Hyperparameter {
   const void* who;
   std::string name;
+  std::shared_ptr<capture::HostNumber> number;
   std::function<double()> read;
   double value;  // that it read
 };

@@ -1,25 +1,18 @@
 #include "compiler/trace/recordable.h"
 
+#include "compiler/ir/operators.h"
 #include "compiler/trace/memory.h"
 
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
-#include <set>
 
 namespace tessera::compiler {
 namespace {
 
-/// The numbers that they give besides tensors are sizes of what they are given.
-const std::set<std::string> kGiveSizes = {
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_fused_attention_overrideable",
-};
-
 /// Indexing by numbers gives as many elements as there are numbers; masks give any number.
 bool indexes_by_position(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  if (schema.name() != "aten::index") return false;
+  if (!takes_indices(schema)) return false;
   const auto& indices = stack[stack.size() - 1 - (schema.overload_name() == "Tensor_out")];
   return std::ranges::all_of(indices.toListRef(), [](const c10::IValue& index) {
     if (!index.isTensor() || !index.toTensor().defined()) return true;
@@ -36,7 +29,7 @@ void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stac
     throw CannotRecord(schema.name() + " gives a result whose shape depends on values");
   if (op.hasTag(at::Tag::data_dependent_output))
     throw CannotRecord(schema.name() + " reads values on the host");
-  if (schema.name() == "aten::resize_" || schema.name() == "aten::set_")
+  if (exchanges_memory(schema))
     throw CannotRecord(schema.name() + " gives a tensor other memory");
   if (schema.name().starts_with("c10d::"))
     throw CannotRecord(schema.name() + " communicates in a way that is not recorded");
@@ -45,20 +38,20 @@ void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stac
     const bool is_list = kind == c10::TypeKind::ListType &&
                          result.type()->expectRef<c10::ListType>().getElementType()->kind() ==
                              c10::TypeKind::TensorType;
-    const bool is_size = kind == c10::TypeKind::IntType && kGiveSizes.contains(schema.name());
+    const bool is_size = kind == c10::TypeKind::IntType && gives_sizes(schema);
     if (kind != c10::TypeKind::TensorType && !is_list && !is_size)
       throw CannotRecord(schema.name() + " gives a result that is no tensor");
   }
 }
 
 bool sends(const c10::FunctionSchema& schema) {
-  return schema.name().starts_with("c10d::") || (schema.name().starts_with("_c10d_functional") &&
-                                                 schema.name() != "_c10d_functional::wait_tensor");
+  return schema.name().starts_with("c10d::") ||
+         (schema.name().starts_with("_c10d_functional") && !is_wait(schema.name()));
 }
 
 std::optional<bool> decided_equal(const c10::FunctionSchema& schema,
                                   const torch::jit::Stack& stack) {
-  if (schema.name() != "aten::equal") return std::nullopt;
+  if (!compares_tensors(schema)) return std::nullopt;
   const auto& first = stack[stack.size() - 2].toTensor();
   const auto& second = stack[stack.size() - 1].toTensor();
   if (!first.defined() || !second.defined() || !first.has_storage() || !second.has_storage())

@@ -67,20 +67,15 @@ void Recorder::depend_on(const void* who, std::string what, std::function<uint64
   dependencies_.push_back({who, std::move(what), std::move(read), expected});
 }
 
-void Recorder::vary(const void* who, const std::string& name, const std::string& argument,
-                    double factor, std::function<double()> read) {
+void Recorder::hyperparameter(const void* who, std::string name,
+                              const std::shared_ptr<capture::HostNumber>& number,
+                              std::function<double()> read) {
+  const bool is_known = std::any_of(hyperparameters_.begin(), hyperparameters_.end(),
+                                    [&](const auto& known) { return known.number == number; });
+  if (is_known) return;
+  births_.forget(number->tensor().const_data_ptr());  // it is there at later calls
   const double value = read();
-  auto known = std::find_if(scalars_.begin(), scalars_.end(), [&](const auto& scalar) {
-    return scalar.who == who && scalar.name == name;
-  });
-  if (known == scalars_.end()) {
-    const auto others = std::count_if(scalars_.begin(), scalars_.end(),
-                                      [&](const auto& scalar) { return scalar.name == name; });
-    graph_.scalars.push_back({others == 0 ? name : c10::str(name, " (", others + 1, ")")});
-    known = scalars_.insert(scalars_.end(), {who, name, std::move(read), value});
-  }
-  pending_.push_back(
-      {argument, static_cast<size_t>(known - scalars_.begin()), factor, factor * value});
+  hyperparameters_.push_back({who, std::move(name), number, std::move(read), value});
 }
 
 void Recorder::name_modules(const torch::nn::Module& root) {
@@ -280,9 +275,8 @@ void Recorder::before(Call& call) {
 
 Argument Recorder::argument(Call& call, size_t index) {
   const auto& value = call.given[index];
-  const auto& name = call.schema.arguments()[index].name();
   if (value.isGenerator()) note_generator(value.toGenerator());
-  if (!is_tensors(value)) return number(name, value);
+  if (!is_tensors(value)) return Argument::of(value);
   for_each_tensor(value, [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     check_layout(call.schema, tensor);
@@ -295,7 +289,7 @@ Argument Recorder::argument(Call& call, size_t index) {
     if (!tensor.defined()) return Argument::of(c10::IValue());
     if (is_wrapped_number(tensor)) {
       const RunScope run;
-      return number(name, tensor.item());
+      return Argument::of(c10::IValue(tensor.item()));
     }
     const bool overwritten = writes(call.schema, index) && overwrites(call.schema, index);
     call.is_fresh[index] = overwritten && memory_.is_fresh(tensor);
@@ -307,19 +301,6 @@ Argument Recorder::argument(Call& call, size_t index) {
     values.push_back(is_there ? memory_.read(element.toTensor()) : kNoValue);
   }
   return Argument::of(std::move(values));
-}
-
-Argument Recorder::number(const std::string& name, const c10::IValue& value) const {
-  if (capture::VariesHere::is_open() && value.isScalar() && !value.isComplexDouble()) {
-    const double number = value.toScalar().toDouble();
-    for (const auto& pending : pending_) {
-      if (pending.value != number || pending.argument != name) continue;
-      return {.kind = Argument::Kind::Scalar,
-              .scalar = static_cast<int>(pending.scalar),
-              .factor = pending.factor};
-    }
-  }
-  return Argument::of(value);
 }
 
 void Recorder::after(Call& call) {

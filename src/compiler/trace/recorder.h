@@ -34,9 +34,9 @@ class Recorder final : public capture::Observer {
   void record(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
   void depend_on(const void* who, std::string what, std::function<uint64_t()> read) override;
-  void vary(const void* who, const std::string& name, const std::string& argument, double factor,
-            std::function<double()> read) override;
-  void end_vary() override { pending_.pop_back(); }
+  void hyperparameter(const void* who, std::string name,
+                      const std::shared_ptr<capture::HostNumber>& number,
+                      std::function<double()> read) override;
   void begin_random(const void* who, bool again) override;
   void end_random() override;
   bool watches_modules() const override { return is_whole_; }
@@ -81,19 +81,13 @@ class Recorder final : public capture::Observer {
   /// it made are gone.
   void end_modules();
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
-  const std::vector<VaryingScalar>& scalars() const { return scalars_; }
+  const std::vector<Hyperparameter>& hyperparameters() const { return hyperparameters_; }
   const std::vector<FirstAction>& first_actions() const { return first_actions_; }
   /// Why it can't be run; empty if it can.
   const std::string& broken() const { return broken_; }
 
  private:
   struct Call;
-  struct Pending {
-    std::string argument;
-    size_t scalar;
-    double factor;
-    double value;
-  };
 
   void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
   void note_generator(at::Generator generator);
@@ -104,7 +98,6 @@ class Recorder final : public capture::Observer {
   std::string in_module() const;  // for a message
   void after(Call& call);
   Argument argument(Call& call, size_t index);
-  Argument number(const std::string& name, const c10::IValue& value) const;
   bool make_functional(const Call& call, Node& node);
   void write_results(Call& call, Node& node, std::vector<Node>& before);
   std::vector<Node> repeat_draw(const Node& node);
@@ -124,9 +117,8 @@ class Recorder final : public capture::Observer {
   Memory memory_;
   std::vector<Dependency> dependencies_;
   std::vector<at::Tensor> parameters_;
-  std::vector<VaryingScalar> scalars_;
+  std::vector<Hyperparameter> hyperparameters_;
   std::vector<FirstAction> first_actions_;
-  std::vector<Pending> pending_;
   std::string broken_;
   const bool is_whole_;  // forward and backward come to it
   Draws draws_;

@@ -4,6 +4,7 @@
 
 #include "base/same_storage.h"
 #include "base/text.h"
+#include "compiler/ir/difference.h"
 #include "compiler/trace/key.h"
 #include "replicate/local_part.h"
 
@@ -90,6 +91,9 @@ class Finish {
       if (const auto* known = names.find(tensor)) {
         inputs[i].kind = known->first;
         inputs[i].name = known->second;
+      } else if (const auto* number = find_hyperparameter(tensor)) {
+        inputs[i].kind = InputKind::State;
+        inputs[i].name = number->name;
       } else if (may_have_gradient(tensor)) {
         inputs[i].kind = InputKind::Parameter;
         inputs[i].name = c10::str("parameter ", i);
@@ -172,6 +176,13 @@ class Finish {
     }
   }
 
+  const Hyperparameter* find_hyperparameter(const at::Tensor& tensor) const {
+    const auto& known = recorder_.hyperparameters();
+    const auto found = std::ranges::find_if(
+        known, [&](const auto& each) { return shows_same_memory(each.number->tensor(), tensor); });
+    return found == known.end() ? nullptr : &*found;
+  }
+
   void keep(const at::Tensor& tensor) { kept_.insert(storage_of(tensor)); }
 
   void add_gradient(const GradientOwner& owner) {
@@ -223,6 +234,29 @@ bool same_tensor(const RecordedInput& first, const RecordedInput& second) {
   return first.tensor.sizes() == second.tensor.sizes() &&
          first.tensor.scalar_type() == second.tensor.scalar_type() &&
          first.tensor.equal(second.tensor);
+}
+
+/// Of the tensors that two recordings use.
+std::string different_inputs(const Recording& first, const Recording& second) {
+  if (first.inputs.size() != second.inputs.size())
+    return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
+                    second.inputs.size(), extra_inputs(first, second));
+  for (size_t i = 0; i < first.inputs.size(); ++i) {
+    const auto& input = first.graph.inputs[i];
+    if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
+    const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
+    if (by_identity && first.inputs[i].is_constant && second.inputs[i].is_constant &&
+        !same_tensor(first.inputs[i], second.inputs[i]))
+      return c10::str("a tensor that it makes without an operator (", input.name, ", sizes ",
+                      first.inputs[i].tensor.sizes(),
+                      ") holds other numbers at each call: those of the host, or what lay in "
+                      "memory that it fills by parts; pass it as an argument, or begin with zeros");
+    if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
+      return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
+                      first.inputs[i].tensor.sizes(),
+                      ") is another one at each call; pass it as an argument");
+  }
+  return {};
 }
 
 }  // namespace
@@ -282,7 +316,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
   recording.inputs = recorder.memory().inputs();
   recorder.end_modules();
   recording.dependencies = recorder.dependencies();
-  recording.scalars = recorder.scalars();
+  recording.hyperparameters = recorder.hyperparameters();
   recording.first_actions = recorder.first_actions();
   recording.groups = recorder.groups();
   recording.noted = recorder.parameters();
@@ -292,52 +326,9 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
   return recording;
 }
 
-std::string different_inputs(const Recording& first, const Recording& second) {
-  if (first.inputs.size() != second.inputs.size())
-    return c10::str("the number of tensors it uses: ", first.inputs.size(), ", then ",
-                    second.inputs.size(), extra_inputs(first, second));
-  for (size_t i = 0; i < first.inputs.size(); ++i) {
-    const auto& input = first.graph.inputs[i];
-    if (input.kind != second.graph.inputs[i].kind) return "what it uses of " + input.name;
-    const bool by_identity = input.kind != InputKind::Argument && input.kind != InputKind::Gradient;
-    if (by_identity && first.inputs[i].is_constant && second.inputs[i].is_constant &&
-        !same_tensor(first.inputs[i], second.inputs[i]))
-      return c10::str("a tensor that it makes without an operator (", input.name, ", sizes ",
-                      first.inputs[i].tensor.sizes(),
-                      ") holds other numbers at each call: those of the host, or what lay in "
-                      "memory that it fills by parts; pass it as an argument, or begin with zeros");
-    if (by_identity && !same_tensor(first.inputs[i], second.inputs[i]))
-      return c10::str("a tensor it uses from outside (", input.name, ", sizes ",
-                      first.inputs[i].tensor.sizes(),
-                      ") is another one at each call; pass it as an argument");
-  }
-  return {};
-}
-
 std::string difference(const Recording& first, const Recording& second) {
   auto found = different_inputs(first, second);
-  return found.empty() ? difference(first.graph, second.graph) : found;
-}
-
-std::string difference(const Graph& first, const Graph& second) {
-  // Numbers are given in order of appearance: equal programs have equal texts.
-  const auto split = [](const std::string& text) {
-    std::vector<std::string> lines;
-    for (size_t begin = 0; begin < text.size();) {
-      const auto end = std::min(text.find('\n', begin), text.size());
-      lines.push_back(text.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    return lines;
-  };
-  const auto before = split(first.str());
-  const auto after = split(second.str());
-  for (size_t i = 0; i < std::max(before.size(), after.size()); ++i) {
-    const std::string left = i < before.size() ? before[i] : "(nothing)";
-    const std::string right = i < after.size() ? after[i] : "(nothing)";
-    if (left != right) return c10::str("`", left, "` became `", right, "`");
-  }
-  return {};
+  return found.empty() ? first_difference(first.graph, second.graph) : found;
 }
 
 }  // namespace tessera::compiler

@@ -53,7 +53,7 @@ struct Recording {
   std::vector<at::Tensor> results;       // what the run gave, without history
   std::vector<ResultAlias> aliases;
   std::vector<Dependency> dependencies;
-  std::vector<VaryingScalar> scalars;
+  std::vector<Hyperparameter> hyperparameters;
   std::vector<FirstAction> first_actions;
   std::vector<std::string> groups;                               // in which it communicates
   std::vector<std::pair<at::Generator, at::Tensor>> generators;  // that were given, as before it
@@ -70,8 +70,5 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
 
 /// In what two recordings of one function differ, for a user; empty if they are the same program.
 std::string difference(const Recording& first, const Recording& second);
-/// The same of the tensors they use, and of their graphs.
-std::string different_inputs(const Recording& first, const Recording& second);
-std::string difference(const Graph& first, const Graph& second);
 
 }  // namespace tessera::compiler

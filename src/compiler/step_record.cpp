@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace tessera::detail {
@@ -19,7 +20,7 @@ using compiler::Variant;
 namespace {
 
 /// The numbers that variants of such calls read anew at each, as they are.
-std::vector<compiler::VaryingScalar> scalars_now(const std::deque<Variant>& variants,
+std::vector<compiler::VaryingScalar> scalars_now(const std::list<Variant>& variants,
                                                  const CallShape& shape) {
   std::vector<compiler::VaryingScalar> found;
   for (const auto& variant : variants) {
@@ -143,6 +144,14 @@ std::vector<at::Tensor> Step::Impl::known_parameters(const StepArguments& given)
   return known;
 }
 
+compiler::Guards Step::Impl::guards_now() const {
+  compiler::Guards guards;
+  guards.watch_function(function);
+  for (size_t i = 0; i < options.watch.size(); ++i) guards.watch_variable(options.watch[i], i);
+  for (const auto& variant : variants) guards.expect(variant.recording().guards);
+  return guards;
+}
+
 void Step::Impl::learn(const Recording& recording, const StepArguments& given) {
   const auto holds = [](const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
     return std::any_of(tensors.begin(), tensors.end(),
@@ -163,10 +172,12 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   for (const auto& tensor : given.tensors) {
     if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
   }
+  for (auto& variant : variants) variant.note_start(shape);
   const auto numbers = scalars_now(variants, shape);
-  const auto own_kind = kind;  // a call of the same function inside of it sets another
-  auto recording = compiler::record(run, compiler::local_tensors(given), names_for(given), owners);
-  kind = own_kind;
+  const auto begin = std::chrono::steady_clock::now();
+  auto recording =
+      compiler::record(run, compiler::local_tensors(given), names_for(given), owners, guards_now());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   auto results = std::exchange(recording.results, {});
   if (const auto name = find_set(recording, numbers); !name.empty() && recording.broken.empty())
     recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
@@ -178,7 +189,7 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   learn(recording, given);
   drop_gradients(recording);
   warn_of_numbers(recording, given);
-  take(std::move(shape), std::move(recording), given);
+  take(std::move(shape), std::move(recording), given, took.count());
   return results;
 }
 

@@ -5,13 +5,15 @@
 
 #include <c10/util/FunctionRef.h>
 
-#include <cstdint>
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,19 +22,17 @@ namespace tessera::detail {
 /// Runs a function, or the program made of it.
 class Step {
  public:
-  explicit Step(CompileOptions options);
+  /// `function`: the object representation of the function, which stays where it is.
+  explicit Step(CompileOptions options, std::span<const std::byte> function = {});
   ~Step();
   Step(Step&&) noexcept;
 
-  /// What the function returns, and of which kind the call was: a number, equal for calls that a
-  /// program can't tell apart; kNoKind if the function ran as it is, and was not recorded by this.
-  struct Outcome {
-    std::vector<at::Tensor> tensors;
-    size_t kind;
-  };
-  static constexpr size_t kNoKind = SIZE_MAX;
-  /// `run` is the function. Threads that call it at once take turns.
-  Outcome call(const StepArguments& given, c10::function_ref<std::vector<at::Tensor>()> run);
+  /// What the function returns. `run` is the function; it sets `form` to what it returned, without
+  /// tensors. If a program runs instead, `form` is that of the recorded call. Threads that call it
+  /// at once take turns.
+  std::vector<at::Tensor> call(const StepArguments& given,
+                               c10::function_ref<std::vector<at::Tensor>()> run,
+                               std::shared_ptr<const void>& form);
 
   std::string explain() const;
   std::string generated_code() const;
@@ -43,22 +43,22 @@ class Step {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a function returned, without its tensors, by kind of call.
-class ResultShapes {
- public:
-  void keep(size_t kind, std::shared_ptr<const void> shape) {
-    const std::lock_guard lock(mutex_);
-    shapes_[kind] = std::move(shape);
-  }
-  std::shared_ptr<const void> at(size_t kind) const {
-    const std::lock_guard lock(mutex_);
-    return shapes_.at(kind);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<size_t, std::shared_ptr<const void>> shapes_;
-};
+/// The bytes of a function object, or of the one that a std::reference_wrapper refers to; none if
+/// there is nothing in it.
+template <class F>
+std::span<const std::byte> bytes_of_function(const F& function) {
+  if constexpr (std::is_empty_v<F>)
+    return {};
+  else
+    return std::as_bytes(std::span<const F>(&function, 1));
+}
+template <class F>
+std::span<const std::byte> bytes_of_function(const std::reference_wrapper<F>& function) {
+  if constexpr (std::is_function_v<F>)
+    return {};
+  else
+    return bytes_of_function(function.get());
+}
 
 /// Whether a result of this type holds nothing but tensors: anything else would be that of the
 /// call that was recorded.

@@ -3,6 +3,8 @@
 #include <tessera/nn/hooks.h>
 
 #include <atomic>
+#include <cstddef>
+#include <span>
 
 namespace tessera::nn {
 
@@ -11,13 +13,17 @@ class ModuleHooks;
 /// The part of a hookable module that holds its hooks.
 class HookPoint {
  public:
-  /// `type`: the user's class, for Module::name(), which would say Hooked<…> otherwise.
-  HookPoint(torch::nn::Module& module, const std::type_info& type);
+  /// `type`: the user's class, for Module::name(), which would say Hooked<…> otherwise; `object`:
+  /// its object representation.
+  HookPoint(torch::nn::Module& module, const std::type_info& type,
+            std::span<const std::byte> object);
   ~HookPoint();
   HookPoint(const HookPoint&) = delete;
   HookPoint& operator=(const HookPoint&) = delete;
 
   torch::nn::Module& module() const { return module_; }
+  /// The bytes of the user's class, libtorch's part included. A compiled step compares them.
+  std::span<const std::byte> object() const { return object_; }
   /// Whether a call must go through Call; false is the fast path.
   bool is_hooked() const { return hooked_ || watchers.load(std::memory_order_relaxed) > 0; }
   /// How many recorders want to know of all calls; see WatchCalls.
@@ -46,6 +52,7 @@ class HookPoint {
  private:
   friend class ModuleHooks;
   torch::nn::Module& module_;
+  std::span<const std::byte> object_;
   bool hooked_ = false;
   std::unique_ptr<ModuleHooks> hooks_;
 };

@@ -3,6 +3,7 @@
 #include <tessera/compile/graph.h>
 
 #include "base/capture.h"
+#include "compiler/guards.h"
 #include "compiler/trace/dependencies.h"
 #include "compiler/trace/draws.h"
 #include "compiler/trace/generator_watch.h"
@@ -63,6 +64,8 @@ class Recorder final : public capture::Observer {
 
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
+  /// The recording depends on the module and all below it; see Note [objects by their bytes].
+  void watch_module(const torch::nn::Module& module);
 
   /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
   /// a moment.
@@ -77,6 +80,7 @@ class Recorder final : public capture::Observer {
   /// Generators that operators were given, as they were before.
   const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
+  Guards& guards() { return guards_; }
   /// What the function itself does to modules that it calls is as it was when it began; those that
   /// it made are gone.
   void end_modules();
@@ -123,6 +127,7 @@ class Recorder final : public capture::Observer {
   Births births_;
   Memory memory_;
   std::vector<Dependency> dependencies_;
+  Guards guards_;
   std::vector<at::Tensor> parameters_;
   std::vector<VaryingScalar> scalars_;
   std::vector<FirstAction> first_actions_;

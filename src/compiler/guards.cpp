@@ -43,6 +43,12 @@ std::string range_of(size_t begin, size_t size) {
   return size == 1 ? c10::str("byte ", begin) : c10::str("bytes ", begin, " to ", begin + size - 1);
 }
 
+/// "BlockImpl" of "net::(anonymous namespace)::BlockImpl".
+std::string short_name(const std::string& type) {
+  const auto scope = type.substr(0, type.find('<')).rfind("::");
+  return scope == std::string::npos ? type : type.substr(scope + 2);
+}
+
 }  // namespace
 
 Guards::Object* Guards::add(Object object, const void* key) {
@@ -71,14 +77,14 @@ void Guards::watch_variable(const Watched& variable, size_t number) {
   add_part(*added, variable.bytes());
 }
 
-bool Guards::watch_module(const torch::nn::Module& module, const std::string& name) {
+bool Guards::watch_module(const torch::nn::Module& module, const std::string& path) {
   if (const auto known = places_.find(&module); known != places_.end())
     return !std::exchange(objects_[known->second].is_reached, true);
   auto* added = add({}, &module);
   const auto library = find_library_module(module);
   auto* point = nn::find_hook_point(const_cast<torch::nn::Module&>(module));
-  added->name = "'" + name + "'";
-  added->type = module.name();
+  added->type = short_name(module.name());
+  added->name = "'" + (path.empty() ? added->type : path) + "'";
   added->module = &module;
   added->dynamic_type = &typeid(module);
   added->is_training = module.is_training();
@@ -246,7 +252,7 @@ std::vector<std::string> Guards::masked() const {
       skip_to(all.data() + all.size());
     }
     if (count > 0)
-      lines.push_back(c10::str(count, " bytes of ", object.name,
+      lines.push_back(c10::str(count, count == 1 ? " byte of " : " bytes of ", object.name,
                                " that the step itself changes are not watched (",
                                c10::Join(", ", ranges), " of ", object.type, ")"));
   }

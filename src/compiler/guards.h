@@ -32,7 +32,7 @@ class Guards {
   void watch_variable(const Watched& variable, size_t number);
   /// The members of the module, if its class is known: a hookable one, or one of torch::nn; of
   /// every module its training mode. False: the recording has reached it already.
-  bool watch_module(const torch::nn::Module& module, const std::string& name);
+  bool watch_module(const torch::nn::Module& module, const std::string& path);
   /// What `others` watch, as it is before the step runs. It stays if the recording reaches it.
   void expect(const Guards& others);
 

@@ -72,16 +72,16 @@ inline uint64_t contents_of(const UpsampleImpl& module) {
 
 struct Row {
   const std::type_info& type;
-  std::optional<LibraryModule> (*find)(const Module&);
+  std::optional<LibraryModule> (*find)(const torch::nn::Module&);
 };
 
 template <class M>
-std::optional<LibraryModule> find_as(const Module& module) {
+std::optional<LibraryModule> find_as(const torch::nn::Module& module) {
   const auto* found = dynamic_cast<const M*>(&module);
   if (found == nullptr) return std::nullopt;
   LibraryModule known{.object = std::as_bytes(std::span(found, 1))};
   if constexpr (requires { contents_of(*found); }) {
-    known.contents = [](const Module& of) -> uint64_t {
+    known.contents = [](const torch::nn::Module& of) -> uint64_t {
       return contents_of(dynamic_cast<const M&>(of));
     };
   }

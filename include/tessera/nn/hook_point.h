@@ -52,9 +52,9 @@ class HookPoint {
  private:
   friend class ModuleHooks;
   torch::nn::Module& module_;
-  std::span<const std::byte> object_;
   bool hooked_ = false;
   std::unique_ptr<ModuleHooks> hooks_;
+  std::span<const std::byte> object_;
 };
 
 /// Base of every hookable module. One name alone, and a long one: it shares a scope with the user's

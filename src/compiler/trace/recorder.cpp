@@ -91,8 +91,7 @@ void Recorder::name_modules(const torch::nn::Module& root) {
 
 void Recorder::watch_module(const torch::nn::Module& module) {
   const auto path = paths_.find(&module);
-  const bool has_path = path != paths_.end() && !path->second.empty();
-  if (!guards_.watch_module(module, has_path ? path->second : module.name())) return;
+  if (!guards_.watch_module(module, path == paths_.end() ? "" : path->second)) return;
   for (const auto& child : module.children()) watch_module(*child);
 }
 

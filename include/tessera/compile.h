@@ -44,11 +44,14 @@ class Compiled {
           },
           none);
     } else {
-      static_assert(detail::kIsTensors<std::remove_cvref_t<R>>,
+      using Plain = std::remove_cvref_t<R>;
+      static_assert(detail::kIsTensors<Plain> || detail::TensorStruct<Plain>,
                     "tessera::compile: the function must return tensors, or vectors, tuples, "
-                    "pairs, optionals or maps of tensors: anything else would be what it was when "
+                    "pairs, optionals or maps of tensors, or a struct of these that opts in with "
+                    "tessera_tensors (see nn/values.h): anything else would be what it was when "
                     "the program was made");
-      return call<std::remove_cvref_t<R>>(given, arguments...);
+      if constexpr (!detail::kIsTensors<Plain>) detail::check_holds_tensors<Plain>();
+      return call<Plain>(given, arguments...);
     }
   }
 
@@ -85,32 +88,25 @@ class Compiled {
 
 /// The function, compiled. Its first two calls run eagerly and are recorded; from then on the
 /// program runs instead, as long as what it depends on is the same. Compared at each call are:
-///
 /// - of arguments: sizes, strides, dtypes, devices, requires_grad, shared memory and placements of
 ///   tensors; numbers, strings, flags; which modules and optimizers they are;
-/// - grad mode, autocast, the default dtype;
-/// - every module that is called and can be hooked (TESSERA_MODULE, tessera::nn), that is given or
-///   named (CompileOptions::module), and every module below one of these: training mode, hooks, and
-///   its own members by their bytes: numbers, flags, options, which tensor a tensor member is. Of a
-///   std::vector or std::string member its address and size alone. Of modules that can't be hooked:
-///   training mode, and the members of torch::nn's own classes; those of a user's class are not
-///   seen;
-/// - what the function object holds by value (captures of a lambda, members of a functor), by its
-///   bytes. std::ref(functor) watches the functor;
-/// - variables in CompileOptions::watch;
-/// - hooks and requires_grad of parameters, which gradients and which optimizer state exist,
-///   hyperparameters, whether gradients are averaged.
+/// - grad mode, autocast, the default dtype; hooks and requires_grad of parameters, which gradients
+///   and optimizer state exist, hyperparameters, whether gradients are averaged;
+/// - every module that is called and can be hooked (TESSERA_MODULE, tessera::nn), given or named
+///   (CompileOptions::module), and all below one of these: training mode, hooks, and its members by
+///   their bytes: numbers, flags, options, which tensor a member is; of a std::vector or std::string
+///   address and size alone. Members of a user's class that can't be hooked are not seen;
+/// - what the function object holds by value, by its bytes; std::ref(functor) watches the functor;
+/// - variables in CompileOptions::watch.
+/// Bytes that the function itself changes while it is recorded, such as a counter, are not compared;
+/// explain() names them. A learning rate of tessera::optim may change freely. A change is recorded
+/// anew, into a program of its own (see CompileOptions::max_programs).
 ///
-/// Bytes that the function itself changes while it is recorded, such as a counter, are not
-/// compared; explain() names them. A learning rate of tessera::optim may change freely. A change is
-/// recorded anew, into a program of its own (up to CompileOptions::max_programs; the least recently
-/// used goes).
-///
-/// Nothing else is compared at each call: not what a lambda captures by reference, nor what lies
-/// behind a pointer. So at growing intervals (calls 8, 16, … 256 of a program, then often enough to
-/// cost less than 1 %) the function runs eagerly and is recorded again. If it does something else
-/// by then, a warning names the operator and argument that changed, and a new program is made
-/// (fullgraph: an error). Not in parallel modes, in which the function does not run.
+/// Nothing else is compared: not what a lambda captures by reference, nor what lies behind a
+/// pointer. So at calls 8, 16, … 256 of a program, and then so rarely that it costs less than 1 %,
+/// the function runs eagerly and is recorded again. If it does something else by then, a warning
+/// names the operator and argument that changed, and a new program is made (fullgraph: an error).
+/// Not in parallel modes, in which the function does not run.
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. A tensor of the step that somebody still holds after it (a list of losses)

@@ -1,4 +1,5 @@
-// A call of a step for which there is no program: the function runs, and is recorded.
+// A call of a step for which there is no program: the function runs, and is recorded. Programs that
+// are out of date, or one too many, go.
 #include <tessera/optim.h>
 
 #include "compiler/step_impl.h"
@@ -191,6 +192,59 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   warn_of_numbers(recording, given);
   take(std::move(shape), std::move(recording), given, took.count());
   return results;
+}
+
+Variant* Step::Impl::find_outdated(const CallShape& shape, const Recording& recording) {
+  const auto found = std::ranges::find_if(variants, [&](const Variant& variant) {
+    return recording.broken.empty() && variant.could_serve() && variant.is_alike(shape) &&
+           !match(variant, shape, recording);
+  });
+  return found == variants.end() ? nullptr : &*found;
+}
+
+void Step::Impl::drop_outdated(const Variant& outdated, const Recording& recording) {
+  const auto changed = compiler::change(outdated.recording(), recording);
+  why_again = changed;
+  log.push_back(c10::str("out of date: recorded again, after ", outdated.recheck.calls(),
+                         " calls of the program, it was not the same: ", changed));
+  ++counters()["outdated"];
+  TORCH_WARN(
+      "compile: a program was out of date. When the function was recorded again, after ",
+      outdated.recheck.calls(), " calls of its program, it was not the same: ", changed,
+      ". Calls before this one may have used what it was before; a new program is made. Name ",
+      "what changes in CompileOptions::watch, or pass it as an argument (a tensor, if it "
+      "changes often), and every change is seen at once");
+  if (last == &outdated) last = nullptr;
+  variants.remove_if([&](const Variant& variant) { return &variant == &outdated; });
+}
+
+// Note [more kinds than programs]: a step whose calls go through more kinds than there is place for
+// would be recorded and compiled without end. When as many programs were dropped as there may be,
+// calls without a program run eagerly for a while before one is recorded, longer each time.
+void Step::Impl::note_eviction() {
+  constexpr int64_t kMostResting = 256;
+  const auto limit = static_cast<int64_t>(options.max_programs);
+  ++evictions;
+  if (evictions <= limit) return;
+  if (!options.fullgraph && !options.parallel_mode) resting = std::min(evictions, kMostResting);
+  if (evictions > limit + 1) return;
+  const auto why = c10::str("its calls are of more kinds than programs are kept (max_programs, ",
+                            limit, "); the last change was in ", why_again);
+  log.push_back("programs come and go: " + why);
+  TORCH_WARN("compile: programs of the function are dropped and made anew, since ", why,
+             "; pass a value that changes often as a tensor, give batches few sizes, or raise "
+             "CompileOptions::max_programs");
+}
+
+void Step::Impl::evict() {
+  if (options.parallel_mode) note_eviction();
+  while (variants.size() > options.max_programs) {
+    const auto oldest = std::ranges::min_element(variants, {}, &Variant::last_use);
+    if (last == &*oldest) last = nullptr;
+    log.push_back(c10::str("dropped: the least recently used of ", variants.size(), " programs"));
+    ++counters()["evictions"];
+    variants.erase(oldest);
+  }
 }
 
 }  // namespace tessera::detail

@@ -270,6 +270,35 @@ TEST(StepGuards, ResultsOfAnotherForm) {
   }
 }
 
+struct Scores {
+  Tensor loss;
+  std::vector<Tensor> parts;
+};
+void tessera_tensors(Scores& scores, auto&& visit) { visit(scores.loss, scores.parts); }
+struct Counted {
+  Tensor loss;
+  int64_t calls = 0;
+};
+void tessera_tensors(Counted& counted, auto&& visit) { visit(counted.loss); }
+
+TEST(StepResults, AStructOfTensors) {
+  auto step =
+      compile([](Tensor x) { return Scores{x.sum(), {x * 2, x * 3}}; }, {.fullgraph = true});
+  call_times(5, [&] {
+    const auto [loss, parts] = step(torch::ones({2}));
+    EXPECT_EQ(loss.item<float>(), 2);
+    ASSERT_EQ(parts.size(), 2);
+    EXPECT_EQ(parts[1][0].item<float>(), 3);
+  });
+  EXPECT_THAT(explain(step), HasSubstr("compiled: "));
+}
+
+TEST(StepResultsErrors, AStructOfMoreThanTensors) {
+  auto step = compile([](Tensor x) { return Counted{x.sum(), 3}; });
+  EXPECT_THAT([&] { step(torch::ones({2})); },
+              ::testing::ThrowsMessage<c10::Error>(HasSubstr("got 16 bytes, of which it lists 8")));
+}
+
 // Note [recorded again]
 
 TEST(StepRecheck, FindsANumberThatIsCapturedByReference) {

@@ -3,8 +3,10 @@
 #include <tessera/compile/options.h>
 #include <tessera/compile/step_arguments.h>
 
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -74,5 +76,38 @@ template <class A, class B>
 inline constexpr bool kIsTensors<std::pair<A, B>> = kIsTensors<A> && kIsTensors<B>;
 template <class K, class T>
 inline constexpr bool kIsTensors<std::map<K, T>> = kIsTensors<T>;
+
+/// Adds up the sizes of the members that a struct lists for nn::visit_tensors.
+struct MemberSizes {
+  size_t* sum;
+  template <class... Members>
+  void operator()(Members&... /*members*/) const {
+    static_assert((kIsTensors<Members> && ...),
+                  "tessera::compile: expected a struct that is returned to hold tensors, or "
+                  "vectors, tuples, pairs, optionals or maps of tensors");
+    ((*sum += sizeof(Members)), ...);
+  }
+};
+
+/// A struct of tensors that opts in with tessera_tensors (see nn/values.h).
+template <class T>
+concept TensorStruct = nn::detail::OptsIn<T> && std::default_initializable<T> &&
+                       requires(T& value, MemberSizes sizes) { tessera_tensors(value, sizes); };
+
+/// Throws a TypeError if the struct holds more than it lists: that would be what it was when the
+/// program was made.
+template <TensorStruct T>
+void check_holds_tensors() {
+  static const size_t kListed = [] {
+    T value{};
+    size_t sum = 0;
+    tessera_tensors(value, MemberSizes{&sum});
+    return sum;
+  }();
+  TORCH_CHECK_TYPE(kListed == sizeof(T), "compile: expected a struct that is returned to hold ",
+                   "nothing but the tensors that its tessera_tensors lists, got ", sizeof(T),
+                   " bytes, of which it lists ", kListed,
+                   "; anything else would be what it was when the program was made");
+}
 
 }  // namespace tessera::detail

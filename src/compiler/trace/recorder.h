@@ -56,7 +56,6 @@ class Recorder final : public capture::Observer {
   void check_generator();
   /// Called before a message is sent that is not put off, and before those that are not seen.
   void before_sending(std::function<void()> told) { before_sending_ = std::move(told); }
-
   /// Called before one that is no part of the recording.
   void before_hidden(std::function<void()> told) { before_hidden_ = std::move(told); }
   /// From here on operators run, and are recorded; what was put off has run.
@@ -64,11 +63,9 @@ class Recorder final : public capture::Observer {
 
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
-  /// The recording depends on the module and all below it; see Note [objects by their bytes].
+  /// The recording depends on it and on all below; see Note [objects by their bytes].
   void watch_module(const torch::nn::Module& module);
-
-  /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
-  /// a moment.
+  /// Backends may hold what they sent a moment longer than who waited for it: waits for that.
   void settle() const;
 
   Graph& graph() { return graph_; }
@@ -81,8 +78,7 @@ class Recorder final : public capture::Observer {
   const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
   Guards& guards() { return guards_; }
-  /// What the function itself does to modules that it calls is as it was when it began; those that
-  /// it made are gone.
+  /// What the function does to modules is as it was when it began; those that it made are gone.
   void end_modules();
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
   const std::vector<VaryingScalar>& scalars() const { return scalars_; }
@@ -95,8 +91,7 @@ class Recorder final : public capture::Observer {
   struct Pending {
     std::string argument;
     size_t scalar;
-    double factor;
-    double value;
+    double factor, value;
   };
 
   void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);

@@ -55,7 +55,6 @@ class Compiled {
     }
   }
 
-  /// What was captured, what was not and why, and why it was captured again.
   std::string explain() const { return step_->explain(); }
   const detail::Step& step() const { return *step_; }
 
@@ -102,16 +101,15 @@ class Compiled {
 /// explain() names them. A learning rate of tessera::optim may change freely. A change is recorded
 /// anew, into a program of its own (see CompileOptions::max_programs).
 ///
-/// Nothing else is compared: not what a lambda captures by reference, nor what lies behind a
-/// pointer. So at calls 8, 16, … 256 of a program, and then so rarely that it costs less than 1 %,
-/// the function runs eagerly and is recorded again. If it does something else by then, a warning
-/// names the operator and argument that changed, and a new program is made (fullgraph: an error).
-/// Not in parallel modes, in which the function does not run.
+/// Nothing else is compared, such as what a lambda captures by reference. So at calls 8, 16, … 256
+/// of a program, and then so rarely that it costs less than 1 %, the function runs eagerly and is
+/// recorded again, but in parallel modes. If it does something else by then, a warning names the
+/// operator and argument that changed, and a new program is made (fullgraph: an error).
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. A tensor of the step that somebody still holds after it (a list of losses)
-/// makes it run eagerly, with a warning. Tensors it returns have no history. Parameters, gradients,
-/// buffers and optimizer state are written as the function would have written them.
+/// makes it run eagerly, with a warning. Tensors it returns have no history. All else is written as
+/// the function would have written it: parameters, gradients, buffers, optimizer state.
 template <class F>
   requires(!nn::ModuleLike<F>)
 Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {

@@ -9,6 +9,7 @@
 #include <tessera/compile/pass.h>
 #include <tessera/compile/step.h>
 
+#include <memory>
 #include <utility>
 
 /// Turns a train step into one program: forward, backward, communication and optimizer as a list of
@@ -20,7 +21,9 @@ template <class F>
 class Compiled {
  public:
   Compiled(F function, CompileOptions options)
-      : function_(std::move(function)), step_(std::make_shared<detail::Step>(std::move(options))) {}
+      : function_(std::make_shared<F>(std::move(function))),
+        step_(std::make_shared<detail::Step>(std::move(options),
+                                             detail::bytes_of_function(*function_))) {}
 
   template <class... A>
     requires std::invocable<F&, A...>
@@ -32,20 +35,26 @@ class Compiled {
     detail::StepArguments given;
     (detail::add_argument(given, arguments), ...);
     if constexpr (std::is_void_v<R>) {
-      step_->call(given, [&]() -> std::vector<at::Tensor> {
-        function_(arguments...);
-        return {};
-      });
+      std::shared_ptr<const void> none;
+      step_->call(
+          given,
+          [&]() -> std::vector<at::Tensor> {
+            (*function_)(arguments...);
+            return {};
+          },
+          none);
     } else {
-      static_assert(detail::kIsTensors<std::remove_cvref_t<R>>,
+      using Plain = std::remove_cvref_t<R>;
+      static_assert(detail::kIsTensors<Plain> || detail::TensorStruct<Plain>,
                     "tessera::compile: the function must return tensors, or vectors, tuples, "
-                    "pairs, optionals or maps of tensors: anything else would be what it was when "
+                    "pairs, optionals or maps of tensors, or a struct of these that opts in with "
+                    "tessera_tensors (see nn/values.h): anything else would be what it was when "
                     "the program was made");
-      return call<std::remove_cvref_t<R>>(given, arguments...);
+      if constexpr (!detail::kIsTensors<Plain>) detail::check_holds_tensors<Plain>();
+      return call<Plain>(given, arguments...);
     }
   }
 
-  /// What was captured, what was not and why, and why it was captured again.
   std::string explain() const { return step_->explain(); }
   const detail::Step& step() const { return *step_; }
 
@@ -53,46 +62,55 @@ class Compiled {
   template <class R, class... A>
   R call(const detail::StepArguments& given, A&... arguments) const {
     std::optional<R> returned;
-    const auto [tensors, kind] = step_->call(given, [&] {
-      returned = function_(arguments...);
-      std::vector<at::Tensor> results;
-      // Taken out: what holds one, or its history, would pass for a user's.
-      nn::visit_tensors(*returned,
-                        [&](at::Tensor& tensor) { results.push_back(std::exchange(tensor, {})); });
-      return results;
-    });
-    if (returned && kind != detail::Step::kNoKind)
-      shapes_->keep(kind, std::make_shared<R>(without_tensors(*returned)));
-    R result =
-        returned ? std::move(*returned) : *std::static_pointer_cast<const R>(shapes_->at(kind));
-    nn::visit_tensors(result, [&, next = size_t{0}, &made = tensors](at::Tensor& tensor) mutable {
-      tensor = made.at(next++);
-    });
+    std::shared_ptr<const void> form;
+    const auto tensors = step_->call(
+        given,
+        [&] {
+          returned = (*function_)(arguments...);
+          std::vector<at::Tensor> results;
+          // Taken out: what holds one, or its history, would pass for a user's.
+          nn::visit_tensors(
+              *returned, [&](at::Tensor& tensor) { results.push_back(std::exchange(tensor, {})); });
+          form = std::make_shared<R>(*returned);
+          return results;
+        },
+        form);
+    R result = returned ? std::move(*returned) : *std::static_pointer_cast<const R>(form);
+    nn::visit_tensors(
+        result, [&, next = size_t{0}](at::Tensor& tensor) mutable { tensor = tensors.at(next++); });
     return result;
   }
 
-  template <class R>
-  static R without_tensors(R result) {
-    nn::visit_tensors(result, [](at::Tensor& tensor) { tensor.reset(); });
-    return result;
-  }
-
-  mutable F function_;  // its own affair, as if it were called itself
+  std::shared_ptr<F> function_;  // stays where it is: its bytes are watched
   std::shared_ptr<detail::Step> step_;
-  std::shared_ptr<detail::ResultShapes> shapes_ = std::make_shared<detail::ResultShapes>();
 };
 
-/// The function, compiled. Its first calls run as they are and are recorded; from then on the
-/// program runs instead, as long as what it depends on is the same: sizes, strides, dtypes and
-/// devices of tensors, what of them requires grad, scalars and strings among the arguments, grad
-/// mode, autocast, training mode and hooks of modules, hooks of parameters, whether gradients are
-/// averaged, which gradients and which optimizer state exist, hyperparameters. A change is recorded
-/// anew (up to eight programs; calls of further kinds run as they are). A learning rate of
-/// tessera::optim may change freely; pass a number that changes often as a 0-dim tensor.
+/// The function, compiled. Its first two calls run eagerly and are recorded; from then on the
+/// program runs instead, as long as what it depends on is the same. Compared at each call are:
+/// - of arguments: sizes, strides, dtypes, devices, requires_grad, shared memory and placements of
+///   tensors; numbers, strings, flags; which modules and optimizers they are;
+/// - grad mode, autocast, the default dtype; hooks and requires_grad of parameters, which gradients
+///   and optimizer state exist, hyperparameters, whether gradients are averaged;
+/// - every module that is called and can be hooked (TESSERA_MODULE, tessera::nn), given or named
+///   (CompileOptions::module), and all below one of these: training mode, hooks, and its members by
+///   their bytes: numbers, flags, options, which tensor a member is; of a std::vector or std::string
+///   address and size alone. Members of a user's class that can't be hooked are not seen;
+/// - what the function object holds by value, by its bytes; std::ref(functor) watches the functor;
+/// - variables in CompileOptions::watch.
+/// Bytes that the function itself changes while it is recorded, such as a counter, are not compared;
+/// explain() names them. A learning rate of tessera::optim may change freely; pass a number that
+/// changes often as a 0-dim tensor. A change is recorded
+/// anew, into a program of its own (see CompileOptions::max_programs).
+///
+/// Nothing else is compared, such as what a lambda captures by reference. So at calls 8, 16, … 256
+/// of a program, and then so rarely that it costs less than 1 %, the function runs eagerly and is
+/// recorded again, but in parallel modes. If it does something else by then, a warning names the
+/// operator and argument that changed, and a new program is made (fullgraph: an error).
 ///
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
-/// that are recorded. Tensors it returns have no history. Parameters, gradients, buffers and
-/// optimizer state are written as the function would have written them.
+/// that are recorded. A tensor of the step that somebody still holds after it (a list of losses)
+/// makes it run eagerly, with a warning. Tensors it returns have no history. All else is written as
+/// the function would have written it: parameters, gradients, buffers, optimizer state.
 template <class F>
   requires(!nn::ModuleLike<F>)
 Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {

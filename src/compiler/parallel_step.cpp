@@ -229,8 +229,8 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
     Recording recording;
     try {
       const GradientMarks marks(parameters);
-      recording =
-          compiler::record(run, compiler::local_tensors(given), names_for(given), parameters);
+      recording = compiler::record(run, compiler::local_tensors(given), names_for(given),
+                                   parameters, guards_now());
     } catch (...) {
       trial.put_back();  // the function threw, and may have written before
       throw;
@@ -271,8 +271,6 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   subject.check(modules, optimizers_of(given));
   const bool is_first = variants.empty();
   if (is_first) check_plain(subject);
-  TORCH_CHECK(variants.size() < kMostVariants, "compile: expected at most ", kMostVariants,
-              " kinds of calls of a step in a parallel mode; the last change was in ", why_again);
 
   const auto tensors = subject.distributable();
   std::vector<std::vector<size_t>> uses;  // by tensor: inputs of the graph that are in its memory
@@ -283,6 +281,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   {
     const compiler::PlainScope plain(tensors);
     made = record_plain(given, subject.parameters, subject.written(), run);
+    made.recording.guards.end();  // it ran more than once
     graph = made.recording.graph;
     compiler::verify(graph, "capture");
     options.parallel_mode->partition(graph, mesh);
@@ -300,8 +299,9 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   }
   agreement.meet(compiler::groups_of(graph));
   note_capture();
-  variants.emplace_back(kind, shape, std::move(made.recording), given);
+  variants.emplace_back(shape, std::move(made.recording), given);
   auto& variant = variants.back();
+  variant.last_use = ++clock;
   if (made.ignores_gradients) variant.ignore_gradients();
   accept(variant, std::move(graph), options.parallel_mode->passes());
   const auto misfit = variant.misfit(shape);

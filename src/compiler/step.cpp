@@ -9,7 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <set>
+#include <chrono>
 #include <utility>
 
 namespace tessera {
@@ -41,7 +41,10 @@ std::vector<std::optional<bool>> gradients_before(const Recording& recording) {
 
 }  // namespace
 
-Step::Impl::Impl(CompileOptions given) : options(std::move(given)) {
+Step::Impl::Impl(CompileOptions given, std::span<const std::byte> function_object)
+    : options(std::move(given)), function(function_object) {
+  TORCH_CHECK_VALUE(options.max_programs > 0,
+                    "compile: expected max_programs of at least 1, got 0");
   if (options.module) {
     const auto owned = (**options.module).weak_from_this();  // none: it lies on somebody's stack
     if (!owned.expired()) module_lifetime = owned;
@@ -103,6 +106,11 @@ void Step::Impl::make_ready(Variant& variant) {
                   [](const auto& output) { return output.kind == OutputKind::Gradient; });
   }
   accept(variant, std::move(graph), {});
+  tell_masked(variant);
+}
+
+void Step::Impl::tell_masked(const Variant& variant) {
+  for (auto& line : variant.recording().guards.masked()) log.push_back(std::move(line));
 }
 
 void Step::Impl::drop_gradients(const Recording& recording) const {
@@ -112,15 +120,9 @@ void Step::Impl::drop_gradients(const Recording& recording) const {
 }
 
 void Step::Impl::note_capture() {
-  if (variants.empty()) return log.emplace_back("captured"), void();
+  if (why_again.empty()) return log.emplace_back("captured"), void();
   ++counters()["recaptures"];
   log.push_back("captured again, because of a change in " + why_again);
-}
-
-size_t Step::Impl::kind_of(const CallShape& shape) {
-  const auto known = std::find(kinds.begin(), kinds.end(), shape) - kinds.begin();
-  if (known == std::ssize(kinds)) kinds.push_back(shape);
-  return static_cast<size_t>(known);
 }
 
 /// Why this recording ends all attempts; empty if it doesn't.
@@ -130,8 +132,11 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
     return recording.keeps_tensors && kept_tensors + 1 < kMostKept ? "" : recording.broken;
   }
   for (const auto& variant : variants) {
-    if (!variant.misfit_besides_gradients(shape).empty()) continue;
     if (variant.matches(shape, recording)) return {};
+  }
+  for (const auto& variant : variants) {
+    // See find_outdated.
+    if (variant.could_serve() || !variant.misfit_besides_gradients(shape).empty()) continue;
     if (gradients_before(variant.recording()) == gradients_before(recording))
       return "it is not the same at each call: " +
              compiler::difference(variant.recording(), recording);
@@ -141,22 +146,10 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 
 /// Whether there are as many programs as there may be, and none for this recording.
 bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
-  return recording.broken.empty() && variants.size() >= kMostVariants &&
+  return recording.broken.empty() && variants.size() >= options.max_programs &&
          std::ranges::none_of(variants, [&](const Variant& variant) {
            return variant.matches(shape, recording);
          });
-}
-
-/// Calls of kinds that have programs run them, all others run as they are.
-void Step::Impl::fill_up() {
-  const auto why =
-      c10::str("it was captured ", kMostVariants,
-               " times, for as many kinds of calls; the last change was in ", why_again);
-  if (options.fullgraph) return fall_back(why);
-  is_full = true;
-  log.push_back("runs as it is, but for calls that have programs: " + why);
-  ++counters()["fallbacks"];
-  TORCH_WARN("compile: calls of other kinds than before run as they are, since ", why);
 }
 
 void Step::Impl::warn_of_scalars(const CallShape& shape) {
@@ -176,19 +169,47 @@ void Step::Impl::warn_of_scalars(const CallShape& shape) {
              "changes often as a tensor (0-dim, torch::tensor(number)) to have one program");
 }
 
-void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given) {
+void Step::Impl::confirm(Variant& variant, CallShape shape, Recording recording,
+                         const StepArguments& given) {
+  variant.learn_bystanders(recording);
+  const bool has_more_masks = variant.learn_masks(recording.guards);
+  const auto before = gradients_before(variant.recording());
+  if (std::find(before.begin(), before.end(), std::nullopt) != before.end()) {
+    auto form = std::move(variant.form);
+    recording.guards = variant.recording().guards;
+    variant = Variant(std::move(shape), std::move(recording), given);
+    variant.form = std::move(form);
+  } else if (before != gradients_before(recording)) {
+    variant.ignore_gradients();
+  }
+  variant.last_use = ++clock;
+  if (!variant.is_ready()) return make_ready(variant);
+  if (has_more_masks) tell_masked(variant);
+}
+
+void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given,
+                      double seconds) {
   agreement.meet(recording.groups);
-  const auto why_not = objection(shape, recording);
+  auto* outdated = find_outdated(shape, recording);
+  auto why_not = objection(shape, recording);
+  if (why_not.empty() && outdated != nullptr && options.fullgraph)
+    why_not = "it is not the same as when its program was made: " +
+              compiler::change(outdated->recording(), recording);
   // Note [ranks agree]: what one can't run, none does.
-  enum Finding : int64_t { Fine, NotUsed, Full, Never };
-  const auto mine = !why_not.empty()                 ? Never
-                    : has_no_place(shape, recording) ? Full
-                    : !recording.broken.empty()      ? NotUsed
-                                                     : Fine;
-  const auto worst = agreement.exchange(mine).most;
+  enum Finding : int64_t { Fine, NoPlace, NotUsed, Never };
+  const bool needs_place = outdated == nullptr && has_no_place(shape, recording);
+  const auto mine = !why_not.empty()            ? Never
+                    : !recording.broken.empty() ? NotUsed
+                    : needs_place               ? NoPlace
+                                                : Fine;
+  int64_t interval = 0;  // see Recheck
+  for (const auto& variant : variants)
+    interval = std::max(interval, variant.recheck.interval(seconds));
+  constexpr int64_t kUnit = int64_t{1} << 32;
+  const auto all = agreement.exchange(mine * kUnit + interval).most;
+  const auto worst = all / kUnit;
   if (mine == Never) return fall_back(why_not);
   if (worst == Never) return fall_back("another rank can't run it as a program: see its warning");
-  if (worst == Full) return fill_up();
   if (worst == NotUsed) {
     ++kept_tensors;
     log.push_back("not used: " +
@@ -196,20 +217,35 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
     return;
   }
   kept_tensors = 0;
+  if (worst == NoPlace) note_eviction();
+  if (outdated != nullptr) drop_outdated(*outdated, recording);
   for (auto& variant : variants) {
-    if (!variant.matches(shape, recording)) continue;
-    variant.learn_bystanders(recording);
-    const auto before = gradients_before(variant.recording());
-    if (std::find(before.begin(), before.end(), std::nullopt) != before.end())
-      variant = Variant(kind, std::move(shape), std::move(recording), given);
-    else if (before != gradients_before(recording))
-      variant.ignore_gradients();
-    if (!variant.is_ready()) make_ready(variant);
-    return;
+    if (variant.could_serve()) variant.recheck.pass(all % kUnit);
+  }
+  for (auto& variant : variants) {
+    if (variant.matches(shape, recording))
+      return confirm(variant, std::move(shape), std::move(recording), given);
   }
   note_capture();
   warn_of_scalars(shape);
-  variants.emplace_back(kind, std::move(shape), std::move(recording), given);
+  variants.emplace_back(std::move(shape), std::move(recording), given).last_use = ++clock;
+}
+
+std::vector<at::Tensor> Step::Impl::run(Variant& variant, const StepArguments& given) {
+  last = &variant;
+  variant.last_use = ++clock;
+  const auto begin = std::chrono::steady_clock::now();
+  auto results = variant.run(given);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  variant.recheck.note_run(took.count());
+  drop_gradients(variant.recording());
+  return results;
+}
+
+/// What the program that ran last, of all there are, does not fit.
+std::string Step::Impl::why_no_program(const CallShape& shape) const {
+  const auto latest = std::ranges::max_element(variants, {}, &Variant::last_use);
+  return latest == variants.end() ? "" : latest->misfit(shape);
 }
 
 /// The program for this call; null if there is none, here or on a rank that this one talks to.
@@ -218,6 +254,8 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
   auto* mine = found == variants.end() ? nullptr : &*found;
+  // In a parallel mode the function would not be run, but undone.
+  if (mine != nullptr && mine->recheck.is_due() && !options.parallel_mode) mine = nullptr;
   if (options.parallel_mode) {
     // All have one or none has: otherwise some would send what nobody expects.
     TORCH_CHECK(
@@ -232,50 +270,55 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   return all.is_one() ? mine : nullptr;
 }
 
-Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+Step::Step(CompileOptions options, std::span<const std::byte> function)
+    : impl_(std::make_unique<Impl>(std::move(options), function)) {
   compiler::check_options(impl_->options);
 }
 
 Step::~Step() = default;
 Step::Step(Step&&) noexcept = default;
 
-Step::Outcome Step::call(const StepArguments& given,
-                         c10::function_ref<std::vector<at::Tensor>()> run) {
+std::vector<at::Tensor> Step::call(const StepArguments& given,
+                                   c10::function_ref<std::vector<at::Tensor>()> run,
+                                   std::shared_ptr<const void>& form) {
   auto& self = *impl_;
   // Inside another function that is being recorded, this one is a part of it.
-  if (capture::observer() != nullptr) return {run(), kNoKind};
+  if (capture::observer() != nullptr) return run();
   std::unique_lock alone(self.mutex);
-  const auto run_as_it_is = [&]() -> Outcome {
+  const auto run_eagerly = [&] {
     alone.unlock();
-    return {run(), kNoKind};
+    return run();
   };
-  self.kind = kNoKind;
   self.require_program();
-  if (!self.why_eager.empty()) return run_as_it_is();
+  if (!self.why_eager.empty()) return run_eagerly();
   // A rank that has run out of batches would not tell whether it has a program.
   if (replication::is_joining() && !self.options.parallel_mode) {
     TORCH_CHECK(!self.options.fullgraph, "compile: expected no Join around a function that is to ",
                 "be compiled as a whole (fullgraph); there it runs as it is");
-    return run_as_it_is();
+    return run_eagerly();
   }
   const auto modules = self.modules_of(given);
   auto shape = compiler::shape_of(given, modules, self.optimizers_of(given));
   // A parallel mode puts others into their place, and says so by itself.
   if (!self.options.parallel_mode) shape.parameters = compiler::parameters_of(modules);
   if (auto* variant = self.find_ready(shape)) {
-    self.last = variant;
-    self.kind = variant->kind;
-    auto results = variant->run(given);
-    self.drop_gradients(variant->recording());
-    return {std::move(results), self.kind};
+    form = variant->form;
+    return self.run(*variant, given);
   }
-  if (!self.why_eager.empty() || self.is_full) return run_as_it_is();
-  self.kind = self.kind_of(shape);
+  if (!self.why_eager.empty()) return run_eagerly();
+  if (self.resting > 0) {
+    --self.resting;
+    return run_eagerly();
+  }
   // Now: what it depends on is another thing when the function has run.
-  self.why_again = self.variants.empty() ? "" : self.variants.back().misfit(shape);
+  self.why_again = self.why_no_program(shape);
   auto results = self.options.parallel_mode ? self.record_parallel(given, std::move(shape), run)
                                             : self.record(given, std::move(shape), run);
-  return {std::move(results), self.kind};
+  for (auto& variant : self.variants) {
+    if (!variant.form) variant.form = form;
+  }
+  if (self.variants.size() > self.options.max_programs) self.evict();
+  return results;
 }
 
 std::string Step::explain() const {

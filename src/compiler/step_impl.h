@@ -5,31 +5,31 @@
 #include "compiler/agreement.h"
 #include "compiler/variant.h"
 
-#include <deque>
+#include <list>
 #include <mutex>
 
 namespace tessera::detail {
 
 /// What a compiled function knows: its programs, and why there are no others.
 struct Step::Impl {
-  explicit Impl(CompileOptions given);
+  Impl(CompileOptions given, std::span<const std::byte> function_object);
 
-  static constexpr size_t kMostVariants = 8;
   static constexpr int kMostKept = 4;  // recordings in a row that leave tensors behind
 
   const CompileOptions options;
-  std::recursive_mutex mutex;              // the function may call itself
-  std::deque<compiler::Variant> variants;  // they stay where they are
-  std::vector<at::Tensor> parameters;      // whose gradients the function changes
+  const std::span<const std::byte> function;
+  std::recursive_mutex mutex;             // the function may call itself
+  std::list<compiler::Variant> variants;  // at most options.max_programs
+  std::vector<at::Tensor> parameters;     // whose gradients the function changes
   std::vector<std::string> log;
   std::string why_eager;  // why the function runs as it is; empty if it needn't
   bool has_warned_of_numbers = false;
-  bool is_full = false;  // new kinds of calls run as they are
-  int kept_tensors = 0;  // recordings in a row that left tensors behind
+  int64_t evictions = 0;  // programs that gave way to others, on any rank
+  int64_t resting = 0;    // calls without a program that run eagerly before one is recorded
+  uint64_t clock = 0;     // counts uses of programs
+  int kept_tensors = 0;   // recordings in a row that left tensors behind
   compiler::Variant* last = nullptr;
-  std::vector<compiler::CallShape> kinds;  // of recorded calls, by number
-  size_t kind = kNoKind;                   // of the last call
-  std::string why_again;                   // why no program served it
+  std::string why_again;  // why no program served the last call
   bool has_warned_of_scalars = false;
   compiler::Agreement agreement;
   std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known
@@ -61,21 +61,35 @@ struct Step::Impl {
   compiler::TensorNames names_for(const StepArguments& given) const;
   void warn_of_numbers(const compiler::Recording& recording, const StepArguments& given);
   void learn(const compiler::Recording& recording, const StepArguments& given);
-  void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given);
+  /// What is watched besides modules, and what earlier recordings reached, as it is now.
+  compiler::Guards guards_now() const;
+  /// `seconds`: what the recorded call took.
+  void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given,
+            double seconds);
+  /// The recording is one of a program that is there already.
+  void confirm(compiler::Variant& variant, compiler::CallShape shape, compiler::Recording recording,
+               const StepArguments& given);
   /// Once, when many programs are made that differ by scalars among the arguments alone.
   void warn_of_scalars(const compiler::CallShape& shape);
   std::string objection(const compiler::CallShape& shape,
                         const compiler::Recording& recording) const;
+  /// A program that would have served the call, but does something else; see Note [recorded again].
+  compiler::Variant* find_outdated(const compiler::CallShape& shape,
+                                   const compiler::Recording& recording);
+  void drop_outdated(const compiler::Variant& outdated, const compiler::Recording& recording);
   bool has_no_place(const compiler::CallShape& shape, const compiler::Recording& recording) const;
-  void fill_up();
+  void note_eviction();
+  void evict();
+  void tell_masked(const compiler::Variant& variant);
   compiler::Variant* find_ready(const compiler::CallShape& shape);
+  std::vector<at::Tensor> run(compiler::Variant& variant, const StepArguments& given);
+  std::string why_no_program(const compiler::CallShape& shape) const;
   void fall_back(const std::string& why);
   void require_program() const;
   void make_ready(compiler::Variant& variant);
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);
   void note_capture();
   void drop_gradients(const compiler::Recording& recording) const;
-  size_t kind_of(const compiler::CallShape& shape);
 };
 
 /// The tensors that an optimizer of ours keeps for its parameters, by parameter and name.

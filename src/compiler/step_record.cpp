@@ -1,4 +1,5 @@
-// A call of a step for which there is no program: the function runs, and is recorded.
+// A call of a step for which there is no program: the function runs, and is recorded. Programs that
+// are out of date, or one too many, go.
 #include <tessera/optim.h>
 
 #include "compiler/step_impl.h"
@@ -8,6 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -20,7 +22,7 @@ using compiler::Variant;
 namespace {
 
 /// What programs read anew at each call, as it is.
-std::vector<compiler::Hyperparameter> hyperparameters_now(const std::deque<Variant>& variants) {
+std::vector<compiler::Hyperparameter> hyperparameters_now(const std::list<Variant>& variants) {
   std::vector<compiler::Hyperparameter> found;
   for (const auto& variant : variants) {
     for (const auto& each : variant.recording().hyperparameters) {
@@ -145,6 +147,14 @@ std::vector<at::Tensor> Step::Impl::known_parameters(const StepArguments& given)
   return known;
 }
 
+compiler::Guards Step::Impl::guards_now() const {
+  compiler::Guards guards;
+  guards.watch_function(function);
+  for (size_t i = 0; i < options.watch.size(); ++i) guards.watch_variable(options.watch[i], i);
+  for (const auto& variant : variants) guards.expect(variant.recording().guards);
+  return guards;
+}
+
 void Step::Impl::learn(const Recording& recording, const StepArguments& given) {
   const auto holds = [](const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
     return std::any_of(tensors.begin(), tensors.end(),
@@ -165,10 +175,12 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   for (const auto& tensor : given.tensors) {
     if (tensor.defined() && tensor.is_leaf() && tensor.requires_grad()) owners.push_back(tensor);
   }
+  for (auto& variant : variants) variant.note_start(shape);
   const auto before = hyperparameters_now(variants);
-  const auto own_kind = kind;  // a call of the same function inside of it sets another
-  auto recording = compiler::record(run, compiler::local_tensors(given), names_for(given), owners);
-  kind = own_kind;
+  const auto begin = std::chrono::steady_clock::now();
+  auto recording =
+      compiler::record(run, compiler::local_tensors(given), names_for(given), owners, guards_now());
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   auto results = std::exchange(recording.results, {});
   if (const auto name = find_set(recording, before); !name.empty() && recording.broken.empty())
     recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
@@ -180,8 +192,61 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   learn(recording, given);
   drop_gradients(recording);
   warn_of_numbers(recording, given);
-  take(std::move(shape), std::move(recording), given);
+  take(std::move(shape), std::move(recording), given, took.count());
   return results;
+}
+
+Variant* Step::Impl::find_outdated(const CallShape& shape, const Recording& recording) {
+  const auto found = std::ranges::find_if(variants, [&](const Variant& variant) {
+    return recording.broken.empty() && variant.could_serve() &&
+           variant.misfit_besides_gradients(shape).empty() && !variant.matches(shape, recording);
+  });
+  return found == variants.end() ? nullptr : &*found;
+}
+
+void Step::Impl::drop_outdated(const Variant& outdated, const Recording& recording) {
+  const auto changed = compiler::change(outdated.recording(), recording);
+  why_again = changed;
+  log.push_back(c10::str("out of date: recorded again, after ", outdated.recheck.calls(),
+                         " calls of the program, it was not the same: ", changed));
+  ++counters()["outdated"];
+  TORCH_WARN(
+      "compile: a program was out of date. When the function was recorded again, after ",
+      outdated.recheck.calls(), " calls of its program, it was not the same: ", changed,
+      ". Calls before this one may have used what it was before; a new program is made. Name ",
+      "what changes in CompileOptions::watch, or pass it as an argument (a tensor, if it "
+      "changes often), and every change is seen at once");
+  if (last == &outdated) last = nullptr;
+  variants.remove_if([&](const Variant& variant) { return &variant == &outdated; });
+}
+
+// Note [more kinds than programs]: a step whose calls go through more kinds than there is place for
+// would be recorded and compiled without end. When as many programs were dropped as there may be,
+// calls without a program run eagerly for a while before one is recorded, longer each time.
+void Step::Impl::note_eviction() {
+  constexpr int64_t kMostResting = 256;
+  const auto limit = static_cast<int64_t>(options.max_programs);
+  ++evictions;
+  if (evictions <= limit) return;
+  if (!options.fullgraph && !options.parallel_mode) resting = std::min(evictions, kMostResting);
+  if (evictions > limit + 1) return;
+  const auto why = c10::str("its calls are of more kinds than programs are kept (max_programs, ",
+                            limit, "); the last change was in ", why_again);
+  log.push_back("programs come and go: " + why);
+  TORCH_WARN("compile: programs of the function are dropped and made anew, since ", why,
+             "; pass a value that changes often as a tensor, give batches few sizes, or raise "
+             "CompileOptions::max_programs");
+}
+
+void Step::Impl::evict() {
+  if (options.parallel_mode) note_eviction();
+  while (variants.size() > options.max_programs) {
+    const auto oldest = std::ranges::min_element(variants, {}, &Variant::last_use);
+    if (last == &*oldest) last = nullptr;
+    log.push_back(c10::str("dropped: the least recently used of ", variants.size(), " programs"));
+    ++counters()["evictions"];
+    variants.erase(oldest);
+  }
 }
 
 }  // namespace tessera::detail

@@ -35,9 +35,8 @@ at::Tensor aliased(const ResultAlias& alias, const std::vector<at::Tensor>& inpu
 
 }  // namespace
 
-Variant::Variant(size_t kind_of_call, CallShape shape, Recording recording,
-                 const detail::StepArguments& given)
-    : kind(kind_of_call), shape_(std::move(shape)), recording_(std::move(recording)) {
+Variant::Variant(CallShape shape, Recording recording, const detail::StepArguments& given)
+    : shape_(std::move(shape)), recording_(std::move(recording)) {
   const auto tensors = local_tensors(given);
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
     const auto kind = recording_.graph.inputs[i].kind;
@@ -63,7 +62,18 @@ Variant::Variant(size_t kind_of_call, CallShape shape, Recording recording,
   }
 }
 
+void Variant::note_start(const CallShape& shape) {
+  // Not of modules of other calls, which may be gone.
+  changed_at_start_ = shape_.objects == shape.objects ? recording_.guards.changed()
+                                                      : "the module or optimizer it is given";
+  could_serve_ = is_ready() && misfit(shape).empty();
+}
+
 std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
+  return changed_at_start_.empty() ? misfit_besides_bytes(shape) : changed_at_start_;
+}
+
+std::string Variant::misfit_besides_bytes(const CallShape& shape) const {
   if (auto why = difference(shape_, shape); !why.empty()) return why;
   for (const auto& dependency : recording_.dependencies) {
     const auto now = dependency.read();
@@ -119,7 +129,8 @@ std::string Variant::changed_gradients() const {
 }
 
 std::string Variant::misfit(const CallShape& shape) const {
-  if (auto why = misfit_besides_gradients(shape); !why.empty()) return why;
+  if (auto why = misfit_besides_bytes(shape); !why.empty()) return why;
+  if (auto why = recording_.guards.changed(); !why.empty()) return why;
   for (size_t i = 0; i < recording_.gradients.size(); ++i) {
     const auto& owner = recording_.gradients[i];
     if (ignores_gradients_ && !reads_gradient(i)) continue;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "compiler/call_shape.h"
+#include "compiler/recheck.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/recording.h"
 
@@ -12,14 +13,20 @@ namespace tessera::compiler {
 /// One program of a function, for one kind of call.
 class Variant {
  public:
-  Variant(size_t kind, CallShape shape, Recording recording, const detail::StepArguments& given);
+  Variant(CallShape shape, Recording recording, const detail::StepArguments& given);
 
-  size_t kind;  // of the calls it serves, see Step::Outcome
+  std::shared_ptr<const void> form;  // what the function returned, without tensors
+  uint64_t last_use = 0;
+  Recheck recheck;
 
   /// Why it can't serve this call; empty if it can.
   std::string misfit(const CallShape& shape) const;
-  /// The same, but for which gradients exist.
+  /// The same, but for which gradients exist, while a call is recorded or has been.
   std::string misfit_besides_gradients(const CallShape& shape) const;
+  /// A call is about to be recorded: what the function changes must not tell its recording apart.
+  void note_start(const CallShape& shape);
+  /// Whether, when the last recorded call began, this could have served it.
+  bool could_serve() const { return could_serve_; }
 
   /// Whether this recording, of a call of this shape, is the variant's.
   bool matches(const CallShape& shape, const Recording& recording) const;
@@ -36,6 +43,9 @@ class Variant {
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.
   void learn_bystanders(const Recording& recording);
+  /// Of another recording that matches: which bytes the function itself changes. True if these are
+  /// more than were known.
+  bool learn_masks(Guards guards) { return recording_.guards.merge(std::move(guards)); }
   /// There is this parameter, too, of which nothing is known if the recording does not use it.
   void notice(const at::Tensor& parameter);
   const Graph& graph() const { return graph_; }
@@ -58,6 +68,7 @@ class Variant {
     int alias = -1;            // a result that is an input's memory: which of recording_.aliases
   };
 
+  std::string misfit_besides_bytes(const CallShape& shape) const;
   bool reads_gradient(size_t owner) const;
   std::string changed_gradients() const;
   std::string changed_inputs() const;
@@ -69,6 +80,8 @@ class Variant {
   CallShape shape_;
   Recording recording_;
   bool ignores_gradients_ = false;
+  std::string changed_at_start_;  // what had changed when the last recorded call began
+  bool could_serve_ = false;
   std::vector<Place> places_;       // by input
   std::vector<uint64_t> hooks_;     // by owner of a gradient: what tells its hooks apart
   std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one

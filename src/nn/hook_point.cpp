@@ -63,13 +63,15 @@ uint64_t ModuleHooks::fingerprint() const {
 }
 
 std::function<uint64_t()> ModuleHooks::state_reader() const {
-  return [alive = std::weak_ptr(alive_)]() -> uint64_t {
-    const auto hooks = alive.lock();
-    return hooks ? (*hooks)->fingerprint() : 0;
+  // Not locked: who destroys a module while a step that calls it runs has a race in any case.
+  return [this, alive = std::weak_ptr(alive_)]() -> uint64_t {
+    return alive.expired() ? 0 : fingerprint();
   };
 }
 
-HookPoint::HookPoint(torch::nn::Module& module, const std::type_info& type) : module_(module) {
+HookPoint::HookPoint(torch::nn::Module& module, const std::type_info& type,
+                     std::span<const std::byte> object)
+    : module_(module), object_(object) {
   name_after(module, type);
 }
 HookPoint::~HookPoint() = default;

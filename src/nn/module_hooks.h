@@ -35,6 +35,8 @@ class ModuleHooks {
   /// Reads a number that changes with training mode and with the hooks of the module, for as long
   /// as it exists; 0 afterwards.
   std::function<uint64_t()> state_reader() const;
+  /// Expires with the module.
+  std::weak_ptr<const void> lifetime() const { return alive_; }
 
  private:
   template <class Hook>

@@ -163,23 +163,5 @@ TEST(StepSurroundings, WarnsOfOptimizersThatNobodyNames) {
   EXPECT_THAT(explain(named), Not(HasSubstr("by no optimizer that is known")));
 }
 
-/// Kinds of calls that have programs keep them when there are too many others.
-TEST(StepSurroundings, TooManyKindsOfCallsLeaveProgramsThere) {
-  int calls = 0;
-  const auto step = compile([&](Tensor x) {
-    ++calls;
-    return x * 2;
-  });
-  for (int size = 1; size < 12; ++size) {
-    for (int i = 0; i < 3; ++i) step(torch::ones({size}));
-  }
-  calls = 0;
-  EXPECT_EQ(step(torch::ones({3})).sum().item<float>(), 6);
-  EXPECT_EQ(calls, 0);
-  EXPECT_EQ(step(torch::ones({11})).sum().item<float>(), 22);
-  EXPECT_EQ(calls, 1);
-  EXPECT_THAT(explain(step), HasSubstr("runs as it is, but for calls that have programs"));
-}
-
 }  // namespace
 }  // namespace tessera::testing

@@ -3,15 +3,19 @@
 #include <tessera/compile/options.h>
 #include <tessera/compile/step_arguments.h>
 
+#include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
 
-#include <cstdint>
+#include <concepts>
+#include <cstddef>
+#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,19 +24,17 @@ namespace tessera::detail {
 /// Runs a function, or the program made of it.
 class Step {
  public:
-  explicit Step(CompileOptions options);
+  /// `function`: the object representation of the function, which stays where it is.
+  explicit Step(CompileOptions options, std::span<const std::byte> function = {});
   ~Step();
   Step(Step&&) noexcept;
 
-  /// What the function returns, and of which kind the call was: a number, equal for calls that a
-  /// program can't tell apart; kNoKind if the function ran as it is, and was not recorded by this.
-  struct Outcome {
-    std::vector<at::Tensor> tensors;
-    size_t kind;
-  };
-  static constexpr size_t kNoKind = SIZE_MAX;
-  /// `run` is the function. Threads that call it at once take turns.
-  Outcome call(const StepArguments& given, c10::function_ref<std::vector<at::Tensor>()> run);
+  /// What the function returns. `run` is the function; it sets `form` to what it returned, without
+  /// tensors. If a program runs instead, `form` is that of the recorded call. Threads that call it
+  /// at once take turns.
+  std::vector<at::Tensor> call(const StepArguments& given,
+                               c10::function_ref<std::vector<at::Tensor>()> run,
+                               std::shared_ptr<const void>& form);
 
   std::string explain() const;
   std::string generated_code() const;
@@ -43,22 +45,22 @@ class Step {
   std::unique_ptr<Impl> impl_;
 };
 
-/// What a function returned, without its tensors, by kind of call.
-class ResultShapes {
- public:
-  void keep(size_t kind, std::shared_ptr<const void> shape) {
-    const std::lock_guard lock(mutex_);
-    shapes_[kind] = std::move(shape);
-  }
-  std::shared_ptr<const void> at(size_t kind) const {
-    const std::lock_guard lock(mutex_);
-    return shapes_.at(kind);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<size_t, std::shared_ptr<const void>> shapes_;
-};
+/// The bytes of a function object, or of the one that a std::reference_wrapper refers to; none if
+/// there is nothing in it.
+template <class F>
+std::span<const std::byte> bytes_of_function(const F& function) {
+  if constexpr (std::is_empty_v<F>)
+    return {};
+  else
+    return std::as_bytes(std::span<const F>(&function, 1));
+}
+template <class F>
+std::span<const std::byte> bytes_of_function(const std::reference_wrapper<F>& function) {
+  if constexpr (std::is_function_v<F>)
+    return {};
+  else
+    return bytes_of_function(function.get());
+}
 
 /// Whether a result of this type holds nothing but tensors: anything else would be that of the
 /// call that was recorded.
@@ -74,5 +76,38 @@ template <class A, class B>
 inline constexpr bool kIsTensors<std::pair<A, B>> = kIsTensors<A> && kIsTensors<B>;
 template <class K, class T>
 inline constexpr bool kIsTensors<std::map<K, T>> = kIsTensors<T>;
+
+/// Adds up the sizes of the members that a struct lists for nn::visit_tensors.
+struct MemberSizes {
+  size_t* sum;
+  template <class... Members>
+  void operator()(Members&... /*members*/) const {
+    static_assert((kIsTensors<Members> && ...),
+                  "tessera::compile: expected a struct that is returned to hold tensors, or "
+                  "vectors, tuples, pairs, optionals or maps of tensors");
+    ((*sum += sizeof(Members)), ...);
+  }
+};
+
+/// A struct of tensors that opts in with tessera_tensors (see nn/values.h).
+template <class T>
+concept TensorStruct = nn::detail::OptsIn<T> && std::default_initializable<T> &&
+                       requires(T& value, MemberSizes sizes) { tessera_tensors(value, sizes); };
+
+/// Throws a TypeError if the struct holds more than it lists: that would be what it was when the
+/// program was made.
+template <TensorStruct T>
+void check_holds_tensors() {
+  static const size_t kListed = [] {
+    T value{};
+    size_t sum = 0;
+    tessera_tensors(value, MemberSizes{&sum});
+    return sum;
+  }();
+  TORCH_CHECK_TYPE(kListed == sizeof(T), "compile: expected a struct that is returned to hold ",
+                   "nothing but the tensors that its tessera_tensors lists, got ", sizeof(T),
+                   " bytes, of which it lists ", kListed,
+                   "; anything else would be what it was when the program was made");
+}
 
 }  // namespace tessera::detail

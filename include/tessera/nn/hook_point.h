@@ -3,6 +3,8 @@
 #include <tessera/nn/hooks.h>
 
 #include <atomic>
+#include <cstddef>
+#include <span>
 
 namespace tessera::nn {
 
@@ -11,13 +13,17 @@ class ModuleHooks;
 /// The part of a hookable module that holds its hooks.
 class HookPoint {
  public:
-  /// `type`: the user's class, for Module::name(), which would say Hooked<…> otherwise.
-  HookPoint(torch::nn::Module& module, const std::type_info& type);
+  /// `type`: the user's class, for Module::name(), which would say Hooked<…> otherwise; `object`:
+  /// its object representation.
+  HookPoint(torch::nn::Module& module, const std::type_info& type,
+            std::span<const std::byte> object);
   ~HookPoint();
   HookPoint(const HookPoint&) = delete;
   HookPoint& operator=(const HookPoint&) = delete;
 
   torch::nn::Module& module() const { return module_; }
+  /// The bytes of the user's class, libtorch's part included. A compiled step compares them.
+  std::span<const std::byte> object() const { return object_; }
   /// Whether a call must go through Call; false is the fast path.
   bool is_hooked() const { return hooked_ || watchers.load(std::memory_order_relaxed) > 0; }
   /// How many recorders want to know of all calls; see WatchCalls.
@@ -48,6 +54,7 @@ class HookPoint {
   torch::nn::Module& module_;
   bool hooked_ = false;
   std::unique_ptr<ModuleHooks> hooks_;
+  std::span<const std::byte> object_;
 };
 
 /// Base of every hookable module. One name alone, and a long one: it shares a scope with the user's

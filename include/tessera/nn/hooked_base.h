@@ -59,7 +59,8 @@ class HookedBase : public Impl, public Hookable {
   // NOLINTEND(readability-identifier-naming)
 
  private:
-  HookPoint tessera_hook_point_{*this, typeid(Impl)};
+  HookPoint tessera_hook_point_{
+      *this, typeid(Impl), std::as_bytes(std::span<const Impl>(static_cast<const Impl*>(this), 1))};
 };
 
 }  // namespace tessera::nn::detail

@@ -84,6 +84,12 @@ void Recorder::name_modules(const torch::nn::Module& root) {
     paths_.try_emplace(item.value().get(), item.key());
 }
 
+void Recorder::watch_module(const torch::nn::Module& module) {
+  const auto path = paths_.find(&module);
+  if (!guards_.watch_module(module, path == paths_.end() ? "" : path->second)) return;
+  for (const auto& child : module.children()) watch_module(*child);
+}
+
 void Recorder::enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) {
   if (!paths_.contains(&module)) name_modules(module);
   const auto& path = paths_.at(&module);
@@ -91,7 +97,9 @@ void Recorder::enter_module(const torch::nn::Module& module, std::function<uint6
   const auto before = dependencies_.size();
   depend_on(&module, "training mode or hooks of " + (path.empty() ? module.name() : path),
             std::move(read));
-  if (dependencies_.size() > before) dependencies_.back().is_of_module = true;
+  if (dependencies_.size() == before) return;
+  dependencies_.back().is_of_module = true;
+  watch_module(module);
 }
 
 void Recorder::end_modules() {
@@ -99,6 +107,8 @@ void Recorder::end_modules() {
   for (auto& each : dependencies_) {
     if (each.is_of_module) each.expected = each.read();
   }
+  guards_.end();
+  if (!guards_.broken().empty()) break_off(guards_.broken());
 }
 
 bool Recorder::takes_averages() const { return compile_config().optimize_ddp != "no_optimization"; }

@@ -3,6 +3,7 @@
 #include <tessera/compile/graph.h>
 
 #include "base/capture.h"
+#include "compiler/guards.h"
 #include "compiler/trace/dependencies.h"
 #include "compiler/trace/draws.h"
 #include "compiler/trace/generator_watch.h"
@@ -55,7 +56,6 @@ class Recorder final : public capture::Observer {
   void check_generator();
   /// Called before a message is sent that is not put off, and before those that are not seen.
   void before_sending(std::function<void()> told) { before_sending_ = std::move(told); }
-
   /// Called before one that is no part of the recording.
   void before_hidden(std::function<void()> told) { before_hidden_ = std::move(told); }
   /// From here on operators run, and are recorded; what was put off has run.
@@ -63,9 +63,9 @@ class Recorder final : public capture::Observer {
 
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
-
-  /// Backends may hold what they sent a moment longer than those who waited for it: waits for them,
-  /// a moment.
+  /// The recording depends on it and on all below; see Note [objects by their bytes].
+  void watch_module(const torch::nn::Module& module);
+  /// Backends may hold what they sent a moment longer than who waited for it: waits for that.
   void settle() const;
 
   Graph& graph() { return graph_; }
@@ -77,8 +77,8 @@ class Recorder final : public capture::Observer {
   /// Generators that operators were given, as they were before.
   const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
-  /// What the function itself does to modules that it calls is as it was when it began; those that
-  /// it made are gone.
+  Guards& guards() { return guards_; }
+  /// What the function does to modules is as it was when it began; those that it made are gone.
   void end_modules();
   const std::vector<Dependency>& dependencies() const { return dependencies_; }
   const std::vector<Hyperparameter>& hyperparameters() const { return hyperparameters_; }
@@ -116,6 +116,7 @@ class Recorder final : public capture::Observer {
   Births births_;
   Memory memory_;
   std::vector<Dependency> dependencies_;
+  Guards guards_;
   std::vector<at::Tensor> parameters_;
   std::vector<Hyperparameter> hyperparameters_;
   std::vector<FirstAction> first_actions_;

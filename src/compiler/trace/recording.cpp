@@ -117,18 +117,25 @@ class Finish {
     }
   }
 
+  /// A tensor of the step that somebody holds besides its caller: a list of losses would get those
+  /// of recorded calls alone.
   void check_kept() {
-    for (const auto& memory : memory_.alive()) {
+    const auto alive = memory_.alive();
+    std::map<const c10::StorageImpl*, size_t> ours = kept_;
+    for (const auto& memory : alive) ++ours[memory.storage.get()];
+    for (const auto& memory : alive) {
       const bool is_empty = memory.storage->nbytes() == 0 ||
                             std::ranges::find(memory.root.sizes, 0) != memory.root.sizes.end();
-      if (is_empty || kept_.contains(memory.storage.get())) continue;
+      if (is_empty || memory.storage.use_count() <= ours[memory.storage.get()]) continue;
       recording_.keeps_tensors = true;
       recorder_.give_up(c10::str(
           "a tensor that was made inside, of sizes ", memory.root.sizes, maker_of(memory.value),
-          ", is still held after it returned: what keeps it (a member, a variable outside, history "
-          "of a tensor that is held, an optimizer's first step, the gradient of a distributed "
-          "parameter of a module that is neither given nor named) would not see that of later "
-          "calls"));
+          kept_.contains(memory.storage.get()) ? ", which it returns or leaves as a gradient,"
+                                               : ",",
+          " is still held after it returned: what keeps it (a list, a member, a variable outside, "
+          "history of a tensor that is held, an optimizer's first step, the gradient of a "
+          "distributed parameter of a module that is neither given nor named) would not see that "
+          "of later calls; return it, and keep it outside of the function"));
     }
   }
 
@@ -183,7 +190,7 @@ class Finish {
     return found == known.end() ? nullptr : &*found;
   }
 
-  void keep(const at::Tensor& tensor) { kept_.insert(storage_of(tensor)); }
+  void keep(const at::Tensor& tensor) { ++kept_[storage_of(tensor)]; }
 
   void add_gradient(const GradientOwner& owner) {
     auto& outputs = recorder_.graph().outputs;
@@ -206,7 +213,7 @@ class Finish {
   Memory& memory_;
   Recording& recording_;
   const std::vector<at::Tensor>& known_;
-  std::set<const c10::StorageImpl*> kept_;
+  std::map<const c10::StorageImpl*, size_t> kept_;  // what the step leaves, and by how many tensors
 };
 
 /// What the larger of two recordings uses more than the other, for a message.
@@ -273,13 +280,15 @@ const std::pair<InputKind, std::string>* TensorNames::find(const at::Tensor& ten
 
 Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
                  const std::vector<at::Tensor>& arguments, const TensorNames& names,
-                 const std::vector<at::Tensor>& parameters) {
+                 const std::vector<at::Tensor>& parameters, Guards guards) {
   std::map<const c10::TensorImpl*, at::Tensor> gradients;
   for (const auto& parameter : parameters)
     gradients[parameter.unsafeGetTensorImpl()] =
         parameter.grad().defined() ? replication::local_gradient(parameter) : at::Tensor();
   Recorder recorder;
+  recorder.guards() = std::move(guards);
   for (const auto* root : names.roots) recorder.name_modules(*root);
+  for (const auto* root : names.roots) recorder.watch_module(*root);
   for (const auto& argument : arguments) {
     if (argument.defined() && argument.has_storage() && argument.numel() > 0)
       recorder.memory().read(argument);
@@ -317,6 +326,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
   recorder.end_modules();
   recording.dependencies = recorder.dependencies();
   recording.hyperparameters = recorder.hyperparameters();
+  recording.guards = std::move(recorder.guards());
   recording.first_actions = recorder.first_actions();
   recording.groups = recorder.groups();
   recording.noted = recorder.parameters();

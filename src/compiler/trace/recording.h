@@ -53,6 +53,7 @@ struct Recording {
   std::vector<at::Tensor> results;       // what the run gave, without history
   std::vector<ResultAlias> aliases;
   std::vector<Dependency> dependencies;
+  Guards guards;
   std::vector<Hyperparameter> hyperparameters;
   std::vector<FirstAction> first_actions;
   std::vector<std::string> groups;                               // in which it communicates
@@ -63,10 +64,10 @@ struct Recording {
 
 /// Runs `function`, which returns the tensors it gives back, and writes it down. `arguments` are
 /// inputs of their own, even where other tensors show their memory, too. `parameters`: those known
-/// beforehand, whose gradients may change.
+/// beforehand, whose gradients may change; `guards`: what the caller watches besides modules.
 Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
                  const std::vector<at::Tensor>& arguments, const TensorNames& names,
-                 const std::vector<at::Tensor>& parameters);
+                 const std::vector<at::Tensor>& parameters, Guards guards);
 
 /// In what two recordings of one function differ, for a user; empty if they are the same program.
 std::string difference(const Recording& first, const Recording& second);

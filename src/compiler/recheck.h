@@ -1,0 +1,44 @@
+#pragma once
+
+#include "compiler/trace/recording.h"
+
+#include <cstdint>
+#include <string>
+
+namespace tessera::compiler {
+
+/// Note [recorded again]
+/// Guards see what they are told of, and a step may read anything: a number that a lambda captures
+/// by reference, what lies behind a pointer. So now and then a call for which there is a program
+/// runs eagerly and is recorded, as the first was: its results are right whatever has changed, and
+/// a recording that differs tells of the change. This is so at calls 8, 16, … 256 of a program, and
+/// from then on after so many calls that it costs less than 1 % of their time. All ranks record the
+/// same calls: they count alike, and agree on the interval.
+class Recheck {
+ public:
+  /// Whether the next call is to be recorded.
+  bool is_due() const { return calls_ + 1 >= next_; }
+  int64_t calls() const { return calls_; }
+  /// The program ran.
+  void note_run(double seconds) {
+    ++calls_;
+    seconds_ += seconds;
+    ++runs_;
+  }
+  /// Of this rank: calls until the next, if an eager one takes so long.
+  int64_t interval(double recorded_seconds) const;
+  /// The function still does what the program does; `interval` is the longest of all ranks.
+  void pass(int64_t interval);
+
+ private:
+  static constexpr int64_t kFirst = 8, kSteady = 256;
+  int64_t calls_ = 0, next_ = kFirst;
+  double seconds_ = 0;  // of runs since the last time
+  int64_t runs_ = 0;
+};
+
+/// What the function does otherwise than its program, for a user: the operator and the argument
+/// that changed.
+std::string change(const Recording& program, const Recording& function);
+
+}  // namespace tessera::compiler

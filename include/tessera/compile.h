@@ -4,6 +4,7 @@
 #include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
 #include <tessera/compile/graph.h>
+#include <tessera/compile/last_train_step.h>
 #include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
@@ -23,7 +24,7 @@ class Compiled {
       : function_(std::move(function)), step_(std::make_shared<detail::Step>(std::move(options))) {}
 
   template <class... A>
-    requires std::invocable<F&, A...>
+    requires(!(detail::kIsLastTrainStep<A> || ...) && std::invocable<F&, A...>)
   std::invoke_result_t<F&, A...> operator()(A&&... arguments) const {
     using R = std::invoke_result_t<F&, A...>;
     static_assert(std::invocable<F&, A&...>,
@@ -43,6 +44,12 @@ class Compiled {
                     "the program was made");
       return call<std::remove_cvref_t<R>>(given, arguments...);
     }
+  }
+
+  template <class... A>
+    requires(detail::kIsLastTrainStep<A> || ...)
+  decltype(auto) operator()(A&&... arguments) const {
+    return std::apply(*this, std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
   }
 
   /// What was captured, what was not and why, and why it was captured again.

@@ -1,6 +1,7 @@
 #include <tessera/optim.h>
 
 #include "compiler/codegen/emit.h"
+#include "compiler/overrides.h"
 #include "compiler/pipeline.h"
 #include "compiler/step_impl.h"
 #include "replicate/roll_call.h"
@@ -276,6 +277,9 @@ Step::Outcome Step::call(const StepArguments& given,
   self.kind = self.kind_of(shape);
   // Now: what it depends on is another thing when the function has run.
   self.why_again = self.variants.empty() ? "" : self.variants.back().misfit(shape);
+  auto roots = given.modules;
+  if (auto* named = self.named_module()) roots.push_back(named);
+  const compiler::OverrideScope overrides(self.options.module_override, roots);
   auto results = self.options.parallel_mode ? self.record_parallel(given, std::move(shape), run)
                                             : self.record(given, std::move(shape), run);
   return {std::move(results), self.kind};

@@ -211,8 +211,8 @@ std::string bucketed_code(int loop) {
 /// Both times, without and with gradients from before: each bucket as `words` say, and then three
 /// waits, so that no launch waits for an earlier bucket.
 void expect_buckets(const char* pass, const std::vector<std::string>& words) {
-  const ConfigPatch patch({.fuse_ddp_passes = {{pass, "schedule_comm_wait"}},
-                           .reorder_for_locality = false});
+  const ConfigPatch patch(
+      {.fuse_ddp_passes = {{pass, "schedule_comm_wait"}}, .reorder_for_locality = false});
   for (const int loop : {1, 2}) {
     torch::jit::testing::FileCheck check;
     for (int bucket = 0; bucket < 3; ++bucket) {
@@ -228,17 +228,15 @@ void expect_buckets(const char* pass, const std::vector<std::string>& words) {
 
 TEST_P(BucketingRanks, R_003_7_CoalescedOp) {
   run_on(GetParam(), [] {
-    expect_buckets(
-        "fuse_ddp_with_coalesced_op",
-        {"cpp_fused_", "torch.ops._c10d_functional.all_reduce_coalesced_.default("});
+    expect_buckets("fuse_ddp_with_coalesced_op",
+                   {"cpp_fused_", "torch.ops._c10d_functional.all_reduce_coalesced_.default("});
   });
 }
 
 TEST_P(BucketingRanks, R_003_8_ConcatOp) {
   run_on(GetParam(), [] {
-    expect_buckets("fuse_ddp_with_concat_op",
-                   {"aten.flatten.using_ints(", "cpp_fused_",
-                    "torch.ops._c10d_functional.all_reduce_.default("});
+    expect_buckets("fuse_ddp_with_concat_op", {"aten.flatten.using_ints(", "cpp_fused_",
+                                               "torch.ops._c10d_functional.all_reduce_.default("});
   });
 }
 

@@ -21,7 +21,7 @@ bool same(const Argument& first, const Argument& second) {
 }
 
 bool same(const RecordedCall& first, const RecordedCall& second) {
-  return first.op == second.op &&
+  return first.op == second.op && first.bucket_caps == second.bucket_caps &&
          std::equal(first.arguments.begin(), first.arguments.end(), second.arguments.begin(),
                     second.arguments.end(),
                     [](const auto& left, const auto& right) { return same(left, right); });

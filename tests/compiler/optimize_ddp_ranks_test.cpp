@@ -132,7 +132,7 @@ int64_t buckets_with(const std::optional<double>& cap_mb, const ConfigPatch::Cha
                      bool is_wrapped) {
   const ConfigPatch patch(changes);
   auto net = seeded(3, [] { return Layers(); });
-  const auto x = torch::ones({2, 10});
+  const auto x = torch::ones({is_wrapped ? 3 : 2, 10});  // each has programs of its own
   const CompiledBackward scope;
   if (is_wrapped) {
     DistributedDataParallel wrapper(net, {.bucket_cap_mb = cap_mb});

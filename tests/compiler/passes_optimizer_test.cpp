@@ -26,7 +26,7 @@ TEST(SplitFusedOptimizer, LetsEachPartWaitForItsBucket) {
     %7: float32[2] = _c10d_functional::all_reduce(%6, "sum", "0")
     %8: float32[4] = _c10d_functional::wait_tensor(%5)
     %9: float32[2] = _c10d_functional::wait_tensor(%7)
-    [%10: float32[4], %11: float32[2]] = aten::_foreach_sub.List([%0, %1], [%8, %9], alpha=number(0.5))
+    [%10: float32[4], %11: float32[2]] = aten::_foreach_sub.List([%0, %1], [%8, %9], alpha=0.5)
     write %10 to %0
     write %11 to %1)")),
             dedent(R"(
@@ -39,9 +39,9 @@ TEST(SplitFusedOptimizer, LetsEachPartWaitForItsBucket) {
     %6: float32[2] = aten::exp(%3)
     %7: float32[2] = _c10d_functional::all_reduce(%6, "sum", "0")
     %8: float32[4] = _c10d_functional::wait_tensor(%5)
-    [%10: float32[4]] = aten::_foreach_sub.List([%0], [%8], alpha=number(0.5))
+    [%10: float32[4]] = aten::_foreach_sub.List([%0], [%8], alpha=0.5)
     %9: float32[2] = _c10d_functional::wait_tensor(%7)
-    [%11: float32[2]] = aten::_foreach_sub.List([%1], [%9], alpha=number(0.5))
+    [%11: float32[2]] = aten::_foreach_sub.List([%1], [%9], alpha=0.5)
     write %10 to %0
     write %11 to %1)"));
 }

@@ -23,7 +23,8 @@ class Override {
   /// gives what forward would give, as calls that are recorded have its result. The module is
   /// hookable and returns one tensor.
   virtual nn::ForwardStandIn replacement(const std::string& name, torch::nn::Module& module) = 0;
-  /// Rewrites the captured graph, before any pass; Node::module names the module of a node.
+  /// Rewrites the captured graph, before any pass; in that of a step, Node::module names the module
+  /// of a node.
   /// `flat_state`: those of the graph's inputs that are parameters, buffers and optimizer state, in
   /// order. Inputs and outputs stay as they are.
   virtual void transform(Graph& graph, const std::vector<GraphInput>& flat_state) {

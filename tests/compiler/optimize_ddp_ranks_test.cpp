@@ -1,5 +1,6 @@
 // What each mode of `optimize_ddp` does with a replicated module, and where compiled buckets end.
 #include <tessera/compile.h>
+#include <tessera/optim.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 
@@ -8,6 +9,8 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <algorithm>
 
 namespace tessera::testing {
 namespace {
@@ -127,6 +130,74 @@ TEST_P(OptimizeDdpRanks, NoOptimizationLeavesBackwardToTheEngine) {
   });
 }
 
+/// Whatever the engine is told, its gradients between programs are those of eager training.
+TEST_P(OptimizeDdpRanks, DdpOptimizerServesEveryEngine) {
+  run([] {
+    const ConfigPatch patch({.optimize_ddp = "ddp_optimizer"});
+    const std::vector<ReplicateOptions> kinds = {
+        {.bucket_cap_mb = 0.0005, .gradient_as_bucket_view = true},
+        {.bucket_cap_mb = 0.0005, .find_unused_parameters = true},
+        {.bucket_cap_mb = 0.0005, .static_graph = true}};
+    for (const auto& kind : kinds) {
+      auto [eager, net] = twins<Layers>(3);
+      replicate(eager);
+      replicate(net, kind);
+      for (int i = 0; i < 8; ++i) {
+        const auto x = at::randn({3, 10}, at::detail::createCPUGenerator(10 * i + rank()));
+        const bool is_local = i % 4 == 2;  // adds up, and is averaged with the next
+        for (auto* each : {&eager, &net}) {
+          set_requires_gradient_sync(*each, !is_local);
+          if (i % 4 != 3) (*each)->zero_grad(i % 2 == 0);
+        }
+        eager(x).square().sum().backward();
+        const auto loss = net(x).square().sum();
+        {
+          const CompiledBackward scope;
+          loss.backward();
+        }
+        const auto expected = eager->named_parameters();
+        for (const auto& item : net->named_parameters())
+          EXPECT_TRUE(at::allclose(item.value().grad(), expected[item.key()].grad(), 1e-5, 1e-6))
+              << item.key() << ", step " << i;
+      }
+    }
+  });
+}
+
+/// The update of each bucket's parameters is a node of its own.
+TEST_P(OptimizeDdpRanks, OldPassesSplitTheOptimizerByBuckets) {
+  run([] {
+    const ConfigPatch patch({.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
+                                                  "remove_copy_from_optimizer",
+                                                  "split_fused_optimizer"}}});
+    auto [eager, net] = twins<Layers>(3);
+    replicate(eager);
+    replicate(net, {.bucket_cap_mb = 0.0005});
+    optim::Adam reference(eager->parameters(), {.fused = true});
+    optim::Adam optimizer(net->parameters(), {.fused = true});
+    const auto train_step = [](Layers& model, optim::Adam& by, const torch::Tensor& x) {
+      by.zero_grad();
+      model(x).square().sum().backward();
+      by.step();
+    };
+    auto step = compile(train_step);
+    for (int i = 0; i < 7; ++i) {
+      const auto x = at::randn({3, 10}, at::detail::createCPUGenerator(10 * i + rank()));
+      train_step(eager, reference, x);
+      step(net, optimizer, x);
+      const auto expected = eager->named_parameters();
+      for (const auto& item : net->named_parameters())
+        EXPECT_TRUE(at::allclose(item.value(), expected[item.key()], 1e-5, 1e-6)) << i;
+    }
+    ASSERT_NE(step.step().graph(), nullptr) << step.explain();
+    const auto& nodes = step.step().graph()->nodes;
+    const auto updates = std::ranges::count_if(
+        nodes, [](const Node& node) { return node.op.starts_with("aten::_fused_adam"); });
+    EXPECT_GT(counters()["ddp_buckets"], 1);
+    EXPECT_EQ(updates, counters()["ddp_buckets"]);
+  });
+}
+
 /// Buckets of a compiled backward.
 int64_t buckets_with(const std::optional<double>& cap_mb, const ConfigPatch::Changes& changes,
                      bool is_wrapped) {
@@ -161,7 +232,7 @@ TEST_P(OptimizeDdpRanks, ModulesWithDifferentCapsShareNoBucket) {
     Layers one, other;
     replicate(one, {.bucket_cap_mb = kTinyCap});
     replicate(other);
-    auto step = compile([&](torch::Tensor x) { (one(x).sum() + other(x).sum()).backward(); },
+    auto step = compile([&](torch::Tensor x) { (one(x).square().sum() + other(x).square().sum()).backward(); },
                         {.fullgraph = true});
     for (int i = 0; i < 4; ++i) {
       one->zero_grad();

@@ -4,6 +4,7 @@
 #include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
 #include <tessera/compile/graph.h>
+#include <tessera/compile/last_train_step.h>
 #include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
@@ -26,7 +27,7 @@ class Compiled {
                                              detail::bytes_of_function(*function_))) {}
 
   template <class... A>
-    requires std::invocable<F&, A...>
+    requires(!(detail::kIsLastTrainStep<A> || ...) && std::invocable<F&, A...>)
   std::invoke_result_t<F&, A...> operator()(A&&... arguments) const {
     using R = std::invoke_result_t<F&, A...>;
     static_assert(std::invocable<F&, A&...>,
@@ -55,6 +56,13 @@ class Compiled {
     }
   }
 
+  template <class... A>
+    requires(detail::kIsLastTrainStep<A> || ...)
+  decltype(auto) operator()(A&&... arguments) const {
+    return std::apply(*this, std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
+  }
+
+  /// What was captured, what was not and why, and why it was captured again.
   std::string explain() const { return step_->explain(); }
   const detail::Step& step() const { return *step_; }
 

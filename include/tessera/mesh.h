@@ -84,6 +84,23 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(c10::DeviceType device_type, const std::vector<int64_t>& shape,
                             std::vector<std::string> dim_names = {});
 
+/// While it lives, functions of this thread that want a mesh and are given none take this one:
+///   const MeshScope scope(mesh["tp"]);
+///   parallelize_module(net, plan);
+class MeshScope {
+ public:
+  explicit MeshScope(DeviceMesh mesh);
+  ~MeshScope();
+  MeshScope(const MeshScope&) = delete;
+  MeshScope& operator=(const MeshScope&) = delete;
+
+ private:
+  std::optional<DeviceMesh> before_;
+};
+
+/// The mesh of the innermost MeshScope of this thread; none outside of any.
+std::optional<DeviceMesh> current_mesh();
+
 }  // namespace tessera
 
 template <>

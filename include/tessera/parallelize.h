@@ -16,9 +16,11 @@ struct ParallelizeOptions {
 };
 
 namespace detail {
+/// current_mesh(), or an error that names the function.
+DeviceMesh require_current_mesh(const char* function);
 void parallelize(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
-}
+}  // namespace detail
 
 /// Applies a style to `module`, or each entry of a plan to the submodules that its pattern names:
 ///   parallelize_module(net, mesh["tp"], {{"blocks.*.up",   ColwiseParallel()},
@@ -33,6 +35,14 @@ template <nn::ModuleLike M>
 M parallelize_module(M&& module, const DeviceMesh& mesh, const ParallelPlan& plan = {},
                      const ParallelizeOptions& options = {}) {
   detail::parallelize(nn::as_module(module), mesh, plan, options);
+  return std::forward<M>(module);
+}
+
+/// The same over the mesh in force (MeshScope); an error where there is none.
+template <nn::ModuleLike M>
+M parallelize_module(M&& module, const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
+  detail::parallelize(nn::as_module(module), detail::require_current_mesh("parallelize_module"),
+                      plan, options);
   return std::forward<M>(module);
 }
 

@@ -7,10 +7,22 @@
 #include <tessera/replicate/comm_hooks.h>
 #include <tessera/replicate/join.h>
 #include <tessera/replicate/state.h>
+#include <tessera/replicate/sync_batchnorm.h>
 
 /// Data parallel training: every rank has the whole model and its own part of the batch; gradients
 /// are averaged during backward.
 namespace tessera {
+
+/// In which dtypes a replicated module computes and averages. Parameters, gradients and optimizer
+/// state keep the parameters' own; only floating-point tensors are cast.
+struct DDPMixedPrecision {
+  /// Of parameters and inputs inside of forward and backward. Between them a parameter shows the
+  /// cast copy, so that each forward has one backward, and nobody writes parameters in between.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  /// Of gradients on their way; none: param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;  // of buffers, cast once
+};
 
 struct ReplicateOptions {
   /// Left alone with all that is below them: neither broadcast nor averaged.
@@ -36,6 +48,12 @@ struct ReplicateOptions {
   /// Whether buckets travel while backward goes on, or backward waits for each. None: the former on
   /// a GPU, over a network, and where the machine has cores to spare for it.
   std::optional<bool> overlap = std::nullopt;
+  /// Averaged as one message, sent when all of them are there and so is the gradient of
+  /// `param_to_hook_all_reduce`; the others travel in buckets as ever. Names as in
+  /// named_parameters().
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  std::string param_to_hook_all_reduce = {};
+  std::optional<DDPMixedPrecision> mixed_precision = std::nullopt;
 };
 
 /// Averages the gradients of `module` over the ranks of a group during backward. Every rank calls

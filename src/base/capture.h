@@ -74,6 +74,13 @@ class Observer {
   virtual void before_hidden_message() = 0;
   /// Something happened that operators do not show, so that the recording can't be run.
   virtual void give_up(const std::string& why) = 0;
+  /// Averages that come from now on travel in buckets that are closed at these sizes, in bytes: the
+  /// first, and those after it.
+  virtual void size_buckets(int64_t first, int64_t later) = 0;
+  /// Whether an engine averages between programs, each of which ends where a bucket is complete.
+  virtual bool cuts_at_buckets() const = 0;
+  /// What was put off is computed now; what comes next is another program's.
+  virtual void cut() = 0;
 };
 
 /// Of this thread, or of that whose backward it runs; null: nobody records.

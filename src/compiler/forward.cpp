@@ -2,6 +2,7 @@
 #include <tessera/compile/module.h>
 
 #include "compiler/lazy/region.h"
+#include "compiler/overrides.h"
 #include "compiler/pipeline.h"
 #include "compiler/runtime/listing.h"
 
@@ -10,8 +11,10 @@
 namespace tessera::detail {
 
 struct CompiledForward::Impl {
-  explicit Impl(CompileOptions given) : options(std::move(given)) {}
+  Impl(torch::nn::Module& compiled, CompileOptions given)
+      : module(compiled), options(std::move(given)) {}
 
+  torch::nn::Module& module;
   const CompileOptions options;
   Graph graph;  // of the last program
   std::unique_ptr<compiler::Region> region;
@@ -24,7 +27,7 @@ struct CompiledForward::Impl {
 };
 
 CompiledForward::CompiledForward(torch::nn::Module& module, CompileOptions options)
-    : impl_(std::make_unique<Impl>(std::move(options))) {
+    : impl_(std::make_unique<Impl>(module, std::move(options))) {
   const auto& own = impl_->options;
   TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer,
                     "compile(module): expected no parallel_mode, module or optimizer, which belong "
@@ -41,6 +44,7 @@ CompiledForward::~CompiledForward() = default;
 void CompiledForward::run(c10::function_ref<void()> forward) {
   const auto& mode = compile_config().optimize_ddp;
   if (mode == "python_reducer_without_compiled_forward") return forward();
+  const compiler::OverrideScope overrides(impl_->options.module_override, {&impl_->module});
   impl_->region->run(forward);
 }
 

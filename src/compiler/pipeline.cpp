@@ -4,6 +4,7 @@
 
 #include "compiler/agreement.h"
 #include "compiler/ir/operators.h"
+#include "compiler/overrides.h"
 #include "compiler/passes/fuse_pointwise.h"
 #include "compiler/passes/run.h"
 #include "compiler/runtime/listing.h"
@@ -25,7 +26,7 @@ thread_local std::vector<std::string>* collected = nullptr;
 /// The list; what passes demand of it is said where they are, in passes/run.cpp.
 std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
   const auto& config = compile_config();
-  std::vector<Pass> passes;
+  auto passes = transformations(options);
   const auto add = [&](const std::string& name) {
     passes.push_back(find_pass(name, config.bucket_bytes));
   };
@@ -61,6 +62,8 @@ void check_options(const CompileOptions& options) {
   TORCH_CHECK_VALUE(options.backend == "codegen" || options.backend == "interpret",
                     "compile: expected backend \"codegen\" or \"interpret\", got \"",
                     options.backend, "\"");
+  for (const auto& each : options.module_override)
+    TORCH_CHECK_VALUE(each, "compile: expected an Override in module_override, got null");
   const auto dtype = options.compress_gradients.value_or(at::kHalf);
   TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
                     "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, ",

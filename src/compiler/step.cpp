@@ -1,5 +1,6 @@
 #include <tessera/optim.h>
 
+#include "compiler/overrides.h"
 #include "compiler/pipeline.h"
 #include "compiler/runtime/listing.h"
 #include "compiler/step_impl.h"
@@ -312,6 +313,9 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   }
   // Now: what it depends on is another thing when the function has run.
   self.why_again = self.why_no_program(shape);
+  auto roots = given.modules;
+  if (auto* named = self.named_module()) roots.push_back(named);
+  const compiler::OverrideScope overrides(self.options.module_override, roots);
   auto results = self.options.parallel_mode ? self.record_parallel(given, std::move(shape), run)
                                             : self.record(given, std::move(shape), run);
   for (auto& variant : self.variants) {

@@ -360,6 +360,17 @@ std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
   return out << to_text(*mesh.impl_);
 }
 
+namespace {
+
+thread_local std::optional<DeviceMesh> mesh_in_force;
+
+}  // namespace
+
+MeshScope::MeshScope(DeviceMesh mesh) : before_(std::exchange(mesh_in_force, std::move(mesh))) {}
+MeshScope::~MeshScope() { mesh_in_force = std::move(before_); }
+
+std::optional<DeviceMesh> current_mesh() { return mesh_in_force; }
+
 }  // namespace tessera
 
 size_t std::hash<tessera::DeviceMesh>::operator()(const tessera::DeviceMesh& mesh) const {

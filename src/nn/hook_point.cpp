@@ -45,8 +45,15 @@ HookHandle ModuleHooks::add(BackwardHook hook) {
 }
 
 void ModuleHooks::refresh() {
-  point_.hooked_ =
-      !before_.empty() || !after_.empty() || !before_backward_.empty() || !after_backward_.empty();
+  point_.hooked_ = !before_.empty() || !after_.empty() || !before_backward_.empty() ||
+                   !after_backward_.empty() || stand_in_;
+}
+
+ForwardStandIn ModuleHooks::exchange_stand_in(ForwardStandIn stand_in, bool for_good) {
+  replaced_ += for_good ? 1 : 0;
+  auto before = std::exchange(stand_in_, std::move(stand_in));
+  refresh();
+  return before;
 }
 
 uint64_t ModuleHooks::fingerprint() const {
@@ -59,7 +66,7 @@ uint64_t ModuleHooks::fingerprint() const {
   add(after_);
   add(before_backward_);
   add(after_backward_);
-  return hash;
+  return hash * 31 + replaced_;
 }
 
 std::function<uint64_t()> ModuleHooks::state_reader() const {
@@ -112,6 +119,13 @@ HookPoint::Call::~Call() {
 void HookPoint::Call::before() {
   for (const auto& hook : snapshot_->before) hook->run(point_.module(), arguments_);
   if (snapshot_->passage) snapshot_->passage->enter(arguments_);
+}
+
+bool HookPoint::Call::has_stand_in() const { return point_.hooks().stand_in() != nullptr; }
+
+at::Tensor HookPoint::Call::run_stand_in() {
+  const auto stand_in = point_.hooks().stand_in();  // a copy: it may be exchanged meanwhile
+  return stand_in(point_.module(), arguments_);
 }
 
 void HookPoint::Call::after(Result result) {

@@ -26,6 +26,11 @@ class ModuleHooks {
   HookHandle add(BackwardPreHook hook);
   HookHandle add(BackwardHook hook);
 
+  /// Runs in place of forward, until another one does; empty: forward itself runs. Given back is
+  /// the one before. `for_good`: programs made before are of no use any more.
+  ForwardStandIn exchange_stand_in(ForwardStandIn stand_in, bool for_good = false);
+  const ForwardStandIn& stand_in() const { return stand_in_; }
+
   const HookList<ForwardPreHook>& before() const { return before_; }
   const HookList<ForwardHook>& after() const { return after_; }
   const HookList<BackwardPreHook>& before_backward() const { return before_backward_; }
@@ -52,6 +57,8 @@ class ModuleHooks {
   ComposableStates states_;
   // Tells handles whether the module still exists.
   std::shared_ptr<ModuleHooks*> alive_ = std::make_shared<ModuleHooks*>(this);
+  ForwardStandIn stand_in_;
+  uint64_t replaced_ = 0;  // how often forward was replaced for good
 };
 
 /// Null if the module can't be hooked.

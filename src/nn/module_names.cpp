@@ -49,4 +49,11 @@ void detail::refuse_replay(const char* what) {
       "something the module keeps, or checkpoint a smaller part");
 }
 
+void detail::refuse_stand_in(const char* what) {
+  TORCH_CHECK_TYPE(false,
+                   "expected a forward that returns one tensor where another function is to ",
+                   "run in its place, but that of ", c10::demangle(what),
+                   " returns something else; replace the modules inside of it");
+}
+
 }  // namespace tessera::nn

@@ -68,6 +68,13 @@ std::vector<Found> find_modules(torch::nn::Module& root, const std::string& patt
 }  // namespace
 }  // namespace parallel
 
+DeviceMesh detail::require_current_mesh(const char* function) {
+  auto mesh = current_mesh();
+  TORCH_CHECK_VALUE(mesh, function, ": expected a mesh, or a MeshScope around the call, got ",
+                    "neither; pass one, e.g. mesh[\"tp\"]");
+  return *mesh;
+}
+
 void detail::parallelize(torch::nn::Module& module, const DeviceMesh& mesh,
                          const ParallelPlan& plan, const ParallelizeOptions& options) {
   TORCH_CHECK_VALUE(mesh.ndim() == 1, "parallelize_module: expected a 1-D mesh for ",

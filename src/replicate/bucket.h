@@ -34,6 +34,7 @@ class Bucket {
 
   const std::vector<size_t>& members() const { return members_; }
   size_t bytes() const { return bytes_; }
+  size_t pending() const { return pending_; }  // members that it has nothing of yet
   bool is_complete() const { return pending_ == 0; }
   bool is_sparse() const { return travel_ == Travel::Sparse; }
 

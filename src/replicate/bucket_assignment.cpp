@@ -27,7 +27,7 @@ BucketLimits limits_of(std::optional<double> cap_mb) {
 
 Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
                           const std::vector<bool>& is_sparse, BucketLimits limits,
-                          const std::vector<size_t>& order) {
+                          const std::vector<size_t>& order, const std::vector<size_t>& together) {
   std::vector<size_t> sequence = order;
   if (sequence.empty()) {
     sequence.resize(parameters.size());
@@ -36,6 +36,10 @@ Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
   Assignment assignment;
   std::map<std::pair<c10::ScalarType, std::pair<c10::DeviceType, int>>, Open> open;
   for (const size_t index : sequence) {
+    if (std::find(together.begin(), together.end(), index) != together.end()) {
+      if (index == together.back()) assignment.buckets.push_back(together);
+      continue;
+    }
     const auto& parameter = parameters[index];
     if (is_sparse[index]) {
       assignment.buckets.push_back({index});

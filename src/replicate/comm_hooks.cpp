@@ -40,12 +40,46 @@ c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& gr
   return group->getBackend(tensor.device().type())->allreduce(tensors, options);
 }
 
+BucketFuture CompressedHook::operator()(GradBucket& bucket) const {
+  const auto buffer = bucket.buffer();
+  GradBucket small(bucket.index(), bucket.is_last(), buffer.to(dtype), bucket.parameters(),
+                   bucket.group());
+  const auto future = inner(small);
+  TORCH_CHECK_VALUE(future,
+                    "register_comm_hook: expected the hook inside of a compress wrapper to return "
+                    "a future, got none for bucket ",
+                    bucket.index());
+  return future->then(
+      [buffer](c10::ivalue::Future& done) -> c10::IValue {
+        if (done.hasError()) done.value();  // throws it
+        const auto value = done.value();
+        const auto result = value.isTensor() ? value.toTensor() : value.toTensorVector().at(0);
+        TORCH_CHECK_VALUE(result.numel() == buffer.numel(),
+                          "register_comm_hook: expected the hook inside of a compress wrapper to "
+                          "give a tensor of ",
+                          buffer.numel(), " elements, got ", result.sizes());
+        buffer.copy_(result.view(-1));
+        return buffer;
+      },
+      c10::TensorType::get());
+}
+
+const CommHook& unwrapped(const CommHook& hook) {
+  const auto* wrapper = hook.target<CompressedHook>();
+  return wrapper == nullptr ? hook : unwrapped(wrapper->inner);
+}
+
 }  // namespace replication
 
 namespace {
 
 using replication::average;
 using replication::future_of;
+
+CommHook compressed(CommHook hook, c10::ScalarType dtype, const char* function) {
+  TORCH_CHECK_VALUE(hook, function, ": expected a function, got an empty one");
+  return replication::CompressedHook{std::move(hook), dtype};
+}
 
 BucketFuture compress(GradBucket& bucket, c10::ScalarType dtype) {
   const auto small = bucket.buffer().to(dtype);
@@ -82,5 +116,12 @@ BucketFuture allreduce_hook(GradBucket& bucket) {
 
 BucketFuture fp16_compress_hook(GradBucket& bucket) { return compress(bucket, at::kHalf); }
 BucketFuture bf16_compress_hook(GradBucket& bucket) { return compress(bucket, at::kBFloat16); }
+
+CommHook fp16_compress_wrapper(CommHook hook) {
+  return compressed(std::move(hook), at::kHalf, "fp16_compress_wrapper");
+}
+CommHook bf16_compress_wrapper(CommHook hook) {
+  return compressed(std::move(hook), at::kBFloat16, "bf16_compress_wrapper");
+}
 
 }  // namespace tessera

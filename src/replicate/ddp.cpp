@@ -13,7 +13,10 @@ WrappedCalls::WrappedCalls(torch::nn::Module& module,
                         .bucket_cap_mb = options.bucket_cap_mb,
                         .find_unused_parameters = options.find_unused_parameters,
                         .gradient_as_bucket_view = options.gradient_as_bucket_view,
-                        .static_graph = options.static_graph};
+                        .static_graph = options.static_graph,
+                        .delay_all_reduce_named_params = options.delay_all_reduce_named_params,
+                        .param_to_hook_all_reduce = options.param_to_hook_all_reduce,
+                        .mixed_precision = options.mixed_precision};
   if (options.device_id) same.device_id = *options.device_id;
   state_ = replication::apply(module, std::move(same), /*is_wrapped=*/true);
 }

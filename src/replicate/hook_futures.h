@@ -15,4 +15,14 @@ c10::intrusive_ptr<c10d::Work> average(const at::Tensor& tensor, const Group& gr
 BucketFuture future_of(const c10::intrusive_ptr<c10d::Work>& work,
                        std::function<at::Tensor()> result);
 
+/// A hook that gives another one a bucket of a smaller dtype.
+struct CompressedHook {
+  CommHook inner;
+  c10::ScalarType dtype;
+  BucketFuture operator()(GradBucket& bucket) const;
+};
+
+/// The innermost hook.
+const CommHook& unwrapped(const CommHook& hook);
+
 }  // namespace tessera::replication

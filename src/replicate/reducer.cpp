@@ -38,7 +38,8 @@ Reducer::Reducer(ManagedParameters parameters, ReducerSettings settings)
   const bool will_rebuild = settings_.static_graph || !settings_.find_unused;
   const BucketLimits unlimited{.first = kUnlimited, .rest = kUnlimited};
   auto assignment =
-      assign_buckets(tensors, parameters_.is_sparse, will_rebuild ? unlimited : settings_.limits);
+      assign_buckets(tensors, parameters_.is_sparse, will_rebuild ? unlimited : settings_.limits,
+                     {}, settings_.together);
   std::reverse(assignment.buckets.begin(), assignment.buckets.end());
   rebuilt_ = !will_rebuild;
   make_buckets(assignment);
@@ -106,7 +107,9 @@ void Reducer::begin(bool synchronise, const std::vector<size_t>& unused, double 
   const std::lock_guard lock(mutex_);
   forward_seconds_ = forward_seconds;
   open_backwards_.clear();  // one that threw has dropped its callback
-  if (auto* observer = capture::observer()) note_recording(*observer);
+  // Of a forward that is compiled apart, averages are no part.
+  if (auto* observer = capture::observer(); observer != nullptr && observer->watches_modules())
+    note_recording(*observer);
   if (!synchronise) {
     // A forward before this one may still wait for its backward, which is to be averaged; if not,
     // this one's is, which changes no sum.
@@ -123,6 +126,7 @@ void Reducer::start_iteration(const std::vector<size_t>& unused) {
     buckets_[i].settle();
   phase_ = Phase::Sync;
   is_taking_ = is_recorded_ = false;
+  put_off_.clear();
   unused_ = unused;
   began_ = last_gradient_ = first_launch_ = Clock::now();
   for (auto& bucket : buckets_) bucket.reset();
@@ -151,8 +155,10 @@ void Reducer::on_gradient(size_t index) {
     start_iteration({});
   }
   check_gradient(index);
-  if (auto* observer = capture::observer(); observer != nullptr && !settings_.has_forward)
+  if (auto* observer = capture::observer()) {
+    if (observer->cuts_at_buckets()) return put_off(index, *observer);
     note_recording(*observer);
+  }
   if (goes_by_operators()) return take_recorded(index);
   queue_end_of_backward();
   take_unused();
@@ -230,6 +236,11 @@ void Reducer::take_rest() {
 
 void Reducer::end_backward(int backward) {
   const std::lock_guard lock(mutex_);
+  if (auto* observer = capture::observer(); observer != nullptr && observer->cuts_at_buckets()) {
+    take_put_off(*observer);
+    const capture::Hidden hidden;
+    return end_backward(backward);
+  }
   open_backwards_.close(backward);
   check_hooks();
   if (phase_ != Phase::Sync || !is_taking_) return;
@@ -307,9 +318,9 @@ void Reducer::rebuild_buckets(int source) {
   if (work) work->wait();
   const auto agreed = order[0].cpu();
   const auto* indices = agreed.const_data_ptr<int64_t>();
-  make_buckets(assign_buckets(local_parts(parameters_.tensors), parameters_.is_sparse,
-                              settings_.limits,
-                              std::vector<size_t>(indices, indices + agreed.numel())));
+  make_buckets(
+      assign_buckets(local_parts(parameters_.tensors), parameters_.is_sparse, settings_.limits,
+                     std::vector<size_t>(indices, indices + agreed.numel()), settings_.together));
 }
 
 ReplicateStats Reducer::stats() const {

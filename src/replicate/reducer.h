@@ -34,6 +34,7 @@ struct ReducerSettings {
   bool in_background;
   bool has_forward;  // begin() tells of every forward; without, every backward averages
   std::vector<at::Tensor> frozen;  // parameters beside the managed ones
+  std::vector<size_t> together;    // one bucket, sent when the last of them has come
 };
 
 /// Averages gradients while backward runs. One iteration: begin() at the end of forward, then
@@ -48,7 +49,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_hook(CommHook hook);
   bool has_started() const { return iterations_ > 0; }
   void require_sync(bool required);
-
   /// Throws if the last backward left parameters without gradient, or gradients came past it.
   void check_finished();
   /// Whether somebody has to tell it which backward is the outermost: expect_end_of_backward().
@@ -64,7 +64,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void announce_by(Announce announce);
   /// Takes part in what the others announced, with nothing of its own.
   void shadow(Step step, size_t bucket, int first);
-
   const ManagedParameters& parameters() const { return parameters_; }
   ReplicateStats stats() const;
 
@@ -83,6 +82,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::string why_not_recorded(const capture::Observer& observer) const;
   bool goes_by_operators() const;
   void take_recorded(size_t index);
+  void put_off(size_t index, capture::Observer& observer);
+  void take_put_off(capture::Observer& observer);
   std::vector<bool> agree_on_recorded();
   void average_recorded(size_t index);
   void end_recorded();
@@ -133,15 +134,14 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   size_t taken_ = 0;
   bool is_taking_ = false;         // a gradient has come in this iteration
   std::vector<bool> has_arrived_;  // by parameter, in a recorded backward
+  std::vector<size_t> put_off_;    // came in a program that has not run yet
   bool is_recorded_ = false;       // and was averaged by operators, not in buckets
   OpenBackwards open_backwards_;
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
   bool rebuilt_ = false, learns_uses_ = false;  // the latter in the first of a static graph
-
   Progress progress_;
   Announce announce_;
   double factor_ = 1;  // of results
-
   int64_t iterations_ = 0;
   double forward_seconds_ = 0;
   Clock::time_point began_, last_gradient_, first_launch_, done_;

@@ -44,7 +44,7 @@ std::string Reducer::why_not_recorded(const capture::Observer& observer) const {
   if (!observer.takes_averages())
     return "replicate's own engine averages the gradients of " + name +
            " (optimize_ddp is no_optimization)";
-  if (hook_.target<PowerSGDHook>() != nullptr)
+  if (unwrapped(hook_).target<PowerSGDHook>() != nullptr)
     return "powersgd_hook does something else at each iteration";
   // Ranks tell each other in a message of its own, which would come before those that are put off.
   if (may_miss_gradients() && !observer.watches_modules())
@@ -74,6 +74,23 @@ void Reducer::take_recorded(size_t index) {
   ++taken_;
 }
 
+/// The engine averages between programs: a bucket's gradients are computed when the last of them is
+/// known, and travel while the next program runs.
+void Reducer::put_off(size_t index, capture::Observer& observer) {
+  queue_end_of_backward();
+  put_off_.push_back(index);
+  const auto bucket = places_[index].bucket;
+  const auto known = std::ranges::count_if(
+      put_off_, [&](size_t other) { return places_[other].bucket == bucket; });
+  if (std::cmp_greater_equal(known, buckets_[bucket].pending())) take_put_off(observer);
+}
+
+void Reducer::take_put_off(capture::Observer& observer) {
+  observer.cut();
+  const capture::Hidden hidden;
+  for (const size_t index : std::exchange(put_off_, {})) on_gradient(index);
+}
+
 /// What some rank has a gradient of all ranks average, as the engine does; told in a message that
 /// is no part of the recording: a program does the same at every run.
 std::vector<bool> Reducer::agree_on_recorded() {
@@ -101,6 +118,9 @@ void Reducer::average_recorded(size_t index) {
 void Reducer::end_recorded() {
   if (!may_miss_gradients() && taken_ < parameters_.tensors.size()) return;
   const auto is_used = agree_on_recorded();
+  if (auto* observer = capture::observer())
+    observer->size_buckets(static_cast<int64_t>(settings_.limits.first),
+                           static_cast<int64_t>(settings_.limits.rest));
   // The order in which gradients come, mostly.
   for (size_t i = parameters_.tensors.size(); i-- > 0;) {
     if (is_used[i]) average_recorded(i);

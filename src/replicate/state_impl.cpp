@@ -54,6 +54,16 @@ State::State(torch::nn::Module& module, ReplicateOptions options, Boundary bound
                     "replicate: expected a module whose calls can be hooked for ",
                     device_ ? "device_id" : "find_unused_parameters", ", got ", nn::name_of(module),
                     "; declare it with TESSERA_MODULE instead of TORCH_MODULE");
+  TORCH_CHECK_VALUE(boundary != Boundary::None || !options_.mixed_precision,
+                    "replicate: expected a module whose calls can be hooked for mixed_precision, "
+                    "got ",
+                    nn::name_of(module),
+                    "; declare it with TESSERA_MODULE instead of TORCH_MODULE");
+  TORCH_CHECK_VALUE(
+      options_.delay_all_reduce_named_params.empty() == options_.param_to_hook_all_reduce.empty(),
+      "replicate: expected delay_all_reduce_named_params and "
+      "param_to_hook_all_reduce together, got one of them; name the parameter whose "
+      "gradient sends the delayed ones");
   for (const auto& ignored : options_.ignored_modules) ignored_.insert(&*ignored);
 }
 
@@ -117,6 +127,7 @@ void State::check_parameters(const ManagedParameters& parameters) const {
 
 void State::build() {
   const capture::HiddenMessage hidden;  // what happens once is no part of a step
+  if (lowered_) lowered_->raise();
   TORCH_CHECK(options_.group || options_.mesh || is_initialized(),
               "replicate: expected tessera::init() to have been called, or a group or mesh in the "
               "options, before ",
@@ -138,6 +149,8 @@ void State::build() {
     broadcast_values(all.tensors, group_);
     broadcast_values(buffers_, group_);
   }
+  begin_precision(all);  // before the reducer: its hooks are to see gradients that are cast
+  auto together = delayed_in(parameters);
   const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
   // A device needs no core of the host to go on.
   const bool has_help = device != c10::kCPU || !is_shm || comm::has_cores_to_spare(group_);
@@ -152,11 +165,12 @@ void State::build() {
                                              .static_graph = options_.static_graph,
                                              .in_background = in_background,
                                              .has_forward = boundary_ != Boundary::None,
-                                             .frozen = frozen_in(all)});
+                                             .frozen = frozen_in(all),
+                                             .together = std::move(together)});
   remember_managed(reducer->parameters(), nn::name_of(module_));
   managed_ = reducer->parameters().tensors;
   frozen_ = frozen_in(all);
-  if (hook_) reducer->set_hook(hook_);
+  if (auto hook = hook_for_reducer()) reducer->set_hook(std::move(hook));
   reducer->require_sync(requires_sync_);
   reducer->attach();
   if (engine_)
@@ -200,7 +214,7 @@ void State::set_hook(CommHook hook) {
               "register_comm_hook: expected to be called before the first backward of ",
               nn::name_of(module_), ", which has had one");
   hook_ = std::move(hook);
-  if (engine_) engine_->reducer().set_hook(hook_);
+  if (engine_) engine_->reducer().set_hook(hook_for_reducer());
 }
 
 std::string State::describe_options() const {
@@ -211,6 +225,13 @@ std::string State::describe_options() const {
       << ", gradient_as_bucket_view " << options_.gradient_as_bucket_view << ", static_graph "
       << options_.static_graph << ", broadcast_buffers " << options_.broadcast_buffers
       << ", comm hook " << (hook_ ? "yes" : "no");
+  if (const auto& dtypes = options_.mixed_precision) {
+    const auto name = [](const auto& dtype) { return dtype ? c10::toString(*dtype) : "none"; };
+    out << ", mixed_precision " << name(dtypes->param_dtype) << " " << name(dtypes->reduce_dtype)
+        << " " << name(dtypes->buffer_dtype);
+  }
+  for (const auto& name : options_.delay_all_reduce_named_params)
+    out << ", delayed '" << name << "'";
   return out.str();
 }
 
@@ -222,11 +243,17 @@ void State::move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_inpu
 
 void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
   if (device_) move_inputs(for_each_input);
-  if (is_in_backward()) return;  // a checkpoint computes again what has been counted
+  if (is_in_backward()) {  // a checkpoint computes again what has been counted
+    if (lowered_) lower_parameters(for_each_input);
+    return;
+  }
   if (!engine_) build();
+  if (c10::GradMode::is_enabled()) {
+    engine_->reducer().check_finished();
+    follow_frozen();
+  }
+  if (lowered_) lower_parameters(for_each_input);
   if (!c10::GradMode::is_enabled()) return;
-  engine_->reducer().check_finished();
-  follow_frozen();
   if (requires_sync_) sync_buffers();
   forward_began_ = std::chrono::steady_clock::now();
 }
@@ -265,6 +292,13 @@ std::shared_ptr<void> State::watch_graph(
 }
 
 void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
+  if (lowered_ && std::exchange(lowered_here_, false)) {
+    bool has_backward = false;
+    for_each_output([&](at::Tensor& tensor) {
+      has_backward = has_backward || (tensor.defined() && tensor.requires_grad());
+    });
+    if (!has_backward) lowered_->raise();
+  }
   if (is_in_backward() || !engine_ || !c10::GradMode::is_enabled()) return;
   std::vector<size_t> unused;
   auto& reducer = engine_->reducer();

@@ -3,6 +3,7 @@
 #include <tessera/replicate.h>
 
 #include "nn/composable.h"
+#include "replicate/precision.h"
 #include "replicate/start.h"
 
 namespace tessera::replication {
@@ -68,6 +69,10 @@ class State final : public nn::ComposableState,
   void refuse_gradient(const at::Tensor& parameter) const;
   void end_watch();
   void check_parameters(const ManagedParameters& parameters) const;
+  std::vector<size_t> delayed_in(const ManagedParameters& parameters) const;
+  void begin_precision(const ManagedParameters& all);
+  void lower_parameters(c10::function_ref<void(nn::TensorVisitor)> for_each_input);
+  CommHook hook_for_reducer() const;
   std::string describe_options() const;
   void move_inputs(c10::function_ref<void(nn::TensorVisitor)> for_each_input) const;
   /// Parameters that were frozen when the engine was made may require grad since.
@@ -93,6 +98,8 @@ class State final : public nn::ComposableState,
   std::vector<at::Tensor> managed_;  // registered as this engine's
   std::vector<at::Tensor> frozen_;   // when it was made
   std::vector<at::Tensor> buffers_;
+  std::shared_ptr<LoweredParameters> lowered_;  // null without mixed precision
+  bool lowered_here_ = false;                   // by the forward that runs
   std::chrono::steady_clock::time_point forward_began_;
 };
 

@@ -36,6 +36,13 @@ TEST_F(ParallelizeErrors, ModulesThatCantBeHooked) {
               HasSubstr("PrepareModuleInput expected 'up'"));
 }
 
+TEST_F(ParallelizeErrors, NoMeshInForce) {
+  MlpModule net;
+  EXPECT_THAT(
+      message_of<c10::ValueError>([&] { parallelize_module(net, {{"net1", ColwiseParallel()}}); }),
+      HasSubstr("parallelize_module: expected a mesh, or a MeshScope around the call"));
+}
+
 TEST_F(ParallelizeErrors, UnsupportedModules) {
   MlpModule net;
   EXPECT_THAT(message_of<c10::NotImplementedError>(

@@ -32,6 +32,26 @@ class PlanOnThreads : public ::testing::Test {
   std::vector<std::string> notes_;
 };
 
+TEST_F(PlanOnThreads, WithoutAMeshThatInForceIsTaken) {
+  MlpModule net, inner;
+  const ParallelPlan plan = {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}};
+  EXPECT_FALSE(current_mesh());
+  {
+    const MeshScope scope(mesh_);
+    parallelize_module(net, plan, {.src_data_rank = std::nullopt});
+    {
+      const DeviceMesh pair(torch::kCPU, {0, 1});
+      const MeshScope nested(pair);
+      EXPECT_EQ(*current_mesh(), pair);
+      parallelize_module(inner, plan, {.src_data_rank = std::nullopt});
+    }
+    EXPECT_EQ(*current_mesh(), mesh_);
+  }
+  EXPECT_FALSE(current_mesh());
+  EXPECT_EQ(DTensor::of(net->net1->weight).mesh(), mesh_);
+  EXPECT_EQ(DTensor::of(inner->net1->weight).mesh().size(), 2);
+}
+
 TEST_F(PlanOnThreads, EntriesAreAppliedInOrderToAllTheyName) {
   MlpStacked net(3);
   parallelize_module(net, mesh_,

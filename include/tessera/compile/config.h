@@ -12,16 +12,23 @@ struct CompileConfig {
   /// Passes over averages of gradients, in this order, by our names or upstream's:
   /// "fuse_ddp_with_concat_op" makes buckets of one tensor, "fuse_ddp_with_coalesced_op" of a list,
   /// "bucket_all_reduces_by_size" of one tensor and of the large ones as they are;
-  /// "schedule_comm_wait" ("schedule_waits") puts waits off.
+  /// "schedule_comm_wait" ("schedule_waits") puts waits off. "comm_fusion_with_concat" sends early,
+  /// then as one tensor; "split_fused_optimizer", behind "remove_copy_from_optimizer", updates the
+  /// parameters of each bucket by themselves.
   std::vector<std::string> fuse_ddp_passes = {"bucket_all_reduces_by_size", "schedule_waits"};
   /// Whether collectives move up to what they need.
   bool reorder_for_locality = true;
-  /// What compile() does with a replicated module. "python_reducer", "ddp_optimizer": averages are
-  /// operators of the graph. "python_reducer_without_compiled_forward": the same, but
-  /// compile(module) runs forward as it is. "no_optimization": replicate's engine averages, and
-  /// what it takes part in runs as it is.
+  /// How replicate and the compiler work together:
+  /// "python_reducer": averages are operators of the program.
+  /// "python_reducer_without_compiled_forward": the same, but compile(module) runs forward eagerly.
+  /// "ddp_optimizer": replicate's engine averages, and a compiled backward is cut where a bucket is
+  ///   complete, into a program each, so that the bucket travels while the next one runs.
+  ///   A compiled step, which is one program, averages by operators.
+  /// "no_optimization": replicate's engine averages; forwards are compiled, a backward or step in
+  ///   which it averages runs eagerly.
   std::string optimize_ddp = "python_reducer";
-  /// Where buckets end; none: at 1 MiB for the first, 25 MiB for the others.
+  /// Where buckets end; none: at the bucket_cap_mb of the replicated module, which is 1 MiB for the
+  /// first and 25 MiB for the others if it has none.
   std::optional<int64_t> bucket_bytes = std::nullopt;
 
   bool operator==(const CompileConfig&) const = default;

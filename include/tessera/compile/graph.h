@@ -52,6 +52,14 @@ struct Argument {
   static Argument of(std::vector<ValueId> list);
 };
 
+/// How large the buckets of collectives become, in bytes: one is closed by the tensor with which it
+/// reaches its cap. The first closes early, so that communication starts early.
+struct BucketCaps {
+  int64_t first = int64_t{1} << 20;
+  int64_t later = int64_t{25} << 20;
+  bool operator==(const BucketCaps&) const = default;
+};
+
 class Graph;
 
 /// One call of an operator.
@@ -72,6 +80,8 @@ struct Node {
   /// Of a collective, one number per tensor sent: the how-many-th it was in its group when it was
   /// recorded, the same on all ranks of the group. Empty if unknown. No part of the text.
   std::vector<int64_t> messages = {};
+  /// Of an average of replicate: its bucket_cap_mb. No part of the text.
+  std::optional<BucketCaps> bucket_caps = std::nullopt;
 
   std::vector<ValueId> used() const;     // in the order of the arguments, without kNoValue
   std::vector<ValueId> defined() const;  // in the order of the results, without kNoValue

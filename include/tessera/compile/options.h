@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/compile/data_parallel.h>
+#include <tessera/compile/override.h>
 #include <tessera/compile/pass.h>
 #include <tessera/nn/module_ref.h>
 
@@ -88,6 +89,11 @@ struct CompileOptions {
   std::optional<at::ScalarType> compress_gradients = std::nullopt;
   /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
   std::string backend = "codegen";
+  /// Stand-ins for modules that can't be recorded.
+  std::vector<std::shared_ptr<Override>> module_override = {};
+  /// Rewrites the captured graph, once for each program, before any pass. Inputs and outputs stay
+  /// as they are.
+  std::function<void(Graph&)> gm_transformation = {};
   /// Run after those of ours that work on operators, in this order, and before fuse_pointwise and
   /// reuse_memory.
   std::vector<Pass> passes = {};

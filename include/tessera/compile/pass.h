@@ -15,6 +15,9 @@ struct Pass {
   std::function<void(Graph&)> run;
   /// Names of passes that must come before it, where a list has them.
   std::vector<std::string> after = {};
+  /// Names of passes without which it can't be: they must come before it.
+  std::vector<std::string> needs = {};
+  bool once = false;  // a list has it once at most
 };
 
 /// What the compiler did, by name: "graphs", "recaptures", "ddp_buckets" (of the last graph),

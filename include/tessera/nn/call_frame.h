@@ -79,9 +79,16 @@ R call_with_hooks(Self& self, std::span<const char* const> names, Types<A...> /*
   HookPoint::Call call(self.tessera_hook_point(), frame);
   try {
     call.before();
+    constexpr bool kIsForward = requires { Entry::kIsForward; };
+    if constexpr (kIsForward && !std::is_same_v<R, at::Tensor>)
+      if (call.has_stand_in()) refuse_stand_in(typeid(Self).name());
     if constexpr (std::is_void_v<R>) {
       frame.invoke();
       call.after(Result());
+    } else if constexpr (kIsForward && std::is_same_v<R, at::Tensor>) {
+      R result = call.has_stand_in() ? call.run_stand_in() : frame.invoke();
+      call.after(Result(Value(result, "")));
+      return result;
     } else {
       R result = frame.invoke();
       call.after(Result(Value(result, "")));

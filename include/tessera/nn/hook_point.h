@@ -37,6 +37,9 @@ class HookPoint {
     Call(HookPoint& point, Arguments& arguments);
     ~Call();
     void before();
+    /// Whether another function runs in place of forward, and what it returns.
+    bool has_stand_in() const;
+    at::Tensor run_stand_in();
     void after(Result result);
     /// Runs what must always be called and has not been yet. For use in a catch block: throws
     /// nothing.
@@ -74,6 +77,7 @@ std::string class_name(const std::type_info& type);
 /// Throws if a composable function is applied to the module: a copy would not have it.
 void check_clonable(const torch::nn::Module& module);
 [[noreturn]] void refuse_replay(const char* what);
+[[noreturn]] void refuse_stand_in(const char* what);
 
 }  // namespace detail
 }  // namespace tessera::nn

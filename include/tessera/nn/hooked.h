@@ -36,6 +36,7 @@ struct PlainForward {
 
 template <class Impl>
 struct ForwardEntry {
+  static constexpr bool kIsForward = true;
   template <class... A>
   static decltype(auto) call(Hooked<Impl>& self, A&&... arguments) {
     return PlainForward<Impl>::run(self, std::forward<A>(arguments)...);

@@ -23,6 +23,9 @@ using BackwardHook =
     std::function<void(torch::nn::Module& module, std::vector<at::Tensor>& grad_inputs,
                        const std::vector<at::Tensor>& grad_outputs)>;
 
+/// What runs in place of a forward that returns one tensor; hooks run around it all the same.
+using ForwardStandIn = std::function<at::Tensor(torch::nn::Module& module, Arguments& arguments)>;
+
 struct ForwardPreHookOptions {
   bool prepend = false;  // before the hooks that are there, instead of after them
 };

@@ -50,6 +50,11 @@ BucketFuture allreduce_hook(GradBucket& bucket);
 BucketFuture fp16_compress_hook(GradBucket& bucket);
 BucketFuture bf16_compress_hook(GradBucket& bucket);
 
+/// The hook on a bucket that was cast to float16 or bfloat16: whatever it sends is half as large.
+///   register_comm_hook(net, bf16_compress_wrapper(powersgd_hook()));
+CommHook fp16_compress_wrapper(CommHook hook);
+CommHook bf16_compress_wrapper(CommHook hook);
+
 struct PowerSGDOptions {
   /// Of the matrices P and Q that travel instead of a gradient of rows x columns.
   int64_t matrix_approximation_rank = 1;

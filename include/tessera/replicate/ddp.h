@@ -14,6 +14,10 @@ struct DistributedDataParallelOptions {
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
   std::optional<DeviceMesh> mesh = std::nullopt;
+  /// See ReplicateOptions.
+  std::vector<std::string> delay_all_reduce_named_params = {};
+  std::string param_to_hook_all_reduce = {};
+  std::optional<DDPMixedPrecision> mixed_precision = std::nullopt;
 };
 
 namespace detail {

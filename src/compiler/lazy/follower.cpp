@@ -11,7 +11,7 @@ namespace tessera::compiler {
 namespace {
 
 bool same(const RecordedCall& first, const RecordedCall& second) {
-  return first.op == second.op &&
+  return first.op == second.op && first.bucket_caps == second.bucket_caps &&
          std::equal(first.arguments.begin(), first.arguments.end(), second.arguments.begin(),
                     second.arguments.end(), same_argument);
 }

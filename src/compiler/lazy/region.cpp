@@ -85,6 +85,15 @@ struct Region::Run {
     follower.watch(recorder.graph());
     recorder.before_sending([this] { agree(0); });
     recorder.before_hidden([this] { meet(); });
+    recorder.at_cuts([this] { region.cut(*this); });
+  }
+
+  /// What follows is another program's.
+  void restart() {
+    follower = Follower(region.paths(), [this] { catch_up(); });
+    follower.watch(recorder.graph());
+    recorder.restart(region.known_.empty() ? nullptr : &follower);
+    is_known = has_agreed = false;
   }
 
   /// Whether all ranks will send the same messages: those of a program, named by `messages`, or, if
@@ -236,6 +245,22 @@ void Region::run(c10::function_ref<void()> body) {
     if (run.follower.is_following() && !known_.empty()) run.catch_up();
     throw;
   }
+  finish(run);
+}
+
+/// Somebody needs values in the middle of the code. Programs of its parts are found by what comes,
+/// as those of the whole are.
+void Region::cut(Run& run) {
+  const capture::Hidden hidden;
+  const bool rests = run.recorder.broken() == kRests;
+  finish(run);
+  run.restart();
+  if (rests || !why_eager_.empty()) run.recorder.break_off(rests ? kRests : why_eager_);
+}
+
+/// The code has come to an end, or to a cut.
+void Region::finish(Run& run) {
+  if (run.recorder.calls().empty() && run.recorder.broken().empty() && !run.has_agreed) return;
   run.recorder.check_generator();
   const bool arrived = run.arrive();
   auto& failures = run.has_agreed || !has_other_ranks() ? failures_ : own_failures_;

@@ -20,7 +20,9 @@ namespace tessera::compiler {
 /// long as they are the same, tensors without memory take the place of results. When the code has
 /// come to its end, the program computes every tensor that somebody still holds: results, what
 /// autograd saved, gradients. When an operator comes that was not expected, what was put off is
-/// run, and the rest as it comes; the next run of this kind finds its program.
+/// run, and the rest as it comes; the next run of this kind finds its program. Where somebody needs
+/// values before the end (replicate's engine, with optimize_ddp = "ddp_optimizer"), the code is
+/// cut: what came so far is one program, what follows another.
 class Region {
  public:
   struct Options {
@@ -52,6 +54,8 @@ class Region {
   };
 
   std::vector<const Path*> paths() const;
+  void cut(Run& run);
+  void finish(Run& run);
   void learn(Run& run);
   void fall_back(const std::string& why);
 

@@ -57,9 +57,9 @@ std::vector<Gathers> assign(const Graph& graph, const BucketCaps& caps) {
 
 }  // namespace
 
-void bucket_all_gathers(Graph& graph, const BucketCaps& caps) {
+void bucket_all_gathers(Graph& graph, const Caps& caps) {
   std::vector<bool> removed(graph.nodes.size());
-  for (const Gathers& gathers : assign(graph, caps)) {
+  for (const Gathers& gathers : assign(graph, caps.value_or(BucketCaps{}))) {
     std::vector<ValueId> inputs, results;
     std::vector<int64_t> messages;
     for (const int launch : gathers.launches) {

@@ -176,12 +176,12 @@ class Bucketer {
   std::vector<std::pair<int, Node>> added_;
 };
 
-std::vector<Bucket> buckets_of(const Graph& graph, const char* op, const BucketCaps& caps) {
+std::vector<Bucket> buckets_of(const Graph& graph, const char* op, const Caps& caps) {
   return assign_buckets(graph, find_reductions(graph, op), caps);
 }
 
 template <class Replace>
-void replace_all_reduces(Graph& graph, const BucketCaps& caps, Replace replace) {
+void replace_all_reduces(Graph& graph, const Caps& caps, Replace replace) {
   const auto buckets = buckets_of(graph, "_c10d_functional::all_reduce", caps);
   // A pass that finds nothing left to do leaves those of one before it.
   if (!buckets.empty()) counters()["ddp_buckets"] = static_cast<int64_t>(buckets.size());
@@ -192,23 +192,23 @@ void replace_all_reduces(Graph& graph, const BucketCaps& caps, Replace replace) 
 
 }  // namespace
 
-void bucket_all_reduces(Graph& graph, const BucketCaps& caps) {
+void bucket_all_reduces(Graph& graph, const Caps& caps) {
   replace_all_reduces(graph, caps, [](Bucketer& bucketer, const Bucket& bucket) {
     bucketer.coalesce(bucket, kAllReduces);
   });
 }
 
-void bucket_all_reduces_by_concat(Graph& graph, const BucketCaps& caps) {
+void bucket_all_reduces_by_concat(Graph& graph, const Caps& caps) {
   replace_all_reduces(graph, caps,
                       [](Bucketer& bucketer, const Bucket& bucket) { bucketer.concat(bucket); });
 }
 
-void bucket_all_reduces_by_size(Graph& graph, const BucketCaps& caps) {
+void bucket_all_reduces_by_size(Graph& graph, const Caps& caps) {
   replace_all_reduces(graph, caps,
                       [](Bucketer& bucketer, const Bucket& bucket) { bucketer.by_size(bucket); });
 }
 
-void bucket_reduce_scatters(Graph& graph, const BucketCaps& caps) {
+void bucket_reduce_scatters(Graph& graph, const Caps& caps) {
   Bucketer bucketer(graph);
   for (const Bucket& bucket : buckets_of(graph, "_c10d_functional::reduce_scatter_tensor", caps))
     bucketer.coalesce(bucket, "_c10d_functional::reduce_scatter_tensor_coalesced");

@@ -211,10 +211,15 @@ int ready_behind(const Bucket& bucket) {
 }
 
 std::vector<Bucket> assign_buckets(const Graph& graph, const std::vector<Reduction>& reductions,
-                                   const BucketCaps& caps) {
+                                   const Caps& caps) {
   std::map<std::string, Stream> streams;
-  for (const Reduction& each : reductions)
-    streams.try_emplace(key_of(graph, each), graph, caps).first->second.add(each);
+  for (const Reduction& each : reductions) {
+    const auto& own = graph.nodes[static_cast<size_t>(each.launch)].bucket_caps;
+    const auto used = caps ? *caps : own.value_or(BucketCaps{});
+    // Gradients of modules with different caps don't share a bucket.
+    const auto key = c10::str(key_of(graph, each), ", ", used.first, ", ", used.later);
+    streams.try_emplace(key, graph, used).first->second.add(each);
+  }
   std::vector<Bucket> buckets;
   for (auto& [key, stream] : streams) {
     stream.close();

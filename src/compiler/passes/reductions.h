@@ -27,10 +27,11 @@ std::vector<Reduction> find_reductions(const Graph& graph, const std::string& op
 using Bucket = std::vector<Reduction>;
 
 /// Which of them are sent together, in order: one group, dtype, reduction and divisor each, closed
-/// at the cap or when somebody needs a result before the last one can be sent. A bucket of one
-/// without division is left out: nothing is gained, and it hardly is a gradient.
+/// at the cap (that of `caps`, or the node's) or when somebody needs a result before the last one
+/// can be sent. A bucket of one without division is left out: nothing is gained, and it hardly is a
+/// gradient.
 std::vector<Bucket> assign_buckets(const Graph& graph, const std::vector<Reduction>& reductions,
-                                   const BucketCaps& caps);
+                                   const Caps& caps);
 
 /// How many ranks a group has; none if this process does not know it.
 std::optional<int64_t> ranks_of(const std::string& group);

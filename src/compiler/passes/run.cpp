@@ -27,13 +27,15 @@ std::vector<std::string> joined(const std::vector<std::vector<std::string>>& lis
 }
 
 using Function = void (*)(Graph&);
-using BucketFunction = void (*)(Graph&, const BucketCaps&);
+using BucketFunction = void (*)(Graph&, const Caps&);
 using Names = std::vector<std::string>;
 
 struct Entry {
   const char* name;
   std::variant<Function, BucketFunction> run;
   Names after = {};  // those that must have run before it, if they run at all
+  Names needs = {};  // those that must have run before it
+  bool once = false;
 };
 
 /// The order that passes demand of any list; pipeline.cpp has the one that is run.
@@ -44,7 +46,8 @@ const std::vector<Entry>& all_passes() {
   static const Names bucket = {"bucket_all_reduces",         "bucket_all_reduces_by_concat",
                                "bucket_all_reduces_by_size", "bucket_reduce_scatters",
                                "bucket_all_gathers",         "compress_to_bfloat16",
-                               "compress_to_float16"};
+                               "compress_to_float16",        "comm_fusion_with_concat"};
+  static const Names of_optimizer = {"remove_copy_from_optimizer", "split_fused_optimizer"};
   static const std::vector<Entry> passes = {
       {"skip_overwritten", skip_overwritten},
       {"remove_dead_code", remove_dead_code},
@@ -63,12 +66,22 @@ const std::vector<Entry>& all_passes() {
       {"bucket_all_gathers", bucket_all_gathers},
       // A wait belongs to a bucket.
       {"schedule_waits", schedule_waits, bucket},
+      {"comm_fusion_with_concat", comm_fusion_with_concat, compress_to, {}, true},
+      {"remove_copy_from_optimizer", remove_copy_from_optimizer, {}, {}, true},
+      // Parts belong to buckets; copies of parameters would tie them together.
+      {"split_fused_optimizer",
+       split_fused_optimizer,
+       joined({bucket, {"schedule_waits"}}),
+       {"remove_copy_from_optimizer"},
+       true},
       // A kernel hides the operators that those look for.
-      {"fuse_pointwise", fuse_pointwise, joined({simplify, bucket, {"drop_again"}})},
+      {"fuse_pointwise", fuse_pointwise, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
-       joined(
-           {simplify, bucket, {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
+       joined({simplify,
+               bucket,
+               of_optimizer,
+               {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
   };
   return passes;
 }
@@ -208,7 +221,17 @@ void check_order(const std::vector<Pass>& passes) {
                         "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
   }
   for (size_t i = 0; i < passes.size(); ++i) {
+    for (const auto& name : passes[i].needs) {
+      const bool is_done = std::any_of(
+          passes.begin(), passes.begin() + static_cast<long>(i),
+          [&](const Pass& earlier) { return our_name(earlier.name) == our_name(name); });
+      TORCH_CHECK_VALUE(is_done, "compile: expected the pass ", name, " before ", passes[i].name,
+                        ", which can't be without it, got a list that has it not; add it");
+    }
     for (size_t later = i + 1; later < passes.size(); ++later) {
+      TORCH_CHECK_VALUE(!passes[i].once || our_name(passes[later].name) != our_name(passes[i].name),
+                        "compile: expected the pass ", passes[i].name,
+                        " once at most, got it twice; leave one out");
       for (const auto& name : passes[i].after)
         TORCH_CHECK_VALUE(our_name(name) != our_name(passes[later].name),
                           "compile: expected the pass ", passes[later].name, " before ",
@@ -232,11 +255,13 @@ Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes) {
   const std::string ours = our_name(name);
   for (const Entry& each : all_passes()) {
     if (ours != each.name) continue;
-    if (const auto* run = std::get_if<Function>(&each.run)) return {ours, *run, each.after};
-    BucketCaps caps;
-    if (bucket_bytes) caps = {.first = *bucket_bytes, .later = *bucket_bytes};
+    if (const auto* run = std::get_if<Function>(&each.run))
+      return {ours, *run, each.after, each.needs, each.once};
+    Caps caps;
+    if (bucket_bytes) caps = BucketCaps{.first = *bucket_bytes, .later = *bucket_bytes};
     const auto run = std::get<BucketFunction>(each.run);
-    return {ours, [run, caps](Graph& graph) { run(graph, caps); }, each.after};
+    return {ours, [run, caps](Graph& graph) { run(graph, caps); }, each.after, each.needs,
+            each.once};
   }
   TORCH_CHECK_VALUE(false, "compile: expected the name of a pass, got '", name,
                     "'; nearest names: ", format_list(parallel::nearest_names(name, pass_names())));

@@ -22,7 +22,8 @@ void run_passes(Graph& graph, const std::vector<Pass>& passes, const RunOptions&
 
 /// The pass of this name, ours or upstream's (`fuse_ddp_with_coalesced_op`,
 /// `fuse_ddp_with_concat_op`, `schedule_comm_wait`); it carries our name. `bucket_bytes`: the cap
-/// of all buckets; none: 1 MiB for the first and 25 MiB for the others. Throws a ValueError that
+/// of all buckets; none: that of the replicated module, or 1 MiB for the first and 25 MiB for the
+/// others. Throws a ValueError that
 /// names the nearest known ones if there is none.
 Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes = std::nullopt);
 
@@ -31,7 +32,7 @@ void check_functions(const std::vector<Pass>& passes);
 /// Throws a ValueError if a name in `disabled` is that of no pass, neither of the list nor ours.
 void check_disabled(const std::vector<Pass>& passes, const std::vector<std::string>& disabled);
 /// Throws a ValueError that names both if a pass comes before one that it must come after, or after
-/// one that is neither of the list nor ours.
+/// one that is neither of the list nor ours, or without one that it needs; or twice, if it may not.
 void check_order(const std::vector<Pass>& passes);
 
 /// Names of all passes, as find_pass takes them.

@@ -102,6 +102,10 @@ class Memory {
   std::vector<LiveMemory> alive() const;
 
   ValueId new_value(const at::Tensor& like);
+  void clear() {
+    blocks_.clear();
+    inputs_.clear();
+  }
 
  private:
   static constexpr int kNoInput = -1;

@@ -113,6 +113,24 @@ void Recorder::end_modules() {
 
 bool Recorder::takes_averages() const { return compile_config().optimize_ddp != "no_optimization"; }
 
+bool Recorder::cuts_at_buckets() const {
+  return cut_ && compile_config().optimize_ddp == "ddp_optimizer";
+}
+
+void Recorder::restart(StandIn* stand_in) {
+  stand_in_ = stand_in;
+  calls_.clear();
+  groups_.clear();
+  sent_.clear();
+  generators_.clear();
+  next_messages_.clear();
+  graph_ = {};
+  births_ = {};
+  memory_.clear();
+  broken_.clear();
+  generator_.note();
+}
+
 void Recorder::note_parameters(const std::vector<at::Tensor>& parameters) {
   parameters_.insert(parameters_.end(), parameters.begin(), parameters.end());
 }
@@ -189,6 +207,7 @@ void Recorder::number_messages(Node& node) {
   if (!is_launch(node)) return;
   auto& next = next_messages_[group_of(node)];
   for (size_t i = 0; i < node.defined().size(); ++i) node.messages.push_back(next++);
+  node.bucket_caps = bucket_caps_;
 }
 
 void Recorder::note_sent(const Call& call) {
@@ -212,7 +231,10 @@ void Recorder::settle() const {
 
 void Recorder::run(Call& call) {
   const bool is_known = broken_.empty() && !call.node.op.empty();
-  if (is_known) calls_.push_back({call.node.op, call.node.arguments});
+  if (is_known) {
+    calls_.push_back({call.node.op, call.node.arguments});
+    calls_.back().bucket_caps = bucket_caps_;
+  }
   if (stand_in_ != nullptr) {
     // One that changes how a tensor shows its memory touches none.
     const bool is_served =

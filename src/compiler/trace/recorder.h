@@ -28,10 +28,8 @@ class Recorder final : public capture::Observer {
 
   /// The one whose scope is open in this thread.
   static Recorder* current();
-
   /// Operators and notes of this thread come to `recorder`, while it lives.
   class Scope;
-
   void record(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
   void depend_on(const void* who, std::string what, std::function<uint64_t()> read) override;
@@ -44,30 +42,33 @@ class Recorder final : public capture::Observer {
   void enter_module(const torch::nn::Module& module, std::function<uint64_t()> read) override;
   void leave_module() override { entered_.pop_back(); }
   bool takes_averages() const override;
+  void size_buckets(int64_t first, int64_t later) override {
+    bucket_caps_ = BucketCaps{first, later};
+  }
+  bool cuts_at_buckets() const override;
+  void cut() override { cut_(); }
   void note_parameters(const std::vector<at::Tensor>& parameters) override;
   void before_run(const void* who, std::function<void()> action) override;
   void before_hidden_message() override;
-  /// Whoever says so goes on without operators, and may send what no operator shows.
   void give_up(const std::string& why) override;
 
-  /// From here on nothing is recorded, and operators run.
-  void break_off(const std::string& why);
-  /// Breaks off if somebody has set the random generator, besides operators.
-  void check_generator();
-  /// Called before a message is sent that is not put off, and before those that are not seen.
+  void break_off(const std::string& why);  // from here on operators run, unrecorded
+  void check_generator();                  // breaks off if somebody has set the random generator
+  /// Called before a message is sent that is not put off, and before those that are not seen;
+  /// before one that is no part of the recording.
   void before_sending(std::function<void()> told) { before_sending_ = std::move(told); }
-  /// Called before one that is no part of the recording.
   void before_hidden(std::function<void()> told) { before_hidden_ = std::move(told); }
+  /// Called when what was recorded so far is to be a program by itself; then restart().
+  void at_cuts(std::function<void()> told) { cut_ = std::move(told); }
+  void restart(StandIn* stand_in);  // forgets what was recorded, of which all has run
   /// From here on operators run, and are recorded; what was put off has run.
   void stop_standing_in();
-
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
   /// The recording depends on it and on all below; see Note [objects by their bytes].
   void watch_module(const torch::nn::Module& module);
   /// Backends may hold what they sent a moment longer than who waited for it: waits for that.
   void settle() const;
-
   Graph& graph() { return graph_; }
   const std::vector<RecordedCall>& calls() const { return calls_; }  // all that came, in order
   /// Names of the groups in which it communicates, also if it can't be run.
@@ -106,7 +107,7 @@ class Recorder final : public capture::Observer {
 
   std::recursive_mutex mutex_;  // on a GPU, two threads may run parts of a backward
   StandIn* stand_in_;
-  std::function<void()> before_sending_, before_hidden_;
+  std::function<void()> before_sending_, before_hidden_, cut_;
   std::vector<RecordedCall> calls_;
   std::vector<std::string> groups_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
@@ -121,6 +122,7 @@ class Recorder final : public capture::Observer {
   std::vector<Hyperparameter> hyperparameters_;
   std::vector<FirstAction> first_actions_;
   std::string broken_;
+  std::optional<BucketCaps> bucket_caps_;
   const bool is_whole_;  // forward and backward come to it
   Draws draws_;
   GeneratorWatch generator_;

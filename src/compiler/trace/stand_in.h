@@ -18,6 +18,7 @@ struct RecordedCall {
   /// By return of the schema, what it gave: tensors of these types, none where it is absent.
   std::vector<std::vector<std::optional<ValueType>>> results = {};
   bool gave_view = false;  // memory of an argument
+  std::optional<BucketCaps> bucket_caps = std::nullopt;  // of averages that came by then
 };
 
 /// Gives the results of operators that are not run.

@@ -1,0 +1,134 @@
+// The passes of the first whole-step compilers: a fused optimizer in parts, copies that nobody
+// reads.
+#include <tessera/compile/config.h>
+
+#include "pass_cases.h"
+#include "support/message_of.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+//   neg ── all_reduce ── wait ─┐                     neg ── all_reduce ── wait ── sub_ (one part)
+//   exp ── all_reduce ── wait ─┴ sub_ of both   =>   exp ── all_reduce ── wait ── sub_ (the other)
+TEST(SplitFusedOptimizer, LetsEachPartWaitForItsBucket) {
+  EXPECT_EQ(after_pass("split_fused_optimizer", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    input %2: float32[4] = argument "x"
+    input %3: float32[2] = argument "y"
+    %4: float32[4] = aten::neg(%2)
+    %5: float32[4] = _c10d_functional::all_reduce(%4, "sum", "0")
+    %6: float32[2] = aten::exp(%3)
+    %7: float32[2] = _c10d_functional::all_reduce(%6, "sum", "0")
+    %8: float32[4] = _c10d_functional::wait_tensor(%5)
+    %9: float32[2] = _c10d_functional::wait_tensor(%7)
+    [%10: float32[4], %11: float32[2]] = aten::_foreach_sub.List([%0, %1], [%8, %9], alpha=0.5)
+    write %10 to %0
+    write %11 to %1)")),
+            dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    input %2: float32[4] = argument "x"
+    input %3: float32[2] = argument "y"
+    %4: float32[4] = aten::neg(%2)
+    %5: float32[4] = _c10d_functional::all_reduce(%4, "sum", "0")
+    %6: float32[2] = aten::exp(%3)
+    %7: float32[2] = _c10d_functional::all_reduce(%6, "sum", "0")
+    %8: float32[4] = _c10d_functional::wait_tensor(%5)
+    [%10: float32[4]] = aten::_foreach_sub.List([%0], [%8], alpha=0.5)
+    %9: float32[2] = _c10d_functional::wait_tensor(%7)
+    [%11: float32[2]] = aten::_foreach_sub.List([%1], [%9], alpha=0.5)
+    write %10 to %0
+    write %11 to %1)"));
+}
+
+TEST(SplitFusedOptimizer, TakesEachPartsNumbers) {
+  const auto text = after_pass("split_fused_optimizer", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    %2: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
+    %3: float32[2] = _c10d_functional::all_reduce(%1, "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%2)
+    %5: float32[2] = _c10d_functional::wait_tensor(%3)
+    [%6: float32[4], %7: float32[2]] = aten::_foreach_mul.ScalarList([%4, %5], [2., 3.])
+    return %6
+    return %7)"));
+  EXPECT_THAT(text, HasSubstr("aten::_foreach_mul.ScalarList([%4], [2"));
+  EXPECT_THAT(text, HasSubstr("aten::_foreach_mul.ScalarList([%5], [3"));
+}
+
+/// A norm of all gradients, for clipping, ties them together.
+TEST(SplitFusedOptimizer, LeavesOneThatNeedsAllBucketsWhole) {
+  const auto text = dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[4] = parameter "b"
+    %2: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
+    %3: float32[4] = _c10d_functional::all_reduce(%1, "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%2)
+    %5: float32[4] = _c10d_functional::wait_tensor(%3)
+    %6: float32[4] = aten::add.Tensor(%4, %5)
+    %7: float32[] = aten::sum(%6)
+    [%8: float32[4], %9: float32[4]] = aten::_foreach_mul.Tensor([%4, %5], %7)
+    return %8
+    return %9)");
+  EXPECT_EQ(after_pass("split_fused_optimizer", text), text);
+}
+
+TEST(RemoveCopyFromOptimizer, DropsCopiesThatNobodyReads) {
+  EXPECT_EQ(after_pass("remove_copy_from_optimizer", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    %1: float32[4] = aten::clone(%0)
+    %2: float32[4] = aten::clone(%1)
+    %3: float32[4] = aten::neg(%0)
+    return %3)")),
+            dedent(R"(
+    input %0: float32[4] = parameter "a"
+    %3: float32[4] = aten::neg(%0)
+    return %3)"));
+}
+
+//   x ── all_reduce, far behind what it needs: first it moves up, then both are one bucket
+TEST(CommFusionWithConcat, SendsEarlyAndTogether) {
+  const auto text = after_pass("comm_fusion_with_concat", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    %2: float32[4] = aten::div.Scalar(%0, 2)
+    %3: float32[2] = aten::div.Scalar(%1, 2)
+    %4: float32[4] = aten::exp(%0)
+    %5: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %6: float32[4] = _c10d_functional::wait_tensor(%5)
+    %7: float32[2] = _c10d_functional::all_reduce(%3, "sum", "0")
+    %8: float32[2] = _c10d_functional::wait_tensor(%7)
+    return %4
+    gradient %6 of %0
+    gradient %8 of %1)"));
+  EXPECT_THAT(text, HasSubstr("aten::cat("));
+  EXPECT_LT(text.find("all_reduce"), text.find("aten::exp"));
+  EXPECT_EQ(counters()["ddp_buckets"], 1);
+}
+
+TEST(OptimizerPassErrors, DeclareWhatTheyNeed) {
+  const auto message_for = [](const std::vector<std::string>& passes) {
+    return message_of<c10::ValueError>([&] { ConfigPatch patch({.fuse_ddp_passes = passes}); });
+  };
+  EXPECT_THAT(
+      message_for({"split_fused_optimizer"}),
+      HasSubstr("expected the pass remove_copy_from_optimizer before split_fused_optimizer"));
+  EXPECT_THAT(message_for({"split_fused_optimizer", "remove_copy_from_optimizer"}),
+              HasSubstr("before split_fused_optimizer"));
+  EXPECT_THAT(
+      message_for({"remove_copy_from_optimizer", "split_fused_optimizer", "schedule_comm_wait"}),
+      HasSubstr("expected the pass schedule_waits before split_fused_optimizer"));
+  EXPECT_THAT(message_for({"comm_fusion_with_concat", "comm_fusion_with_concat"}),
+              HasSubstr("once at most"));
+  const ConfigPatch all(
+      {.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
+                            "remove_copy_from_optimizer", "split_fused_optimizer"}}});
+}
+
+}  // namespace
+}  // namespace tessera::testing

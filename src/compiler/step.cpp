@@ -217,6 +217,8 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
 
 /// The program for this call; null if there is none, here or on a rank that this one talks to.
 compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
+  if (options.parallel_mode && options.parallel_mode->takes_uneven_batches())
+    return find_common(shape);
   const auto found = std::find_if(variants.begin(), variants.end(), [&](const auto& variant) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
@@ -268,7 +270,7 @@ Step::Outcome Step::call(const StepArguments& given,
   if (auto* variant = self.find_ready(shape)) {
     self.last = variant;
     self.kind = variant->kind;
-    auto results = variant->run(given);
+    auto results = self.placed(*variant, variant->run(given));
     self.drop_gradients(variant->recording());
     return {std::move(results), self.kind};
   }

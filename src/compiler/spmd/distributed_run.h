@@ -15,13 +15,13 @@ namespace tessera::compiler {
 
 /// Runs a graph of the whole batch on distributed tensors, and records that run. See Note [as one
 /// device].
-class Replay {
+class DistributedRun {
  public:
-  Replay(const Graph& graph, const std::vector<bool>& interleaved, ParallelCall& call,
-         const OneDeviceSettings& settings);
+  DistributedRun(const Graph& graph, const std::vector<bool>& interleaved, ParallelCall& call,
+                 const OneDeviceSettings& settings);
 
   /// Its first results are the graph's outputs, in order. Collective.
-  Recording run();
+  Recording recorded();
 
   /// What stood for the graph's inputs, by input, and how that makes up the global value.
   const std::vector<at::Tensor>& locals() const { return locals_; }
@@ -48,7 +48,7 @@ class Replay {
   at::Tensor local_of(size_t input) const;
   void place_input(size_t input);
   void note_moved_inputs(const comm_debug& counts);
-  std::vector<at::Tensor> replay();
+  std::vector<at::Tensor> run_all();
   void run(const Node& node, comm_debug& counts);
   void reduce_gradient(const Node& node);
   /// One device draws for the whole batch: so does every rank, and takes its part. Where the

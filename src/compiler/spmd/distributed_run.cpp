@@ -1,4 +1,4 @@
-#include "compiler/spmd/replay.h"
+#include "compiler/spmd/distributed_run.h"
 
 #include "base/call_boxed.h"
 #include "base/text.h"
@@ -54,8 +54,8 @@ at::Tensor with_layout(const at::Tensor& tensor, const ValueType& type) {
 
 }  // namespace
 
-Replay::Replay(const Graph& graph, const std::vector<bool>& interleaved, ParallelCall& call,
-               const OneDeviceSettings& settings)
+DistributedRun::DistributedRun(const Graph& graph, const std::vector<bool>& interleaved,
+                               ParallelCall& call, const OneDeviceSettings& settings)
     : graph_(graph),
       interleaved_(interleaved),
       call_(call),
@@ -71,7 +71,7 @@ Replay::Replay(const Graph& graph, const std::vector<bool>& interleaved, Paralle
   for (const auto length : batch_) batch_size_ += length;
 }
 
-Recording Replay::run() {
+Recording DistributedRun::recorded() {
   const at::NoGradGuard no_grad;
   TensorNames names;
   for (size_t i = 0; i < graph_.inputs.size(); ++i) {
@@ -79,12 +79,12 @@ Recording Replay::run() {
     names.add(locals_[i], graph_.inputs[i].kind, graph_.inputs[i].name);
   }
   const auto restore = c10::make_scope_exit([state = random_state()] { set_random_state(state); });
-  auto recording = record([this] { return replay(); }, locals_, names, {});
+  auto recording = record([this] { return run_all(); }, locals_, names, {});
   for (auto& [generator, state] : recording.generators) generator.set_state(state);
   return recording;
 }
 
-void Replay::restore_scalars(Graph& graph) const {
+void DistributedRun::restore_scalars(Graph& graph) const {
   for (auto& node : graph.nodes) {
     for (auto& argument : node.arguments) {
       if (argument.kind != Argument::Kind::Constant || !argument.constant.isDouble()) continue;
@@ -94,41 +94,41 @@ void Replay::restore_scalars(Graph& graph) const {
   }
 }
 
-double Replay::stand_in(const Argument& argument) {
+double DistributedRun::stand_in(const Argument& argument) {
   const double number = 1 + static_cast<double>(stand_ins_.size() + 1) * 0x1.921fb5p-21;
   stand_ins_.emplace(number, argument);
   return number;
 }
 
-at::Tensor Replay::moved(const at::Tensor& tensor, const Placement& to) const {
+at::Tensor DistributedRun::moved(const at::Tensor& tensor, const Placement& to) const {
   return dtensor::redistributed("DataParallel", tensor, dtensor::make_spec(call_.mesh, {to}));
 }
 
-at::Tensor Replay::wrapped(const at::Tensor& local, const Placement& placement,
-                           const ValueType& type) const {
+at::Tensor DistributedRun::wrapped(const at::Tensor& local, const Placement& placement,
+                                   const ValueType& type) const {
   return dtensor::wrap(local, dtensor::make_spec(call_.mesh, {placement}), type.sizes,
                        type.strides);
 }
 
-Placement Replay::by_mode(const ValueType& type) const {
+Placement DistributedRun::by_mode(const ValueType& type) const {
   return settings_.shards && !type.sizes.empty() ? Shard(0) : Replicate();
 }
 
-Placement Replay::placement_of_input(size_t input) const {
+Placement DistributedRun::placement_of_input(size_t input) const {
   const auto kind = graph_.inputs[input].kind;
   const auto& type = graph_.type(graph_.inputs[input].value);
   if (kind == InputKind::Argument) return type.placement.value_or(Replicate());
   return kind == InputKind::Buffer || kind == InputKind::Outside ? Replicate() : by_mode(type);
 }
 
-bool Replay::is_written(ValueId input) const {
+bool DistributedRun::is_written(ValueId input) const {
   return std::any_of(graph_.outputs.begin(), graph_.outputs.end(), [&](const auto& output) {
     return output.kind == OutputKind::Write && output.target == input;
   });
 }
 
 /// What stands for an input: what is written is a copy.
-at::Tensor Replay::local_of(size_t index) const {
+at::Tensor DistributedRun::local_of(size_t index) const {
   const auto& input = graph_.inputs[index];
   const auto& type = graph_.type(input.value);
   const auto given = call_.inputs.at(index).detach();
@@ -143,7 +143,7 @@ at::Tensor Replay::local_of(size_t index) const {
   return given.narrow(0, mine.offset, mine.length).clone(at::MemoryFormat::Contiguous);
 }
 
-void Replay::place_input(size_t index) {
+void DistributedRun::place_input(size_t index) {
   const auto& input = graph_.inputs[index];
   const auto& type = graph_.type(input.value);
   const auto placement = placement_of_input(index);
@@ -163,7 +163,7 @@ void Replay::place_input(size_t index) {
   }
 }
 
-std::vector<at::Tensor> Replay::replay() {
+std::vector<at::Tensor> DistributedRun::run_all() {
   dtensor::ensure_registered();
   const dtensor::LocalScope below_autograd;
   const ImplicitReplication numbers;
@@ -178,7 +178,7 @@ std::vector<at::Tensor> Replay::replay() {
   return results;
 }
 
-void Replay::note_moved_inputs(const comm_debug& counts) {
+void DistributedRun::note_moved_inputs(const comm_debug& counts) {
   const auto found = counts.counts().find("all_to_all");
   if (found == counts.counts().end()) return;
   call_.notes.push_back(c10::str("DataParallel: ranks have parts of ", c10::IntArrayRef(batch_),
@@ -187,7 +187,7 @@ void Replay::note_moved_inputs(const comm_debug& counts) {
                                  found->second.bytes, " bytes of this rank's arguments"));
 }
 
-void Replay::run(const Node& node, comm_debug& counts) {
+void DistributedRun::run(const Node& node, comm_debug& counts) {
   counts.reset();
   auto& nodes = Recorder::current()->graph().nodes;
   const size_t begin = nodes.size();
@@ -207,19 +207,19 @@ void Replay::run(const Node& node, comm_debug& counts) {
   if (!is_gradient_mark(node)) note_communication(node, counts);
 }
 
-bool Replay::is_update(const Node& node) const {
+bool DistributedRun::is_update(const Node& node) const {
   return any_used(node, [&](ValueId value) { return is_update_[static_cast<size_t>(value)]; });
 }
 
-bool Replay::meets_batch(const Node& node) const {
+bool DistributedRun::meets_batch(const Node& node) const {
   return any_used(node, [&](ValueId value) { return locality_.is_local(value); });
 }
 
-bool Replay::gathers_parameters(const Node& node) const {
+bool DistributedRun::gathers_parameters(const Node& node) const {
   return meets_batch(node) || (is_view(node) && !is_update(node));
 }
 
-void Replay::reduce_gradient(const Node& node) {
+void DistributedRun::reduce_gradient(const Node& node) {
   const auto gradient = at(node.arguments[0].values[0]);
   const auto result = node.results[0].values[0];
   const auto reduced =
@@ -227,7 +227,7 @@ void Replay::reduce_gradient(const Node& node) {
   at(result) = reduced.is_same(gradient) ? gradient.clone() : reduced;
 }
 
-at::Tensor Replay::operand(ValueId value, bool gathers) {
+at::Tensor DistributedRun::operand(ValueId value, bool gathers) {
   const auto& tensor = at(value);
   if (!gathers || locality_.is_local(value) || !placed(tensor).is_shard()) return tensor;
   const auto [known, is_new] = gathered_.try_emplace(value);
@@ -235,13 +235,13 @@ at::Tensor Replay::operand(ValueId value, bool gathers) {
   return known->second;
 }
 
-torch::jit::Stack Replay::stack_of(const Node& node,
-                                   const std::function<at::Tensor(ValueId)>& tensor_of) {
+torch::jit::Stack DistributedRun::stack_of(const Node& node,
+                                           const std::function<at::Tensor(ValueId)>& tensor_of) {
   return arguments_of(node, find_operator(node.op)->schema(), tensor_of,
                       [this](const Argument& argument) { return stand_in(argument); });
 }
 
-void Replay::execute(const Node& node) {
+void DistributedRun::execute(const Node& node) {
   TORCH_CHECK_NOT_IMPLEMENTED(find_operator(node.op) && !is_collective(node),
                               "DataParallel: expected a step of one rank, without messages of its "
                               "own, got ",
@@ -257,7 +257,7 @@ void Replay::execute(const Node& node) {
                  }));
 }
 
-void Replay::call_and_store(const Node& node, torch::jit::Stack stack) {
+void DistributedRun::call_and_store(const Node& node, torch::jit::Stack stack) {
   const auto op = find_operator(node.op);
   std::vector<c10::IValue> consumed;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
@@ -269,7 +269,7 @@ void Replay::call_and_store(const Node& node, torch::jit::Stack stack) {
   for (const size_t i : own_returns(op->schema())) store(node.results.at(next++), stack.at(i));
 }
 
-void Replay::store(const Argument& result, const c10::IValue& value) {
+void DistributedRun::store(const Argument& result, const c10::IValue& value) {
   const auto keep = [&](ValueId id, const at::Tensor& tensor) {
     if (id == kNoValue || !tensor.defined()) return;
     at(id) = dtensor::has_part(tensor) ? tensor : wrapped(tensor, Replicate(), type_of(tensor));
@@ -279,7 +279,7 @@ void Replay::store(const Argument& result, const c10::IValue& value) {
   for (size_t i = 0; i < tensors.size(); ++i) keep(result.values.at(i), tensors[i]);
 }
 
-int64_t Replay::made_dim(const Node& node) {
+int64_t DistributedRun::made_dim(const Node& node) {
   static const std::set<std::string> kConstants = {"aten::zeros", "aten::ones", "aten::full"};
   if (batch_size_ < 2 || (!is_broadcast(node) && !kConstants.contains(node.op))) return -1;
   const auto& sizes = graph_.type(node.results[0].values[0]).sizes;
@@ -293,7 +293,7 @@ int64_t Replay::made_dim(const Node& node) {
   return placed(tensor).is_replicate() && !is_wide ? dim : -1;
 }
 
-void Replay::make_part(const Node& node, int64_t dim) {
+void DistributedRun::make_part(const Node& node, int64_t dim) {
   const auto result = node.results[0].values[0];
   auto stack = stack_of(node, [&](ValueId value) { return part(at(value)); });
   auto& argument = stack[is_broadcast(node) ? 1 : 0];
@@ -305,7 +305,7 @@ void Replay::make_part(const Node& node, int64_t dim) {
   at(result) = wrapped(stack.at(0).toTensor(), Shard(dim), graph_.type(result));
 }
 
-void Replay::draw(const Node& node) {
+void DistributedRun::draw(const Node& node) {
   Placement placement = Replicate();
   call_and_store(node, stack_of(node, [&](ValueId value) {
                    auto tensor = at(value);
@@ -324,20 +324,20 @@ void Replay::draw(const Node& node) {
   }
 }
 
-void Replay::place_result(ValueId value) {
+void DistributedRun::place_result(ValueId value) {
   if (!at(value).defined() || !locality_.is_local(value)) return;
   const auto& wanted = graph_.type(value).placement;
   if (wanted && wanted->is_shard() && placed(at(value)) != *wanted)
     at(value) = moved(at(value), *wanted);
 }
 
-void Replay::note_placement(ValueId value) {
+void DistributedRun::note_placement(ValueId value) {
   if (!at(value).defined() || part(at(value)).numel() == 0) return;
   if (const auto id = Recorder::current()->memory().find_current(part(at(value))))
     placements_[*id] = placed(at(value));
 }
 
-void Replay::note_communication(const Node& node, const comm_debug& counts) {
+void DistributedRun::note_communication(const Node& node, const comm_debug& counts) {
   if (!meets_batch(node) || counts.counts().empty()) return;
   std::vector<std::string> kinds;
   int64_t bytes = 0, gathered = 0;
@@ -356,7 +356,7 @@ void Replay::note_communication(const Node& node, const comm_debug& counts) {
                                  bytes, " bytes", gathered > 0 ? " of activations" : ""));
 }
 
-at::Tensor Replay::local_output(const GraphOutput& output) {
+at::Tensor DistributedRun::local_output(const GraphOutput& output) {
   if (output.kind == OutputKind::Result) return local_result(output.value);
   if (output.value == kNoValue) return {};
   size_t input = 0;
@@ -364,7 +364,7 @@ at::Tensor Replay::local_output(const GraphOutput& output) {
   return part(moved(at(output.value), placement_of_input(input)));
 }
 
-at::Tensor Replay::local_result(ValueId value) {
+at::Tensor DistributedRun::local_result(ValueId value) {
   auto& result = call_.results.emplace_back();
   if (value == kNoValue) return {};
   const auto& tensor = at(value);

@@ -101,14 +101,15 @@ class Compiled {
 ///   and optimizer state exist, hyperparameters, whether gradients are averaged;
 /// - every module that is called and can be hooked (TESSERA_MODULE, tessera::nn), given or named
 ///   (CompileOptions::module), and all below one of these: training mode, hooks, and its members by
-///   their bytes: numbers, flags, options, which tensor a member is; of a std::vector or std::string
-///   address and size alone. Members of a user's class that can't be hooked are not seen;
+///   their bytes: numbers, flags, options, which tensor a member is; of a std::vector or
+///   std::string address and size alone. Members of a user's class that can't be hooked are not
+///   seen;
 /// - what the function object holds by value, by its bytes; std::ref(functor) watches the functor;
 /// - variables in CompileOptions::watch.
-/// Bytes that the function itself changes while it is recorded, such as a counter, are not compared;
-/// explain() names them. A learning rate of tessera::optim may change freely; pass a number that
-/// changes often as a 0-dim tensor. A change is recorded
-/// anew, into a program of its own (see CompileOptions::max_programs).
+/// Bytes that the function itself changes while it is recorded, such as a counter, are not
+/// compared; explain() names them. A learning rate of tessera::optim may change freely; pass a
+/// number that changes often as a 0-dim tensor. A change is recorded anew, into a program of its
+/// own (see CompileOptions::max_programs).
 ///
 /// Nothing else is compared, such as what a lambda captures by reference. So at calls 8, 16, … 256
 /// of a program, and then so rarely that it costs less than 1 %, the function runs eagerly and is

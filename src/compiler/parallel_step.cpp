@@ -17,6 +17,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
 #include <torch/optim/sgd.h>
 
@@ -218,6 +219,37 @@ std::vector<size_t> inputs_in(const Recording& recording, const at::Tensor& tens
   return inputs;
 }
 
+/// Runs `capture`; an error tells what the function was shown in place of its arguments.
+template <class F>
+auto explained(const ParallelCall& call, F capture) {
+  try {
+    return capture();
+  } catch (c10::Error& error) {
+    if (call.captured.empty()) throw;
+    std::string sizes;
+    for (size_t i = 0; i < call.captured.size(); ++i) {
+      if (call.captured[i].defined())
+        sizes +=
+            c10::str(i == 0 ? "" : ", ", "argument ", i, " of sizes ", call.captured[i].sizes());
+    }
+    error.add_context("DataParallel: the step was captured on the whole batch, " + sizes +
+                      "; if another dimension is the batch of one, or it has none, give "
+                      "input_batch_dims");
+    throw;
+  }
+}
+
+/// Inputs that the partitioned graph has besides those of the recording.
+void add_constants(Recording& recording, const Graph& graph,
+                   const std::vector<at::Tensor>& constants) {
+  for (const auto& tensor : constants) {
+    const auto& input = graph.inputs.at(recording.inputs.size());
+    const auto value = recording.graph.add_value(graph.type(input.value));
+    recording.graph.inputs.push_back({value, input.kind, input.name});
+    recording.inputs.push_back({value, tensor, /*is_constant=*/true});
+  }
+}
+
 }  // namespace
 
 Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& given,
@@ -276,21 +308,32 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   std::vector<std::vector<size_t>> uses;  // by tensor: inputs of the graph that are in its memory
   ParallelRecording made;
   Graph graph;
-  const auto mesh = options.parallel_mode->mesh(subject.parameters.at(0).device().type());
+  const auto& mode = *options.parallel_mode.operator->();
+  const auto mesh = mode.mesh(subject.parameters.at(0).device().type());
+  ParallelCall call{.mesh = mesh, .arguments = compiler::local_tensors(given)};
+  if (last != nullptr) call.chosen = parallel_calls.at(last).chosen;
+  mode.prepare(call);
   std::vector<Placement> placements;
   {
     const compiler::PlainScope plain(tensors);
-    made = record_plain(given, subject.parameters, subject.written(), run);
+    {
+      const compiler::ShownScope shown(call.arguments, call.captured);
+      made = explained(
+          call, [&] { return record_plain(given, subject.parameters, subject.written(), run); });
+    }
     made.recording.guards.end();  // it ran more than once
     graph = made.recording.graph;
     compiler::verify(graph, "capture");
-    options.parallel_mode->partition(graph, mesh);
+    for (const auto& input : made.recording.inputs)
+      call.inputs.push_back(input.content.defined() ? input.content : input.tensor);
+    mode.partition(graph, call);
     compiler::verify(graph, "partition");
     for (const auto& tensor : tensors) {
       placements.push_back(placement_of(made.recording, graph, tensor));
       uses.push_back(inputs_in(made.recording, tensor));
     }
   }
+  add_constants(made.recording, graph, call.constants);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (is_first) tensors[i].mutable_grad().reset();
     if (is_first) distribute_tensor_(tensors[i], mesh, {placements[i]});
@@ -309,7 +352,12 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
               "kind finds as the first did, but there was a change in ", misfit,
               "; call zero_grad() before, or in the step");
   last = &variant;
-  return variant.run(given);
+  tell(call);
+  call.arguments.clear();
+  call.captured.clear();
+  call.inputs.clear();
+  parallel_calls.insert_or_assign(&variant, std::move(call));
+  return placed(variant, variant.run(given));
 }
 
 }  // namespace tessera::detail

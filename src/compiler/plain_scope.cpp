@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <algorithm>
+
 namespace tessera::compiler {
 namespace {
 
@@ -37,6 +39,24 @@ PlainScope::~PlainScope() {
     if (gradient.defined() || tensor.parameter().grad().defined())
       tensor.parameter().mutable_grad() = gradient;
   }
+}
+
+ShownScope::ShownScope(const std::vector<at::Tensor>& tensors,
+                       const std::vector<at::Tensor>& shown) {
+  for (size_t i = 0; i < shown.size(); ++i) {
+    const auto& tensor = tensors[i];
+    if (!tensor.defined() || tensor.is_same(shown[i])) continue;
+    const bool is_shown = std::any_of(before_.begin(), before_.end(),
+                                      [&](const auto& each) { return each.first.is_same(tensor); });
+    if (is_shown) continue;  // one tensor, given twice
+    before_.emplace_back(tensor, tensor.variable_data());
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(shown[i].getIntrusivePtr());
+  }
+}
+
+ShownScope::~ShownScope() {
+  for (auto& [tensor, before] : before_)
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(before.getIntrusivePtr());
 }
 
 }  // namespace tessera::compiler

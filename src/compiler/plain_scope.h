@@ -22,4 +22,18 @@ class PlainScope {
   std::vector<std::pair<sharded::TwoFaced, at::Tensor>> shown_;  // with gradients
 };
 
+/// While it lives, tensors show others in their place, to everybody who holds them: the memory,
+/// sizes and dtype of these.
+class ShownScope {
+ public:
+  /// `shown`: by tensor; empty: none is changed.
+  ShownScope(const std::vector<at::Tensor>& tensors, const std::vector<at::Tensor>& shown);
+  ~ShownScope();
+  ShownScope(const ShownScope&) = delete;
+  ShownScope& operator=(const ShownScope&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> before_;  // with what they showed
+};
+
 }  // namespace tessera::compiler

@@ -148,9 +148,8 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 /// Whether there are as many programs as there may be, and none for this recording.
 bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
   return recording.broken.empty() && variants.size() >= options.max_programs &&
-         std::ranges::none_of(variants, [&](const Variant& variant) {
-           return variant.matches(shape, recording);
-         });
+         std::ranges::none_of(
+             variants, [&](const Variant& variant) { return variant.matches(shape, recording); });
 }
 
 void Step::Impl::warn_of_scalars(const CallShape& shape) {
@@ -251,6 +250,8 @@ std::string Step::Impl::why_no_program(const CallShape& shape) const {
 
 /// The program for this call; null if there is none, here or on a rank that this one talks to.
 compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
+  if (options.parallel_mode && options.parallel_mode->takes_uneven_batches())
+    return find_common(shape);
   const auto found = std::find_if(variants.begin(), variants.end(), [&](const auto& variant) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
@@ -304,7 +305,7 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   if (!self.options.parallel_mode) shape.parameters = compiler::parameters_of(modules);
   if (auto* variant = self.find_ready(shape)) {
     form = variant->form;
-    return self.run(*variant, given);
+    return self.placed(*variant, self.run(*variant, given));
   }
   if (!self.why_eager.empty()) return run_eagerly();
   if (self.resting > 0) {

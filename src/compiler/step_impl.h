@@ -6,6 +6,7 @@
 #include "compiler/variant.h"
 
 #include <list>
+#include <map>
 #include <mutex>
 
 namespace tessera::detail {
@@ -50,6 +51,14 @@ struct Step::Impl {
   ParallelRecording record_plain(const StepArguments& given,
                                  const std::vector<at::Tensor>& parameters,
                                  const std::vector<at::Tensor>& written, Run run);
+  /// The program for this call that all ranks have, each for its own part of the batch.
+  compiler::Variant* find_common(const compiler::CallShape& shape);
+  /// What a program gave, as distributed tensors where the mode says so.
+  std::vector<at::Tensor> placed(const compiler::Variant& variant,
+                                 std::vector<at::Tensor> results) const;
+  std::map<const compiler::Variant*, ParallelCall> parallel_calls;  // that programs were made for
+  bool has_warned_of_mixing = false;
+  void tell(const ParallelCall& call);
 
   /// Those of the options; null if there are none, or they are gone.
   torch::nn::Module* named_module() const;

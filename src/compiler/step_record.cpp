@@ -245,6 +245,7 @@ void Step::Impl::evict() {
     if (last == &*oldest) last = nullptr;
     log.push_back(c10::str("dropped: the least recently used of ", variants.size(), " programs"));
     ++counters()["evictions"];
+    parallel_calls.erase(&*oldest);
     variants.erase(oldest);
   }
 }

@@ -56,8 +56,9 @@ at::Tensor packing_memory(const at::Tensor& tensor, const Group& group) {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
     at::Tensor bytes;
   };
-  // A device's stream may still read what the host has done with.
-  if (!tensor.is_cpu()) return at::empty({tensor.numel()}, tensor.options());
+  // A device's stream may still read what the host has done with; a program has memory of its own.
+  if (!tensor.is_cpu() || capture::observer() != nullptr)
+    return at::empty({tensor.numel()}, tensor.options());
   thread_local std::optional<Kept> kept;
   const auto needed = static_cast<int64_t>(tensor.nbytes());
   const auto flat = [&](const at::Tensor& bytes) {

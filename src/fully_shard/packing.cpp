@@ -5,8 +5,8 @@
 namespace tessera::sharded {
 namespace {
 
-/// Below it, copying into a row costs less than a message of its own. A device copies at its memory's
-/// speed, while each message begins with a trip over its links.
+/// Below it, copying into a row costs less than a message of its own. A device copies at its
+/// memory's speed, while each message begins with a trip over its links.
 int64_t least_alone(c10::Device device) {
   constexpr int64_t kOnHost = int64_t{64} << 10, kOnDevice = int64_t{64} << 20;
   return device.is_cpu() ? kOnHost : kOnDevice;

@@ -278,7 +278,8 @@ TEST_F(CodegenKernels, DivideListsInOneKernel) {
   std::vector<ValueId> list;
   for (const int64_t rows : {3, 1, 0, 400}) list.push_back(steps.input(at::randn({rows, 100})));
   const auto divided = steps.lists("aten::_foreach_div.Scalar", {Argument::of(list), number(2)});
-  const auto moved = steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), number(-0.5)});
+  const auto moved =
+      steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), number(-0.5)});
   const auto sum =
       steps.lists("aten::_foreach_add.List", {Argument::of(moved), Argument::of(list)});
   const auto scaled =

@@ -52,9 +52,8 @@ struct GateByOperators : Override {
   void transform(Graph& graph, const std::vector<GraphInput>& flat_state) override {
     state.clear();
     for (const auto& input : flat_state) state.push_back(input.name);
-    EXPECT_TRUE(std::ranges::any_of(graph.nodes, [](const Node& node) {
-      return node.op.starts_with("aten::where");
-    }));
+    EXPECT_TRUE(std::ranges::any_of(
+        graph.nodes, [](const Node& node) { return node.op.starts_with("aten::where"); }));
     modules.clear();
     for (const Node& node : graph.nodes) modules.insert(node.module);
   }

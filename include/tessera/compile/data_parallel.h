@@ -3,13 +3,46 @@
 #include <tessera/compile/pass.h>
 #include <tessera/mesh.h>
 
+#include <ATen/core/Tensor.h>
+
 #include <concepts>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace tessera {
+
+/// How the ranks' values of a result make up the global one.
+struct ResultPlacement {
+  Placement placement;
+  std::vector<int64_t> sizes;  // global
+};
+
+/// A call of a step for which a parallel mode makes a program.
+struct ParallelCall {
+  DeviceMesh mesh;
+  /// The tensors among the step's arguments, as this rank gave them.
+  std::vector<at::Tensor> arguments;
+  /// Set by prepare(): what the function is shown in their place while it is captured.
+  std::vector<at::Tensor> captured = {};
+  /// Set by prepare(): of each argument, how much of its batch every rank has; empty if it has
+  /// none.
+  std::vector<std::vector<int64_t>> batch_sizes = {};
+  /// The tensors of the captured graph, in the order of its inputs.
+  std::vector<at::Tensor> inputs = {};
+
+  // What partition() says of the program.
+  std::vector<at::Tensor> constants = {};  // of inputs that it added
+  /// By result; none: it is returned as it is, a plain tensor.
+  std::vector<std::optional<ResultPlacement>> results = {};
+  std::vector<std::string> notes = {};     // lines of explain()
+  std::vector<std::string> warnings = {};  // of those, the ones that are told once besides
+  /// What the mode has chosen, for the next program of the same step.
+  std::string chosen = {};
+};
 
 /// How a step that was written for one rank becomes one of many. Derive for a way of your own.
 class ParallelMode {
@@ -17,11 +50,17 @@ class ParallelMode {
   virtual ~ParallelMode() = default;
   /// The ranks it runs on; parameters and state are distributed over this mesh.
   virtual DeviceMesh mesh(c10::DeviceType device) const = 0;
-  /// Rewrites the step of one rank, on its part of the batch, into this rank's part of the step of
-  /// all. The placements it gives to inputs that are parameters or optimizer state are those they
-  /// get. A node tessera::gradient(%gradient, %parameter) marks where the step has a gradient;
-  /// none may be left.
+  /// Before the step is captured. Collective. By default it is captured on this rank's arguments.
+  virtual void prepare(ParallelCall& /*call*/) const {}
+  /// Rewrites the captured step into this rank's part of the step of all. The placements it gives
+  /// to inputs that are parameters or optimizer state are those they get. A node
+  /// tessera::gradient(%gradient, %parameter) marks where the step has a gradient; none may be
+  /// left.
   virtual void partition(Graph& graph, const DeviceMesh& mesh) const = 0;
+  /// The same, with all that is known of the call, and a place to say what a user should know.
+  virtual void partition(Graph& graph, ParallelCall& call) const { partition(graph, call.mesh); }
+  /// Whether ranks may come with batches of different sizes.
+  virtual bool takes_uneven_batches() const { return false; }
   /// Run after ours.
   virtual std::vector<Pass> passes() const { return {}; }
 };
@@ -41,25 +80,61 @@ class AnyParallelMode {
   std::shared_ptr<const ParallelMode> mode_;
 };
 
+/// What a data parallel step computes.
+enum class DataParallelSemantics {
+  /// Every rank the step on its part of the batch, with averaged gradients: as DDP. Where the step
+  /// mixes samples (batch norm, in-batch negatives, a masked mean), each rank mixes its own.
+  PerRank,
+  /// All ranks together what one device computes on the whole batch, which is the ranks' parts one
+  /// after another. Operators that mix samples communicate.
+  OneDevice,
+};
+
+/// What happens where an operator mixes samples of different ranks.
+enum class OnMix {
+  Gather,  // OneDevice: activations are gathered, and explain() tells. PerRank: a warning
+  Error,
+};
+
 struct DataParallelOptions {
   /// The dimension of the function's tensors along which each rank passes its part.
   int64_t input_batch_dim = 0;
+  /// The same for each tensor among the arguments, in order; none: it has no batch, and is alike on
+  /// all ranks. Empty: input_batch_dim for all.
+  std::vector<std::optional<int64_t>> input_batch_dims = {};
+  DataParallelSemantics semantics = DataParallelSemantics::PerRank;
+  OnMix on_mix = OnMix::Gather;
+  /// The step returns DTensors: outputs sharded along their batch, losses that are Partial. What
+  /// has no placement (see explain()) stays a plain tensor. Otherwise PerRank returns this rank's
+  /// values; OneDevice this rank's samples, and all of what has none.
+  bool returns_dtensors = false;
+  /// For the style "default": bytes of parameters, gradients and optimizer state that a rank may
+  /// keep. None: half of what the device has free, on the rank that has least.
+  std::optional<int64_t> memory_budget = std::nullopt;
   /// Run after ours.
   std::vector<Pass> custom_passes = {};
 };
 
-/// The step on every rank's part of the batch, with averaged gradients. "replicate": every rank
-/// has all parameters. "fully_shard": each has its rows of parameters and optimizer state and
-/// gathers the rest when it computes. Over all ranks.
+/// The step on every rank's part of the batch. "replicate": every rank has all parameters.
+/// "fully_shard": each has its rows of parameters and optimizer state and gathers the rest when it
+/// computes. "default": "replicate", unless parameters, gradients and optimizer state would take
+/// more than the budget. Over all ranks.
 class DataParallel final : public ParallelMode {
  public:
   explicit DataParallel(std::string parallel_style = "replicate", DataParallelOptions options = {});
 
   DeviceMesh mesh(c10::DeviceType device) const override;
+  void prepare(ParallelCall& call) const override;
   void partition(Graph& graph, const DeviceMesh& mesh) const override;
+  void partition(Graph& graph, ParallelCall& call) const override;
+  bool takes_uneven_batches() const override;
   std::vector<Pass> passes() const override { return options_.custom_passes; }
 
  private:
+  std::optional<int64_t> batch_dim_of(size_t argument) const;
+  void place_arguments(Graph& graph) const;
+  bool shards(const Graph& graph, ParallelCall& call) const;
+
   std::string style_;
   DataParallelOptions options_;
 };

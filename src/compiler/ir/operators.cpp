@@ -11,21 +11,21 @@ namespace {
 
 // What neither schemas nor tags tell of operators.
 enum Trait : uint32_t {
-  kHiddenView = 1U << 0,     // a view that its schema does not declare
-  kSamePlace = 1U << 1,      // the result is the argument itself, place by place
-  kDisjoint = 1U << 2,       // no two of its views overlap
-  kPointToPoint = 1U << 3,   // a message between two ranks
-  kCopiesFirst = 1U << 4,    // a launch that copies what it is given before it returns
-  kWait = 1U << 5,           // for a launch
-  kGather = 1U << 6,         // a launch of parts of all ranks
-  kSum = 1U << 7,            // an all-reduce
-  kCopy = 1U << 8,           // the elements of an argument, elsewhere or as another dtype
-  kFills = 1U << 9,          // writes all of its first argument, whatever that held
-  kOtherMemory = 1U << 10,   // gives a tensor other memory
-  kGivesSizes = 1U << 11,    // the numbers it returns are sizes of what it is given
-  kIndexes = 1U << 12,       // as many elements as there are integers; of masks any number
-  kCompares = 1U << 13,      // two tensors, on the host
-  kAsksGradMode = 1U << 14,  // what it keeps for backward depends on that, below autograd, too
+  kHiddenView = 1U << 0,         // a view that its schema does not declare
+  kSamePlace = 1U << 1,          // the result is the argument itself, place by place
+  kDisjoint = 1U << 2,           // no two of its views overlap
+  kPointToPoint = 1U << 3,       // a message between two ranks
+  kCopiesFirst = 1U << 4,        // a launch that copies what it is given before it returns
+  kWait = 1U << 5,               // for a launch
+  kGather = 1U << 6,             // a launch of parts of all ranks
+  kSum = 1U << 7,                // an all-reduce
+  kCopy = 1U << 8,               // the elements of an argument, elsewhere or as another dtype
+  kFills = 1U << 9,              // writes all of its first argument, whatever that held
+  kOtherMemory = 1U << 10,       // gives a tensor other memory
+  kGivesSizes = 1U << 11,        // the numbers it returns are sizes of what it is given
+  kIndexes = 1U << 12,           // as many elements as there are integers; of masks any number
+  kCompares = 1U << 13,          // two tensors, on the host
+  kAsksGradMode = 1U << 14,      // what it keeps for backward depends on that, below autograd, too
   kWritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
   kDividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
 };
@@ -299,9 +299,7 @@ std::string group_of(const Node& node) {
 
 bool is_launch(const Node& node) { return is_collective(node) && !is_wait(node); }
 
-bool reads_until_waited(const Node& node) {
-  return is_launch(node) && !has(node.op, kCopiesFirst);
-}
+bool reads_until_waited(const Node& node) { return is_launch(node) && !has(node.op, kCopiesFirst); }
 
 bool consumes(const Node& node) {
   for (size_t i = 0; i < node.arguments.size(); ++i) {

@@ -55,7 +55,8 @@ class Replay {
   int captures_ = 0;
   std::unique_ptr<CudaGraph> graph_;
   std::vector<at::Tensor> captured_inputs_, captured_outputs_;
-  std::vector<const void*> addresses_;  // of the captured inputs: a tensor may be given other memory
+  std::vector<const void*>
+      addresses_;  // of the captured inputs: a tensor may be given other memory
 };
 
 }  // namespace tessera::compiler

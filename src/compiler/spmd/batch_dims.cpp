@@ -1,20 +1,62 @@
 #include "compiler/spmd/batch_dims.h"
 
 #include "compiler/ir/operators.h"
+#include "compiler/spmd/node_call.h"
 #include "dtensor/rules.h"
 
-#include <ATen/ScalarOps.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace tessera::compiler {
 namespace {
 
+/// What a rank computes by itself, by the beginning of the operator's name.
+struct Family {
+  const char* prefix;
+  const char* each_rank;
+};
+constexpr Family kFamilies[] = {
+    {"aten::native_batch_norm", "statistics of its own samples"},
+    {"aten::cudnn_batch_norm", "statistics of its own samples"},
+    {"aten::_native_batch_norm_legit", "statistics of its own samples"},
+    {"aten::var", "the variance of its own samples"},
+    {"aten::std", "the deviation of its own samples"},
+    {"aten::_softmax", "shares among its own samples"},
+    {"aten::_log_softmax", "shares among its own samples"},
+    {"aten::logsumexp", "the sum over its own samples"},
+    {"aten::sort", "an order of its own samples"},
+    {"aten::topk", "the largest of its own samples"},
+    {"aten::cum", "a scan of its own samples"},
+    {"aten::max", "the largest of its own samples"},
+    {"aten::min", "the smallest of its own samples"},
+    {"aten::arg", "a place among its own samples"},
+    {"aten::median", "the median of its own samples"},
+    {"aten::mm", "pairs of its own samples"},
+    {"aten::bmm", "pairs of its own samples"},
+    {"aten::addmm", "pairs of its own samples"},
+    {"aten::dot", "the product of its own samples"},
+    {"aten::_cdist", "distances between its own samples"},
+    {"aten::linalg_vector_norm", "the norm of its own samples"},
+    {"aten::norm", "the norm of its own samples"},
+    {"aten::nll_loss", "a mean weighted by its own targets"},
+    {"aten::div", "a quotient of its own sums"},
+};
+
+std::string each_rank_computes(const Node& node) {
+  for (const auto& family : kFamilies) {
+    if (node.op.starts_with(family.prefix)) return family.each_rank;
+  }
+  return is_pointwise(node) ? "it of the sum over its own samples" : "it of its own samples alone";
+}
+
 /// What is known of a value.
-struct KnownPlacement {
+struct Known {
   enum class Kind {
     Nothing,
     Made,  // of no other value, as by zeros(): its rows are as many as this rank's
@@ -22,150 +64,323 @@ struct KnownPlacement {
   };
   Kind kind = Kind::Nothing;
   Placement placement = Replicate();
+  int argument = -1;   // of a batch: the input it came with
+  int64_t outer = 1;   // of a batch: how long what its dimension has outside of it is
+  int parameter = -1;  // the input of which it is a view, if that is a parameter
 
+  bool is_batch() const { return kind == Kind::Placed && placement.is_shard(); }
+  /// A rank's value is what the row wants, without communication or computation.
   bool is(const Placement& wanted) const {
-    return kind == Kind::Made || (kind == Kind::Placed && placement == wanted);
+    if (kind == Kind::Nothing) return false;
+    if (kind == Kind::Placed && placement == wanted) return true;
+    const bool is_equal = kind == Kind::Made || placement.is_replicate();
+    if (!is_equal || wanted.is_replicate()) return is_equal;
+    if (wanted.is_shard()) return kind == Kind::Made;
+    // Of equals the average, the largest and the smallest are the same.
+    const auto op = wanted.reduce_op();
+    return op == ReduceOp::AVG || op == ReduceOp::MAX || op == ReduceOp::MIN;
   }
 };
 
+bool is_mean(const dtensor::Call& call) {
+  return call.has_argument("reduction") && call.argument("reduction").isInt() &&
+         call.argument("reduction").toInt() == at::Reduction::Mean;
+}
+
+/// The dimension of a batch in a view of its tensor, and what lies outside of it there.
+std::pair<int64_t, int64_t> batch_in_view(const std::vector<int64_t>& before, const Known& batch,
+                                          const std::vector<int64_t>& after) {
+  int64_t outer = batch.outer, seen = 1;
+  for (int64_t i = 0; i < batch.placement.dim(); ++i) outer *= before[static_cast<size_t>(i)];
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (seen * after[i] > outer) return {static_cast<int64_t>(i), outer / seen};
+    seen *= after[i];
+  }
+  return {0, 1};
+}
+
+bool is_reshape(const Node& node) {
+  return node.op == "aten::view" || node.op == "aten::_unsafe_view" ||
+         node.op == "aten::_reshape_alias";
+}
+
 class Analysis {
  public:
-  explicit Analysis(Graph& graph) : graph_(graph), known_(graph.value_count()) {}
+  Analysis(Graph& graph, const DeviceMesh& mesh)
+      : graph_(graph),
+        mesh_(mesh),
+        known_(graph.value_count()),
+        in_backward_(graph.value_count(), false) {}
 
-  void run() {
-    for (const auto& input : graph_.inputs)
-      at(input.value) = placed(graph_.type(input.value).placement.value_or(Replicate()));
-    for (const auto& node : graph_.nodes) visit(node);
+  BatchDims run() {
+    for (size_t i = 0; i < graph_.inputs.size(); ++i) place_input(static_cast<int>(i));
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(i);
     for (const auto& node : graph_.nodes) {
       for (const auto value : node.defined()) {
-        if (at(value).kind == KnownPlacement::Kind::Placed)
+        if (at(value).kind == Known::Kind::Placed)
           graph_.type(value).placement = at(value).placement;
       }
     }
+    BatchDims found{std::move(mixes_), {}};
+    for (const auto& known : known_) found.interleaved.push_back(known.outer > 1);
+    return found;
   }
 
  private:
-  KnownPlacement& at(ValueId value) { return known_.at(static_cast<size_t>(value)); }
-  static KnownPlacement placed(Placement placement) {
-    return {KnownPlacement::Kind::Placed, std::move(placement)};
+  Known& at(ValueId value) { return known_.at(static_cast<size_t>(value)); }
+  const Known& at(ValueId value) const { return known_.at(static_cast<size_t>(value)); }
+  const std::vector<int64_t>& sizes_of(ValueId value) const { return graph_.type(value).sizes; }
+
+  void place_input(int index) {
+    const auto& input = graph_.inputs[static_cast<size_t>(index)];
+    auto& known = at(input.value);
+    known.kind = Known::Kind::Placed;
+    known.placement = graph_.type(input.value).placement.value_or(Replicate());
+    if (known.is_batch()) known.argument = index;
+    if (input.kind == InputKind::Parameter) known.parameter = index;
   }
 
-  void visit(const Node& node) {
+  void visit(size_t index) {
+    const auto& node = graph_.nodes[index];
     const auto op = find_operator(node.op);
-    if (!op) return;
-    const auto own = own_returns(op->schema());
-    // An operator that writes an argument returns it, as its functional twin would.
-    const bool is_in_place = own.empty() && node.results.size() == 1;
-    if (own.size() != node.results.size() && !is_in_place) return;
+    if (!op || is_collective(node) || node.op == "tessera::gradient") return;
     const auto used = node.used();
-    if (used.empty()) return set(node, {}, KnownPlacement{KnownPlacement::Kind::Made, Replicate()});
-    const bool are_known = std::all_of(used.begin(), used.end(), [&](ValueId value) {
-      return at(value).kind != KnownPlacement::Kind::Nothing;
+    const auto all = [&](auto predicate) {
+      return std::all_of(used.begin(), used.end(), [&](ValueId v) { return predicate(at(v)); });
+    };
+    note_backward(node, used);
+    if (used.empty() || all([](const Known& known) { return known.kind == Known::Kind::Made; }))
+      return set_all(node, Known{.kind = Known::Kind::Made});
+    if (all([](const Known& known) { return known.is(Replicate()); })) {
+      Known result{.kind = Known::Kind::Placed};
+      if (used.size() == 1 && is_view(node)) result.parameter = at(used[0]).parameter;
+      return set_all(node, result);
+    }
+    if (!by_rule(index, *op)) by_size(node);
+  }
+
+  void set_all(const Node& node, const Known& known) {
+    for (const auto value : node.defined()) at(value) = known;
+  }
+
+  /// Backward begins with the derivative of a loss after itself.
+  void note_backward(const Node& node, const std::vector<ValueId>& used) {
+    const bool begins = node.op == "aten::ones_like" && used.size() == 1 &&
+                        sizes_of(used[0]).empty() && at(used[0]).kind != Known::Kind::Made;
+    const bool goes_on = std::any_of(used.begin(), used.end(), [&](ValueId value) {
+      return in_backward_[static_cast<size_t>(value)];
     });
-    if (!are_known) return;
-    const bool are_equal = std::all_of(used.begin(), used.end(),
-                                       [&](ValueId value) { return at(value).is(Replicate()); });
-    if (are_equal) {
-      const bool is_made = std::all_of(used.begin(), used.end(), [&](ValueId value) {
-        return at(value).kind == KnownPlacement::Kind::Made;
-      });
-      return set(
-          node, {},
-          is_made ? KnownPlacement{KnownPlacement::Kind::Made, Replicate()} : placed(Replicate()));
-    }
-    try {
-      by_rule(node, *op, is_in_place ? std::vector<size_t>{0} : own);
-    } catch (const c10::Error&) {
-      return;  // a rule that refuses the call tells nothing of it
-    }
+    if (!begins && !goes_on) return;
+    for (const auto value : node.defined()) in_backward_[static_cast<size_t>(value)] = true;
   }
 
-  /// By result; all the same if there is only one `known`.
-  void set(const Node& node, const std::vector<KnownPlacement>& by_result,
-           const KnownPlacement& known) {
-    for (size_t i = 0; i < node.results.size(); ++i) {
-      for (const auto value : node.results[i].values) {
-        if (value != kNoValue) at(value) = by_result.empty() ? known : by_result[i];
-      }
-    }
+  bool is_in_backward(const Node& node) const {
+    const auto defined = node.defined();
+    return !defined.empty() && in_backward_[static_cast<size_t>(defined[0])];
   }
 
-  void by_rule(const Node& node, const c10::OperatorHandle& op,
-               const std::vector<size_t>& returns) {
+  /// The operand whose batch the node works on; kNoValue if none has one.
+  ValueId batch_operand(const Node& node) const {
+    for (const auto value : node.used()) {
+      if (at(value).is_batch()) return value;
+    }
+    return kNoValue;
+  }
+
+  void mix(size_t index, std::optional<int64_t> ignored_target = std::nullopt) {
+    const auto& node = graph_.nodes[index];
+    if (!is_in_backward(node)) mixes_.push_back({index, each_rank_computes(node), ignored_target});
+  }
+
+  /// False: no row tells of the results.
+  bool by_rule(size_t index, const c10::OperatorHandle& op) {
+    const auto& node = graph_.nodes[index];
+    const auto used = node.used();
+    const bool are_known = std::all_of(used.begin(), used.end(), [&](ValueId value) {
+      return at(value).kind != Known::Kind::Nothing;
+    });
+    if (!are_known) return false;
+    // Rules know of no batch inside of a dimension.
+    const auto batch = batch_operand(node);
+    if (is_reshape(node) && batch != kNoValue && at(batch).outer > 1) return false;
+    // Lists of tensors that have nothing to do with each other, as an optimizer's.
+    if (node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_"))
+      return false;
     const auto* rule = dtensor::find_rule(op);
-    if (rule == nullptr || !rule->rows) return;
     const dtensor::Call call(op.schema(), stack_of(node, op.schema()));
-    // Every rank has as many rows as any other: as if there were one.
-    for (const auto& row : rule->rows(call, /*ranks=*/1)) {
+    const auto rows = rule != nullptr && rule->rows ? rows_of(*rule, call) : dtensor::Rows();
+    for (const auto& row : rows) {
       if (!fits(node, call, row)) continue;
-      std::vector<KnownPlacement> results;
-      for (const size_t i : returns) results.push_back(placed(row.placements.at(i)));
-      return set(node, results, {});
+      if (communicates(*rule, call, row)) break;
+      place_results(index, *rule, call, row);
+      return true;
+    }
+    check_parameters(node, call, rows);
+    if (!is_view(node)) mix(index);
+    return false;
+  }
+
+  static dtensor::Rows rows_of(const dtensor::Rule& rule, const dtensor::Call& call) {
+    try {
+      // Every rank has as many rows as any other: as if there were one.
+      return rule.rows(call, /*ranks=*/1);
+    } catch (const c10::Error&) {
+      return {};  // a rule that refuses the call tells nothing of it
     }
   }
 
-  bool fits(const Node& node, const dtensor::Call& call, const dtensor::Row& row) {
+  template <class Accepts>
+  bool fits(const Node& node, const dtensor::Call& call, const dtensor::Row& row,
+            Accepts accepts) const {
     for (size_t i = 0; i < call.input_count(); ++i) {
       const auto& wanted = row.placements.at(call.output_count() + i);
       const auto& argument = node.arguments[call.inputs()[i].index];
       if (!call.has(i)) continue;
       if (argument.values.empty() && wanted != Replicate()) return false;  // a number
       for (const auto value : argument.values) {
-        if (value != kNoValue && !at(value).is(wanted)) return false;
+        if (value != kNoValue && !accepts(at(value), wanted)) return false;
       }
     }
     return true;
   }
 
-  torch::jit::Stack stack_of(const Node& node, const c10::FunctionSchema& schema) const {
-    torch::jit::Stack stack;
+  bool fits(const Node& node, const dtensor::Call& call, const dtensor::Row& row) const {
+    return fits(node, call, row,
+                [](const Known& known, const Placement& wanted) { return known.is(wanted); });
+  }
+
+  /// A result that all ranks share, of operands that they don't, by a computation of the rule's
+  /// own.
+  static bool communicates(const dtensor::Rule& rule, const dtensor::Call& call,
+                           const dtensor::Row& row) {
+    const auto first = row.placements.begin() + static_cast<long>(call.output_count());
+    return rule.run && call.output_count() > 0 && row.placements[0].is_replicate() &&
+           std::any_of(first, row.placements.end(),
+                       [](const auto& each) { return each.is_shard(); });
+  }
+
+  void place_results(size_t index, const dtensor::Rule& rule, const dtensor::Call& call,
+                     const dtensor::Row& row) {
+    const auto& node = graph_.nodes[index];
+    const auto batch = batch_operand(node);
+    size_t next = 0;
+    const auto place = [&](const Placement& placement) {
+      if (next >= node.results.size()) return;
+      Known known{.kind = Known::Kind::Placed, .placement = placement};
+      // The operator itself divides by this rank's count, and the ranks' means are averaged.
+      if (rule.run && is_mean(call) && placement == Partial()) known.placement = Partial("avg");
+      if (known.is_batch() && batch != kNoValue) {
+        known.argument = at(batch).argument;
+        known.outer = at(batch).outer;
+      }
+      for (const auto value : node.results[next].values) {
+        if (value != kNoValue) at(value) = known;
+      }
+      ++next;
+    };
     for (size_t i = 0; i < node.arguments.size(); ++i) {
-      const auto& argument = node.arguments[i];
-      const bool is_tensor = schema.arguments()[i].type()->kind() == c10::TypeKind::TensorType;
-      if (argument.kind == Argument::Kind::Value) {
-        stack.emplace_back(like(argument.values[0]));
-      } else if (argument.kind == Argument::Kind::List) {
-        stack.emplace_back(list_of(argument, schema.arguments()[i]));
-      } else {
-        const auto& number = argument.constant;
-        stack.push_back(is_tensor && number.isScalar() ? as_tensor(number.toScalar()) : number);
+      if (!writes(node, i)) continue;
+      for (size_t k = 0; k < call.input_count(); ++k) {
+        if (call.inputs()[k].index == i) place(row.placements.at(call.output_count() + k));
       }
     }
-    return stack;
+    for (const size_t i : own_returns(call.schema())) place(row.placements.at(i));
+    if (is_mean(call) && node.op.starts_with("aten::nll_loss") && call.output_count() == 2)
+      note_targets(index, call);
   }
 
-  c10::IValue list_of(const Argument& argument, const c10::Argument& declared) const {
-    const auto& element = declared.type()->containedType(0);
-    if (element->kind() == c10::TypeKind::OptionalType) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto value : argument.values)
-        list.push_back(value == kNoValue ? std::nullopt : std::optional(like(value)));
-      return list;
+  /// The mean of a negative log likelihood is one over what its targets weigh.
+  void note_targets(size_t index, const dtensor::Call& call) {
+    const auto& node = graph_.nodes[index];
+    for (const auto value : node.results.back().values) {
+      if (value != kNoValue) at(value) = Known{.kind = Known::Kind::Made};  // fits backward
     }
-    std::vector<at::Tensor> list;
-    for (const auto value : argument.values) list.push_back(like(value));
-    return list;
+    const bool is_weighted = call.has(2);
+    mix(index, is_weighted ? std::nullopt : std::optional(call.argument("ignore_index").toInt()));
   }
 
+  /// A row that wants parameters cut along the batch shows that it is none.
+  void check_parameters(const Node& node, const dtensor::Call& call,
+                        const dtensor::Rows& rows) const {
+    const auto batch = batch_operand(node);
+    if (batch == kNoValue) return;
+    const Known* tied = nullptr;
+    for (const auto& row : rows) {
+      tied = nullptr;
+      const bool is_tied = fits(node, call, row, [&](const Known& known, const Placement& wanted) {
+        if (known.parameter >= 0 && wanted.is_shard()) return (tied = &known), true;
+        return known.is(wanted);
+      });
+      if (is_tied && tied != nullptr) break;
+      tied = nullptr;
+    }
+    if (tied == nullptr) return;
+    const auto& input = graph_.inputs[static_cast<size_t>(at(batch).argument)];
+    const auto& type = graph_.type(input.value);
+    TORCH_CHECK_VALUE(
+        false, "DataParallel: expected the batch of ", input.name, " along dimension ",
+        type.placement->dim(), " of its sizes ", c10::IntArrayRef(type.sizes), ", but ",
+        describe(node), " matches that dimension with one of ",
+        graph_.inputs[static_cast<size_t>(tied->parameter)].name,
+        ", whose length no batch changes; give another input_batch_dim, or input_batch_dims for "
+        "each tensor");
+  }
+
+  void by_size(const Node& node) {
+    const auto batch = batch_operand(node);
+    if (batch == kNoValue) return;
+    const auto dim = at(batch).placement.dim();
+    const auto& sizes = sizes_of(batch);
+    const auto length = sizes[static_cast<size_t>(dim)];
+    for (const auto value : node.defined()) {
+      const auto& after = sizes_of(value);
+      const auto has_length = [&](int64_t i) {
+        return i < std::ssize(after) && after[static_cast<size_t>(i)] == length;
+      };
+      Known known{.kind = Known::Kind::Placed, .argument = at(batch).argument};
+      int64_t found = -1;
+      const bool is_cut = is_view(node) && after.size() == sizes.size();  // a rank's own part
+      if (is_reshape(node) && !after.empty())
+        std::tie(found, known.outer) = batch_in_view(sizes, at(batch), after);
+      else if (is_cut || has_length(dim))
+        found = dim;
+      else
+        for (int64_t i = std::ssize(after); i-- > 0;) found = has_length(i) ? i : found;
+      if (found < 0) continue;
+      known.placement = Shard(found);
+      at(value) = known;
+    }
+  }
+
+  torch::jit::Stack stack_of(const Node& node, const c10::FunctionSchema& schema) const {
+    return arguments_of(node, schema, [this](ValueId value) { return like(value); });
+  }
+
+  /// Rules look at sizes and placements alone.
   at::Tensor like(ValueId value) const {
     if (value == kNoValue) return {};
     const auto& type = graph_.type(value);
-    return at::empty_strided(type.sizes, type.strides,
-                             at::TensorOptions(at::kMeta).dtype(type.dtype));
-  }
-
-  static c10::IValue as_tensor(const at::Scalar& number) {
-    auto tensor = at::scalar_to_tensor(number);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-    return tensor;
+    const auto local =
+        at::empty_strided(type.sizes, type.strides, at::TensorOptions(at::kMeta).dtype(type.dtype));
+    return dtensor::wrap(local, dtensor::make_spec(mesh_, {at(value).placement}), type.sizes,
+                         type.strides);
   }
 
   Graph& graph_;
-  std::vector<KnownPlacement> known_;
+  const DeviceMesh& mesh_;
+  std::vector<Known> known_;
+  std::vector<bool> in_backward_;  // by value
+  std::vector<SampleMix> mixes_;
 };
 
 }  // namespace
 
-void note_batch_dims(Graph& graph) { Analysis(graph).run(); }
+BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh) {
+  return Analysis(graph, mesh).run();
+}
+
+std::string describe(const Node& node) {
+  return node.module.empty() ? node.op : node.op + " in " + node.module;
+}
 
 }  // namespace tessera::compiler

@@ -15,16 +15,6 @@ ValueType with_rows(ValueType type, int64_t rows) {
   return SpmdBuilder::contiguous_type(std::move(type));
 }
 
-/// From the dimension with the largest stride to that with the smallest.
-std::vector<int64_t> order_in_memory(const ValueType& type) {
-  std::vector<int64_t> order(type.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t left, int64_t right) {
-    return type.strides[static_cast<size_t>(left)] > type.strides[static_cast<size_t>(right)];
-  });
-  return order;
-}
-
 ValueType permuted(const ValueType& type, const std::vector<int64_t>& order) {
   ValueType result = type;
   result.placement.reset();
@@ -36,6 +26,15 @@ ValueType permuted(const ValueType& type, const std::vector<int64_t>& order) {
 }
 
 }  // namespace
+
+std::vector<int64_t> SpmdBuilder::order_in_memory(const ValueType& type) {
+  std::vector<int64_t> order(type.sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t left, int64_t right) {
+    return type.strides[static_cast<size_t>(left)] > type.strides[static_cast<size_t>(right)];
+  });
+  return order;
+}
 
 ValueType SpmdBuilder::contiguous_type(ValueType whole) {
   whole.strides = c10::TensorType::contiguousStridesOf(whole.sizes);

@@ -18,6 +18,9 @@ class SpmdBuilder {
   /// Whether a tensor of this type is a contiguous one, or a permutation of its dimensions.
   static bool fills_memory(const ValueType& type);
 
+  /// Dimensions from the one with the largest stride to that with the smallest.
+  static std::vector<int64_t> order_in_memory(const ValueType& type);
+
   /// Of a local gradient: the average of all, whole or this rank's rows of it.
   ValueId average(ValueId value);
   ValueId average_rows(ValueId value);

@@ -2,11 +2,124 @@
 #include <tessera/compile/data_parallel.h>
 
 #include "compiler/spmd/batch_dims.h"
+#include "compiler/spmd/choose_style.h"
 #include "compiler/spmd/expand.h"
+#include "compiler/spmd/one_device.h"
+#include "dtensor/sharding.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <set>
 
 namespace tessera {
+namespace {
+
+/// Names of inputs that are arguments begin so; their number follows.
+constexpr std::string_view kArgument = "argument ";
+
+std::optional<size_t> argument_index(const std::string& name) {
+  size_t index = 0;
+  if (!name.starts_with(kArgument)) return std::nullopt;
+  const auto* const end = name.data() + name.size();
+  if (std::from_chars(name.data() + kArgument.size(), end, index).ptr != end) return std::nullopt;
+  return index;
+}
+
+/// The dimension that the options mean, counted from the front.
+int64_t checked_dim(const std::string& name, c10::IntArrayRef sizes, int64_t batch_dim) {
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  const auto dim = batch_dim < 0 ? batch_dim + ndim : batch_dim;
+  TORCH_CHECK_VALUE(dim >= 0 && dim < ndim,
+                    "DataParallel: expected tensors with a batch dimension ", batch_dim, ", but ",
+                    name, " has sizes ", sizes,
+                    "; give another input_batch_dim, or input_batch_dims with none for it if it ",
+                    "has no batch");
+  return dim;
+}
+
+/// Every rank's lengths, by argument.
+std::vector<std::vector<int64_t>> gather_lengths(const std::vector<int64_t>& lengths,
+                                                 const DeviceMesh& mesh) {
+  const std::string mine(reinterpret_cast<const char*>(lengths.data()),
+                         lengths.size() * sizeof(int64_t));
+  const auto all = gather_bytes(mine, mesh.group());
+  std::vector<std::vector<int64_t>> by_argument(lengths.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    TORCH_CHECK_VALUE(all[rank].size() == mine.size(), "DataParallel: expected ", lengths.size(),
+                      " tensors among the arguments on all ranks, but rank ", rank, " has ",
+                      all[rank].size() / sizeof(int64_t));
+    std::vector<int64_t> theirs(lengths.size());
+    std::memcpy(theirs.data(), all[rank].data(), mine.size());
+    for (size_t i = 0; i < theirs.size(); ++i) by_argument[i].push_back(theirs[i]);
+  }
+  return by_argument;
+}
+
+/// The same samples again and again, as many as all ranks have: a capture looks at sizes.
+at::Tensor enlarged(const at::Tensor& tensor, int64_t dim, int64_t length) {
+  auto sizes = tensor.sizes().vec();
+  const auto own = sizes[static_cast<size_t>(dim)];
+  sizes[static_cast<size_t>(dim)] = length;
+  auto whole = at::empty_strided(sizes, dtensor::dense_strides_like(sizes, tensor.strides()),
+                                 tensor.options());
+  if (own == 0) return whole.zero_();
+  const auto indices =
+      at::arange(length, tensor.options().dtype(at::kLong).requires_grad(false)).remainder(own);
+  return whole.copy_(tensor.detach().index_select(dim, indices));
+}
+
+bool has_target(const std::vector<at::Tensor>& arguments, int64_t target) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& tensor) {
+    return tensor.defined() && c10::isIntegralType(tensor.scalar_type(), false) &&
+           tensor.eq(target).any().item<bool>();
+  });
+}
+
+/// Tells of operators that mix samples, each once.
+void tell(const Graph& graph, const std::vector<compiler::SampleMix>& mixes, OnMix on_mix,
+          ParallelCall& call) {
+  std::set<std::string> told;
+  for (const auto& [node, each_rank, ignored_target] : mixes) {
+    const auto what = compiler::describe(graph.nodes[node]);
+    const bool is_certain = !ignored_target || has_target(call.arguments, *ignored_target);
+    const auto condition =
+        ignored_target ? c10::str(" where targets are ", *ignored_target) : std::string();
+    TORCH_CHECK_VALUE(on_mix != OnMix::Error || !is_certain,
+                      "DataParallel: expected operators that treat samples one by one ",
+                      "(on_mix = Error), got ", what, condition, "; each rank would compute ",
+                      each_rank, "; take DataParallelSemantics::OneDevice, or another operator");
+    auto line =
+        c10::str("DataParallel: ", what, " mixes samples", condition, ": each rank computes ",
+                 each_rank, ", which one device would do for the whole batch");
+    if (!told.insert(line).second) continue;
+    if (is_certain) call.warnings.push_back(line);
+    call.notes.push_back(std::move(line));
+  }
+}
+
+void place_results(const Graph& graph, const std::vector<bool>& interleaved, ParallelCall& call) {
+  for (const auto& output : graph.outputs) {
+    if (output.kind != OutputKind::Result) continue;
+    auto& result = call.results.emplace_back();
+    const auto* type = output.value == kNoValue ? nullptr : &graph.type(output.value);
+    if (type == nullptr || !type->placement || interleaved[static_cast<size_t>(output.value)]) {
+      call.notes.push_back(c10::str("DataParallel: result ", call.results.size() - 1,
+                                    " has no placement, and is returned as a plain tensor"));
+      continue;
+    }
+    result = ResultPlacement{*type->placement, type->sizes};
+    if (type->placement->is_shard())  // ranks come with batches of one size
+      result->sizes[static_cast<size_t>(type->placement->dim())] *= call.mesh.size();
+  }
+}
+
+}  // namespace
 
 DataParallel::DataParallel(std::string parallel_style, DataParallelOptions options)
     : style_(std::move(parallel_style)), options_(std::move(options)) {
@@ -21,25 +134,90 @@ DeviceMesh DataParallel::mesh(c10::DeviceType device) const {
   return init_device_mesh(device, {world_size()}, {"dp"});
 }
 
-void DataParallel::partition(Graph& graph, const DeviceMesh& mesh) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      style_ != "default",
-      "DataParallel: the style \"default\", which chooses by itself, is not "
-      "there yet; take \"replicate\" or \"fully_shard\"");
-  for (const auto& input : graph.inputs) {
-    auto& type = graph.type(input.value);
-    if (input.kind != InputKind::Argument) continue;
-    const auto dims = static_cast<int64_t>(type.sizes.size());
-    TORCH_CHECK_VALUE(options_.input_batch_dim < dims, "DataParallel: expected tensors with a ",
-                      "batch dimension ", options_.input_batch_dim, ", but ", input.name, " has ",
-                      dims, " dimensions; pass it from outside, or give another input_batch_dim");
-    type.placement = Shard(options_.input_batch_dim);
+bool DataParallel::takes_uneven_batches() const {
+  return options_.semantics == DataParallelSemantics::OneDevice;
+}
+
+std::optional<int64_t> DataParallel::batch_dim_of(size_t argument) const {
+  const auto& dims = options_.input_batch_dims;
+  if (dims.empty()) return options_.input_batch_dim;
+  TORCH_CHECK_VALUE(argument < dims.size(), "DataParallel: expected input_batch_dims for all ",
+                    "tensors among the arguments, got ", dims.size(), ", and none for argument ",
+                    argument, "; give one for each, std::nullopt if it has no batch");
+  return dims[argument];
+}
+
+void DataParallel::prepare(ParallelCall& call) const {
+  std::vector<int64_t> lengths;  // -1: no batch
+  std::optional<size_t> first;
+  for (size_t i = 0; i < call.arguments.size(); ++i) {
+    const auto& tensor = call.arguments[i];
+    lengths.push_back(-1);
+    const auto wanted = tensor.defined() ? batch_dim_of(i) : std::nullopt;
+    if (!wanted) continue;
+    const auto name = c10::str(kArgument, i);
+    lengths[i] = tensor.size(checked_dim(name, tensor.sizes(), *wanted));
+    if (!first) first = i;
+    TORCH_CHECK_VALUE(lengths[i] == lengths[*first], "DataParallel: expected ", lengths[*first],
+                      " samples in ", name, ", as in argument ", *first, ", got ", lengths[i],
+                      " along dimension ", *wanted, " of its sizes ", tensor.sizes(),
+                      "; give another input_batch_dim, or input_batch_dims for each tensor");
   }
-  compiler::note_batch_dims(graph);
-  compiler::expand_to_spmd(graph, {.group = mesh.group()->getGroupName(),
-                                   .ranks = mesh.size(),
-                                   .rank = mesh.local_rank(),
-                                   .shards = style_ == "fully_shard"});
+  if (options_.semantics == DataParallelSemantics::PerRank) return;
+  const auto all = gather_lengths(lengths, call.mesh);
+  call.batch_sizes.assign(lengths.size(), {});
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    call.captured.push_back(call.arguments[i]);
+    if (lengths[i] < 0) continue;
+    call.batch_sizes[i] = all[i];
+    const auto& tensor = call.arguments[i];
+    const auto dim = checked_dim("", tensor.sizes(), *batch_dim_of(i));
+    int64_t length = 0;
+    for (const auto each : all[i]) length += each;
+    call.captured[i] = enlarged(tensor, dim, length);
+  }
+}
+
+void DataParallel::place_arguments(Graph& graph) const {
+  for (const auto& input : graph.inputs) {
+    if (input.kind != InputKind::Argument) continue;
+    auto& type = graph.type(input.value);
+    const auto index = argument_index(input.name);
+    const auto dim = index ? batch_dim_of(*index) : std::optional(options_.input_batch_dim);
+    type.placement = dim ? Shard(checked_dim(input.name, type.sizes, *dim)) : Replicate();
+  }
+}
+
+bool DataParallel::shards(const Graph& graph, ParallelCall& call) const {
+  if (style_ != "default") return style_ == "fully_shard";
+  if (call.chosen.empty()) {
+    const auto choice = compiler::choose_style(graph, call.mesh, options_.memory_budget);
+    call.chosen = choice.shards ? "fully_shard" : "replicate";
+    call.notes.push_back(choice.why);
+  }
+  return call.chosen == "fully_shard";
+}
+
+void DataParallel::partition(Graph& graph, const DeviceMesh& mesh) const {
+  ParallelCall call{.mesh = mesh, .arguments = {}};
+  partition(graph, call);
+}
+
+void DataParallel::partition(Graph& graph, ParallelCall& call) const {
+  place_arguments(graph);
+  const bool is_sharded = shards(graph, call);
+  if (options_.semantics == DataParallelSemantics::OneDevice)
+    return compiler::expand_as_one_device(graph, call,
+                                          {.shards = is_sharded,
+                                           .returns_dtensors = options_.returns_dtensors,
+                                           .on_mix = options_.on_mix});
+  const auto found = compiler::find_batch_dims(graph, call.mesh);
+  tell(graph, found.mixes, options_.on_mix, call);
+  if (options_.returns_dtensors) place_results(graph, found.interleaved, call);
+  compiler::expand_to_spmd(graph, {.group = call.mesh.group()->getGroupName(),
+                                   .ranks = call.mesh.size(),
+                                   .rank = call.mesh.local_rank(),
+                                   .shards = is_sharded});
 }
 
 }  // namespace tessera

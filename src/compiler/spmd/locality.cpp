@@ -51,8 +51,11 @@ const GraphInput& input_of(const Graph& graph, ValueId value) {
 Locality::Locality(const Graph& graph)
     : local_(graph.value_count()), summands_(graph.value_count()) {
   find_summands(graph);
-  for (const auto& input : graph.inputs)
-    local_.at(static_cast<size_t>(input.value)) = input.kind == InputKind::Argument;
+  for (const auto& input : graph.inputs) {
+    const auto& placement = graph.type(input.value).placement;
+    const bool is_alike = placement && placement->is_replicate();
+    local_.at(static_cast<size_t>(input.value)) = input.kind == InputKind::Argument && !is_alike;
+  }
   do follow(graph);
   while (mark_written(graph));
 }

@@ -5,8 +5,9 @@
 namespace tessera::compiler {
 
 /// What of a step of one rank is that rank's alone: all that depends on its part of the batch, but
-/// for gradients, which are averaged at tessera::gradient nodes. Buffers that are written with such
-/// values are; other buffers and tensors from outside are taken to be alike on all ranks.
+/// for gradients, which are averaged at tessera::gradient nodes. Arguments that are placed
+/// Replicate have no such part. Buffers that are written with such values are; other buffers and
+/// tensors from outside are taken to be alike on all ranks.
 class Locality {
  public:
   explicit Locality(const Graph& graph);

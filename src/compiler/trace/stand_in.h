@@ -17,7 +17,7 @@ struct RecordedCall {
   std::vector<Argument> arguments;
   /// By return of the schema, what it gave: tensors of these types, none where it is absent.
   std::vector<std::vector<std::optional<ValueType>>> results = {};
-  bool gave_view = false;  // memory of an argument
+  bool gave_view = false;                                // memory of an argument
   std::optional<BucketCaps> bucket_caps = std::nullopt;  // of averages that came by then
 };
 

@@ -1,0 +1,212 @@
+// Under DataParallelSemantics::PerRank, the default, the batch-dimension analysis is in force: it
+// checks batch dimensions, finds what mixes samples, and places what is returned.
+#include "parallel_cases.h"
+#include "support/ranks.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+
+/// Warnings of this thread, while it lives.
+class Warnings : public c10::WarningHandler {
+ public:
+  Warnings() : guard_(this) {}
+  void process(const c10::Warning& warning) override { text_ += warning.msg() + "\n"; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  c10::WarningUtils::WarningHandlerGuard guard_;
+};
+
+void one_layer(PartsImpl& net) { net.parameter(torch::randn({2, 3}, real())); }
+
+Tensors x_and_y(int64_t count) {
+  const auto x = torch::randn({count, 3}, real());
+  return {x, torch::randn({count, 2}, real())};
+}
+
+using Loss = std::function<Tensor(const Tensor&, const Tensor&)>;
+
+ParallelCase with_loss(const Loss& loss) {
+  return {"", one_layer,
+          [loss](PartsImpl& net, const Tensors& given) -> Tensors {
+            const auto out = given[0].mm(net.p[0].t());
+            return {loss(out, given[1]), out};
+          },
+          x_and_y};
+}
+
+const Loss kPlain = [](const Tensor& out, const Tensor& y) { return torch::mse_loss(out, y); };
+
+struct Told {
+  std::string warnings, text;
+};
+
+/// Two calls of the step on these arguments.
+Told tell(const ParallelCase& of, const Tensors& given, DataParallelOptions options = {}) {
+  auto net = make_parts(of);
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  auto compiled = compile(
+      [](Parts& module, optim::SGD& opt, const Tensors& tensors) {
+        return train_parts(module, opt, tensors);
+      },
+      {.parallel_mode = DataParallel("replicate", std::move(options)), .backend = "interpret"});
+  Warnings warnings;
+  compiled(net, optimizer, given);
+  compiled(net, optimizer, given);
+  return {warnings.text(), explain(compiled)};
+}
+
+struct Mixing {
+  const char* op;
+  const char* each_rank;
+  Loss loss;
+};
+
+TEST(PerRankRanks, TellsWhatMixesSamples) {
+  const std::vector<Mixing> all = {
+      {"aten::_softmax", "shares among its own samples",
+       [](auto out, auto y) { return torch::mse_loss(out.softmax(0), y); }},
+      {"aten::sort", "an order of its own samples",
+       [](auto out, auto y) { return torch::mse_loss(std::get<0>(out.sort(0)), y); }},
+      {"aten::mm", "pairs of its own samples",
+       [](auto out, auto /*y*/) { return out.mm(out.t()).logsumexp(1).mean(); }},
+      {"aten::div.Tensor", "a quotient of its own sums",
+       [](auto out, auto y) {
+         const auto mask = (y > 0).to(torch::kDouble);
+         return (out * mask).sum() / mask.sum();
+       }},
+      {"aten::native_batch_norm", "statistics of its own samples",
+       [](auto out, auto y) {
+         return torch::mse_loss(torch::batch_norm(out, {}, {}, {}, {}, true, 0.1, 1e-5, false), y);
+       }},
+      {"aten::sqrt", "it of the sum over its own samples",
+       [](auto out, auto y) { return torch::mse_loss(out, y).sqrt(); }},
+  };
+  run_processes(2, [&] {
+    for (const auto& [op, each_rank, loss] : all) {
+      const auto told = tell(with_loss(loss), x_and_y(4));
+      const auto line =
+          "DataParallel: " + std::string(op) + " mixes samples: each rank computes " + each_rank;
+      EXPECT_THAT(told.text, HasSubstr(line));
+      EXPECT_THAT(told.warnings, HasSubstr(line));
+      // Once: not at each call, and not for its backward.
+      const auto first = told.warnings.find("mixes samples");
+      EXPECT_EQ(told.warnings.find("mixes samples", first + 1), std::string::npos) << told.warnings;
+      EXPECT_THAT([&] { tell(with_loss(loss), x_and_y(4), {.on_mix = OnMix::Error}); },
+                  ThrowsMessage<c10::ValueError>(
+                      AllOf(HasSubstr("(on_mix = Error), got "), HasSubstr(op))));
+    }
+    const auto plain = tell(with_loss(kPlain), x_and_y(4), {.on_mix = OnMix::Error});
+    EXPECT_THAT(plain.text, Not(HasSubstr("mixes samples")));
+    EXPECT_THAT(plain.warnings, Not(HasSubstr("mixes samples")));
+  });
+}
+
+TEST(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
+  const auto entropy =
+      with_loss([](auto out, auto y) { return torch::nn::functional::cross_entropy(out, y); });
+  const auto weighted = with_loss([](auto out, auto y) {
+    return torch::nn::functional::cross_entropy(
+        out, y,
+        torch::nn::functional::CrossEntropyFuncOptions().weight(torch::tensor({0.5, 2.0}, real())));
+  });
+  run_processes(2, [&] {
+    const auto x = torch::randn({4, 3}, real());
+    const auto all = torch::tensor({0, 1, 1, 0}), some = torch::tensor({0, 1, -100, 0});
+    const auto with_all = tell(entropy, {x, all}), with_some = tell(entropy, {x, some});
+    EXPECT_THAT(with_all.text,
+                HasSubstr("aten::nll_loss_forward mixes samples where targets are -100"));
+    EXPECT_THAT(with_all.warnings, Not(HasSubstr("nll_loss")));
+    EXPECT_THAT(with_some.warnings,
+                HasSubstr("each rank computes a mean weighted by its own targets"));
+    EXPECT_THAT(tell(weighted, {x, all}).warnings, HasSubstr("aten::nll_loss_forward mixes"));
+  });
+}
+
+TEST(PerRankRanks, TakesArgumentsWithoutABatch) {
+  run_processes(2, [] {
+    const ParallelCase of{"",
+                          one_layer,
+                          [](PartsImpl& net, const Tensors& given) -> Tensors {
+                            const auto out = given[0].t().mm(net.p[0].t()) * given[1];
+                            return {out.pow(2).mean() * given[2], out};
+                          },
+                          {}};
+    const auto told =
+        tell(of, {torch::randn({3, 4}, real()), torch::ones({2}, real()), torch::ones({}, real())},
+             {.input_batch_dims = {1, std::nullopt, std::nullopt}, .on_mix = OnMix::Error});
+    EXPECT_THAT(told.text, Not(HasSubstr("mixes samples")));
+  });
+}
+
+TEST(PerRankRanks, ReturnsDistributedTensors) {
+  run_processes(2, [] {
+    auto net = make_parts(with_loss(kPlain));
+    auto compiled = compile(
+        [](Parts& module, const Tensor& x) -> Tensors {
+          const torch::NoGradGuard no_grad;
+          const auto out = x.t().mm(module->p[0].t());
+          return {out,       out.t().clone(),    out.mean(),
+                  out.sum(), module->p[0].exp(), std::get<0>(out.sum(1).sort(0)).sum(0).sqrt()};
+        },
+        {.parallel_mode =
+             DataParallel("replicate", {.input_batch_dim = 1, .returns_dtensors = true}),
+         .backend = "interpret"});
+    const auto weight = net->p[0].detach().clone();
+    torch::manual_seed(2);
+    const auto whole = torch::rand({3, 8}, real());
+    const auto results = compiled(net, whole.narrow(1, 4 * rank(), 4));
+    const auto out = whole.t().mm(weight.t());
+    const std::vector<std::pair<Placement, Tensor>> wanted = {{Shard(0), out},
+                                                              {Shard(1), out.t()},
+                                                              {Partial("avg"), out.mean()},
+                                                              {Partial(), out.sum()},
+                                                              {Replicate(), weight.exp()}};
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      ASSERT_TRUE(is_dtensor(results[i])) << i;
+      EXPECT_EQ(DTensor::of(results[i]).placements(), Placements{wanted[i].first}) << i;
+      expect_near(DTensor::of(results[i]).full_tensor(), wanted[i].second, "result");
+    }
+    EXPECT_FALSE(is_dtensor(results[5]));  // it mixes samples
+    EXPECT_THAT(explain(compiled), HasSubstr("result 5 has no placement"));
+  });
+}
+
+TEST(PerRankErrorsRanks, NameTheInputWithAWrongBatchDimension) {
+  run_processes(2, [] {
+    const auto given = x_and_y(4);
+    const auto of = with_loss(kPlain);
+    EXPECT_THAT([&] { tell(of, given, {.input_batch_dim = 1}); },
+                ThrowsMessage<c10::ValueError>(HasSubstr(
+                    "DataParallel: expected 3 samples in argument 1, as in argument 0, got 2 "
+                    "along dimension 1 of its sizes [4, 2]; give another input_batch_dim")));
+    EXPECT_THAT([&] { tell(of, given, {.input_batch_dim = 2}); },
+                ThrowsMessage<c10::ValueError>(
+                    HasSubstr("expected tensors with a batch dimension 2, but argument 0 has "
+                              "sizes [4, 3]")));
+    EXPECT_THAT([&] { tell(of, given, {.input_batch_dims = {0}}); },
+                ThrowsMessage<c10::ValueError>(HasSubstr("and none for argument 1")));
+    // One that a parameter determines.
+    EXPECT_THAT(
+        [&] { tell(of, given, {.input_batch_dims = {1, std::nullopt}}); },
+        ThrowsMessage<c10::ValueError>(AllOf(
+            HasSubstr("DataParallel: expected the batch of argument 0 along dimension 1 of its "
+                      "sizes [4, 3], but aten::mm matches that dimension with one of p0"),
+            HasSubstr("input_batch_dims for each tensor"))));
+    EXPECT_THAT([&] { tell(of, {given[0], torch::ones({}, real())}); },
+                ThrowsMessage<c10::ValueError>(
+                    HasSubstr("but argument 1 has sizes []; give another input_batch_dim, or "
+                              "input_batch_dims with none for it")));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -3,7 +3,6 @@
 #include <tessera/comm.h>
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -72,28 +71,29 @@ Stop stop_in(const at::Tensor& words) {
 
 }  // namespace
 
-StepMessage::StepMessage(const at::Tensor& loss, const at::Tensor& norm, const Own& own,
-                         at::Device device, bool may_overflow)
-    : may_overflow_(may_overflow) {
+StepValues values_of_all(const at::Tensor& loss, const at::Tensor& norm, bool may_overflow) {
   const c10::AutoGradMode no_grad(false);
-  const auto words = words_of(own, device);
-  auto values = at::stack({loss.to(device, at::kDouble), norm.to(device, at::kDouble)});
-  if (device.is_cpu()) {
-    const auto all = of_all(at::cat({values, words}));
-    values_ = values = all.narrow(0, 0, values.size(0));
-    words_ = {all.narrow(0, values.size(0), words.size(0))};
-  } else {
-    values = of_all(values);
-    values_ = at::empty(values.sizes(), at::TensorOptions(at::kDouble).pinned_memory(true));
-    values_.copy_(values, /*non_blocking=*/true);
-    words_ = {beside_zeros(words)};
-    if (world_size() > 1) exchange_ = default_group()->allreduce(words_);
-  }
+  const auto device = loss.device();
+  StepValues values;
+  values.all = of_all(at::stack({loss.to(at::kDouble), norm.to(device, at::kDouble)}));
   const auto number = at::TensorOptions(at::kFloat).device(device);
-  found_inf_ = at::zeros({}, number);
-  // The check of a GradScaler with a scale of 1: one kernel.
-  at::_amp_foreach_non_finite_check_and_unscale_({may_overflow ? values.select(0, Loss) : values},
-                                                 found_inf_, at::ones({}, number));
+  values.found_inf = at::zeros({}, number);
+  // The check of a GradScaler with a scale of 1: one kernel. It writes what it checks.
+  const auto checked = (may_overflow ? values.all.select(0, Loss) : values.all).clone();
+  at::_amp_foreach_non_finite_check_and_unscale_({checked}, values.found_inf,
+                                                 at::ones({}, number));
+  return values;
+}
+
+StepMessage::StepMessage(const StepValues& values, const Own& own, bool may_overflow)
+    : may_overflow_(may_overflow), values_(values.all) {
+  const c10::AutoGradMode no_grad(false);
+  const auto device = values_.device();
+  words_ = {beside_zeros(words_of(own, device))};
+  if (world_size() > 1) exchange_ = default_group()->allreduce(words_);
+  if (device.is_cpu()) return;
+  values_ = at::empty(values.all.sizes(), at::TensorOptions(at::kDouble).pinned_memory(true));
+  values_.copy_(values.all, /*non_blocking=*/true);
 }
 
 Told StepMessage::told() const {

@@ -33,18 +33,23 @@ struct Told {
   bool have_saved = false;
 };
 
-/// Loss and norm of the gradient of all ranks, and what their hosts tell each other of the step. On
-/// the CPU that is one message. On a GPU values travel on the device and come to the host later, so
-/// hosts have a message of their own, which nobody waits for within the step.
+/// What a step computes besides the update, on its device.
+struct StepValues {
+  at::Tensor all;        // [loss or norm, rank]
+  at::Tensor found_inf;  // 1 on all ranks if the update is to be left out, else 0
+};
+/// Of all ranks, given the mean loss of this rank's batch and the norm of the gradient.
+/// `may_overflow`: a norm that is not finite does not count. Nothing but operators, so it may be
+/// part of a compiled step. Every rank calls it.
+StepValues values_of_all(const at::Tensor& loss, const at::Tensor& norm, bool may_overflow);
+
+/// What a step has computed, on its way to the host, and what hosts tell each other of it. On a GPU
+/// nobody waits for either within the step.
 class StepMessage {
  public:
-  /// The mean loss of this rank's batch and the norm of the gradient, numbers on the device.
-  /// `may_overflow`: a norm that is not finite does not count. Every rank makes one.
-  StepMessage(const at::Tensor& loss, const at::Tensor& norm, const Own& own, at::Device device,
-              bool may_overflow);
+  /// Every rank makes one.
+  StepMessage(const StepValues& values, const Own& own, bool may_overflow);
 
-  /// 1 on all ranks if the step is to be left out, else 0; on the device.
-  const at::Tensor& found_inf() const { return found_inf_; }
   /// Waits until the hosts' words are there.
   Told told() const;
 
@@ -55,7 +60,6 @@ class StepMessage {
 
  private:
   bool may_overflow_;
-  at::Tensor found_inf_;
   at::Tensor values_;                        // [loss or norm, rank], on the host
   std::vector<at::Tensor> words_;            // one tensor, [word, rank]
   c10::intrusive_ptr<c10d::Work> exchange_;  // of words_; none where they are there

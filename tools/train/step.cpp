@@ -32,19 +32,23 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
   part_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale) {
     return run_part(tokens, targets, scale);
   };
+  last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
+    return finish(run_part(tokens, targets, scale), sum);
+  };
   program_ = [] { return std::string(); };
   if (!settings.compile) return;
   auto part = compile(part_, {.module = model_});
-  auto update = compile(
-      [this] {
-        optimizer_.step();
-        optimizer_.zero_grad();
-      },
-      {.module = model_, .optimizer = optimizer});
   part_ = part;
-  program_ = [part, update] { return generated_code(part) + "\n" + generated_code(update); };
-  // The scaler looks at numbers, which a program can't.
-  if (!scaler_.is_enabled()) program_update_ = update;
+  if (scaler_.is_enabled()) {  // it looks at numbers, which a program can't
+    last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
+      return finish(part_(tokens, targets, scale), sum);
+    };
+    program_ = [part] { return generated_code(part); };
+    return;
+  }
+  auto last = compile(last_, {.module = model_, .optimizer = optimizer});
+  last_ = last;
+  program_ = [part, last] { return generated_code(part) + "\n" + generated_code(last); };
 }
 
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
@@ -60,24 +64,38 @@ at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targe
   return loss.detach();
 }
 
-at::Tensor TrainStep::backward(const std::function<Batch()>& next_part) {
+StepValues TrainStep::run(const std::function<Batch()>& next_part) {
   at::Tensor sum;
   const auto one = at::full({}, 1.0 / static_cast<double>(settings_.accumulate),
                             at::TensorOptions(device_type_of(settings_)));
   for (int64_t i = 0; i < settings_.accumulate; ++i) {
+    const bool is_last = i + 1 == settings_.accumulate;
     std::optional<Batch> batch;
     {
       const Span span(SpanKind::Data, "data");
       batch = next_part();
     }
-    // Shards add up as they are; whole gradients need not travel before the last part.
+    // Shards add up as they are; unsharded gradients need not travel before the last part.
     std::optional<NoSync> no_sync;
-    if (is_replicated_ && i + 1 < settings_.accumulate) no_sync.emplace(model_);
+    if (is_replicated_ && !is_last) no_sync.emplace(model_);
     const Span span(SpanKind::Other, settings_.compile ? "program" : "part");
-    const auto loss = part_(batch->tokens, batch->targets, scaler_.scale(one));
+    const auto scale = scaler_.scale(one);
+    if (is_last) {
+      const auto values = last_(batch->tokens, batch->targets, scale, sum);
+      return {.all = values[0], .found_inf = values[1]};
+    }
+    const auto loss = part_(batch->tokens, batch->targets, scale);
     sum = sum.defined() ? sum + loss : loss;
   }
-  return sum / static_cast<double>(settings_.accumulate);
+  TORCH_INTERNAL_ASSERT(false, "a step without parts");
+}
+
+std::vector<at::Tensor> TrainStep::finish(const at::Tensor& loss, const at::Tensor& sum) {
+  const auto total = sum.defined() ? sum + loss : loss;
+  const auto values =
+      values_of_all(total / static_cast<double>(settings_.accumulate), clip(), may_overflow());
+  update(values.found_inf);
+  return {values.all, values.found_inf};
 }
 
 at::Tensor TrainStep::clip() {
@@ -96,10 +114,8 @@ void TrainStep::update(const at::Tensor& found_inf) {
   if (scaler_.is_enabled()) {
     scaler_.step(optimizer_, found_inf);
     scaler_.update();
-  } else if (!program_update_) {
+  } else {
     optimizer_.step_unless(found_inf);
-  } else if (found_inf.item<float>() == 0) {  // a program is run or not
-    return program_update_();
   }
   optimizer_.zero_grad();
 }

@@ -4,6 +4,7 @@
 #include <tessera/optim.h>
 
 #include "train/batches.h"
+#include "train/measured.h"
 #include "train/model.h"
 
 #include <functional>
@@ -13,29 +14,37 @@
 namespace tessera::train {
 
 /// One step of training: gradients of a batch, then the optimizer's update, which the device leaves
-/// out if the gradients are not finite. The host waits for none of it, unless it is compiled.
+/// out if the gradients are not finite. The host waits for none of it. Compiled, the last part of a
+/// batch, clipping and the update are one program.
 class TrainStep {
  public:
   TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
 
-  /// Forward and backward of all parts of this rank's batch. The mean loss, of this rank.
-  at::Tensor backward(const std::function<Batch()>& next_part);
-  /// The norm of the gradient before clipping, of all ranks.
-  at::Tensor clip();
-  /// Unless `found_inf`, a number on the device, is 1. Forgets the gradients either way.
-  void update(const at::Tensor& found_inf);
+  /// All parts of this rank's batch, and the update.
+  StepValues run(const std::function<Batch()>& next_part);
+  /// A norm that is not finite is no failure: fp16 overflows now and then by design, and its scaler
+  /// leaves such steps out.
+  bool may_overflow() const { return settings_.precision == "fp16"; }
 
   /// Without gradients.
   at::Tensor evaluate(const Batch& batch);
 
-  /// As C++; empty unless compiled.
+  /// Its text; empty unless compiled.
   std::string program() const;
   optim::GradScaler& scaler() { return scaler_; }
 
  private:
   using Part = std::function<at::Tensor(at::Tensor, at::Tensor, at::Tensor)>;
-  using Update = std::function<void()>;
+  using Last =
+      std::function<std::vector<at::Tensor>(at::Tensor, at::Tensor, at::Tensor, at::Tensor)>;
 
+  /// What follows the last part, given its loss and the sum of those before it: all ranks' values
+  /// and found_inf.
+  std::vector<at::Tensor> finish(const at::Tensor& loss, const at::Tensor& sum);
+  /// The norm of the gradient before clipping, of all ranks.
+  at::Tensor clip();
+  /// Unless `found_inf`, a number on the device, is 1. Forgets the gradients either way.
+  void update(const at::Tensor& found_inf);
   at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
 
   Gpt model_;
@@ -44,7 +53,7 @@ class TrainStep {
   bool is_replicated_;
   optim::GradScaler scaler_;
   Part part_;
-  Update program_update_;  // of a compiled step
+  Last last_;
   std::function<std::string()> program_;
 };
 

@@ -212,20 +212,16 @@ IssuedStep Trainer::issue_step() {
   set_learning_rate(optimizer_, rate);
   const auto place = batches_.position();
   std::vector<Batch> batches;
-  const auto loss = step_.backward([&] {
+  const auto values = step_.run([&] {
     batches.push_back(batches_.next(sequences_per_part()));
     return batches.back();
   });
-  const auto norm = step_.clip();
-  StepMessage message(loss, norm,
+  StepMessage message(values,
                       {.seconds = now() - begun,
                        .communication = communication_seconds() - communicated,
                        .elapsed = now() - clock_start_,
                        .has_saved = trainee_.has_saved()},
-                      device_,
-                      // fp16 overflows now and then by design; its scaler leaves such steps out
-                      /*may_overflow=*/settings_.precision == "fp16");
-  step_.update(message.found_inf());
+                      step_.may_overflow());
   return {.begun = std::move(begun_on_device),
           .done = Moment(device_),
           .issued_at = now(),

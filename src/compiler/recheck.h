@@ -1,9 +1,6 @@
 #pragma once
 
-#include "compiler/trace/recording.h"
-
 #include <cstdint>
-#include <string>
 
 namespace tessera::compiler {
 
@@ -36,9 +33,5 @@ class Recheck {
   double seconds_ = 0;  // of runs since the last time
   int64_t runs_ = 0;
 };
-
-/// What the function does otherwise than its program, for a user: the operator and the argument
-/// that changed.
-std::string change(const Recording& program, const Recording& function);
 
 }  // namespace tessera::compiler

@@ -194,7 +194,7 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   auto why_not = objection(shape, recording);
   if (why_not.empty() && outdated != nullptr && options.fullgraph)
     why_not = "it is not the same as when its program was made: " +
-              compiler::change(outdated->recording(), recording);
+              compiler::difference(outdated->recording(), recording);
   // Note [ranks agree]: what one can't run, none does.
   enum Finding : int64_t { Fine, NoPlace, NotUsed, Never };
   const bool needs_place = outdated == nullptr && has_no_place(shape, recording);

@@ -205,7 +205,7 @@ Variant* Step::Impl::find_outdated(const CallShape& shape, const Recording& reco
 }
 
 void Step::Impl::drop_outdated(const Variant& outdated, const Recording& recording) {
-  const auto changed = compiler::change(outdated.recording(), recording);
+  const auto changed = compiler::difference(outdated.recording(), recording);
   why_again = changed;
   log.push_back(c10::str("out of date: recorded again, after ", outdated.recheck.calls(),
                          " calls of the program, it was not the same: ", changed));

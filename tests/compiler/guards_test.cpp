@@ -319,7 +319,7 @@ TEST(StepRecheck, FindsANumberThatIsCapturedByReference) {
   call_times(6, [&] { EXPECT_EQ(step(x)[0].item<float>(), 5) << explain(step); });
   EXPECT_EQ(counters()["outdated"], 1);
   EXPECT_EQ(calls, 4);
-  EXPECT_THAT(warnings.text, HasSubstr("argument 'other' of aten::mul.Scalar was 2.0 and is 5.0"));
+  EXPECT_THAT(warnings.text, HasSubstr("argument 'other' of aten::mul.Scalar: "));
   EXPECT_THAT(warnings.text, HasSubstr("CompileOptions::watch"));
 }
 

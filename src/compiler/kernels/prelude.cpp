@@ -10,7 +10,7 @@ namespace tessera::compiler {
 namespace {
 
 // Host is that of host_library.h.
-constexpr const char* kHost = R"source(#include <cmath>
+constexpr const char* kHostPrelude = R"source(#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -49,7 +49,7 @@ struct Host {
 )source";
 
 // NVRTC has no headers: what expressions say of <cmath> and <cstdint>.
-constexpr const char* kCuda = R"source(typedef int int32_t;
+constexpr const char* kCudaPrelude = R"source(typedef int int32_t;
 typedef long long int64_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
@@ -117,7 +117,7 @@ std::string prelude_for(const std::string& kernels, c10::DeviceType device) {
     chosen.push_back(piece->text);
     users += piece->text;
   }
-  std::string prelude = is_host ? kHost : kCuda;
+  std::string prelude = is_host ? kHostPrelude : kCudaPrelude;
   if (chosen.empty()) return prelude;
   prelude += "\nnamespace {\n";
   for (auto piece = chosen.rbegin(); piece != chosen.rend(); ++piece) prelude += *piece;

@@ -117,7 +117,7 @@ class Splitter {
   std::vector<int> launch_;  // by value: the last launch that it depends on
 };
 
-bool is_copy(const Node& node) {
+bool is_pure_copy(const Node& node) {
   return node.op == "aten::copy" || node.op == "aten::copy_" || node.op == "aten::clone" ||
          node.op == "aten::_foreach_copy" || node.op == "aten::_foreach_copy_";
 }
@@ -134,7 +134,7 @@ void remove_copy_from_optimizer(Graph& graph) {
     std::vector<bool> removed;
     for (const Node& node : graph.nodes) {
       const auto defined = node.defined();
-      removed.push_back(is_copy(node) && std::ranges::all_of(defined, [&](ValueId value) {
+      removed.push_back(is_pure_copy(node) && std::ranges::all_of(defined, [&](ValueId value) {
                           return uses.users(value).empty();
                         }));
     }

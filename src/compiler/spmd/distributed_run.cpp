@@ -79,7 +79,7 @@ Recording DistributedRun::recorded() {
     names.add(locals_[i], graph_.inputs[i].kind, graph_.inputs[i].name);
   }
   const auto restore = c10::make_scope_exit([state = random_state()] { set_random_state(state); });
-  auto recording = record([this] { return run_all(); }, locals_, names, {});
+  auto recording = record([this] { return run_all(); }, locals_, names, {}, {});
   for (auto& [generator, state] : recording.generators) generator.set_state(state);
   return recording;
 }

@@ -133,14 +133,14 @@ TEST(DataParallelStylesRanks, AreTheSameAsOneDevice) {
 /// Parameters and gradients of 165 doubles each, and two of Adam's states.
 TEST(DataParallelStylesRanks, DefaultChoosesByTheBudget) {
   run_processes(3, [] {
-    constexpr int64_t kReplicated = 165 * 8 * 4 + 3 * 4;  // and counts of steps, in float
+    constexpr int64_t kReplicated = 165 * 8 * 4 + 3 * 4;  // and counts of steps; the rate is besides
     const auto fits =
-        train("default", false, "interpret", fused_adam, {.memory_budget = kReplicated});
+        train("default", false, "interpret", fused_adam, {.memory_budget = kReplicated + 16});
     EXPECT_THAT(fits.code, kAllReduces);
     EXPECT_THAT(fits.text, HasSubstr("DataParallel: \"default\" is \"replicate\": parameters, "
                                      "gradients and optimizer state take "));
     const auto exceeds =
-        train("default", true, "interpret", fused_adam, {.memory_budget = kReplicated - 1});
+        train("default", true, "interpret", fused_adam, {.memory_budget = kReplicated - 16});
     EXPECT_THAT(exceeds.code, kScattersAndGathers);
     EXPECT_THAT(exceeds.text, HasSubstr("\"default\" is \"fully_shard\""));
     const auto free = train("default", false, "interpret", fused_adam);  // a few KiB fit

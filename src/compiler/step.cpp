@@ -196,10 +196,11 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
     why_not = "it is not the same as when its program was made: " +
               compiler::difference(outdated->recording(), recording);
   // Note [ranks agree]: what one can't run, none does.
-  enum Finding : int64_t { Fine, NoPlace, NotUsed, Never };
-  const bool needs_place = outdated == nullptr && has_no_place(shape, recording);
+  enum Finding : int64_t { Fine, NoPlace, Outdated, NotUsed, Never };
+  const bool needs_place = has_no_place(shape, recording);
   const auto mine = !why_not.empty()            ? Never
                     : !recording.broken.empty() ? NotUsed
+                    : outdated != nullptr       ? Outdated
                     : needs_place               ? NoPlace
                                                 : Fine;
   int64_t interval = 0;  // see Recheck
@@ -218,7 +219,7 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   }
   kept_tensors = 0;
   if (worst == NoPlace) note_eviction();
-  if (outdated != nullptr) drop_outdated(*outdated, recording);
+  if (worst == Outdated) drop_outdated(outdated, recording);
   for (auto& variant : variants) {
     if (variant.could_serve()) variant.recheck.pass(all % kUnit);
   }

@@ -85,7 +85,8 @@ struct Step::Impl {
   /// A program that would have served the call, but does something else; see Note [recorded again].
   compiler::Variant* find_outdated(const compiler::CallShape& shape,
                                    const compiler::Recording& recording);
-  void drop_outdated(const compiler::Variant& outdated, const compiler::Recording& recording);
+  /// Null: that of another rank is. All make theirs anew, so that they go on together.
+  void drop_outdated(const compiler::Variant* outdated, const compiler::Recording& recording);
   bool has_no_place(const compiler::CallShape& shape, const compiler::Recording& recording) const;
   void note_eviction();
   void evict();

@@ -204,20 +204,23 @@ Variant* Step::Impl::find_outdated(const CallShape& shape, const Recording& reco
   return found == variants.end() ? nullptr : &*found;
 }
 
-void Step::Impl::drop_outdated(const Variant& outdated, const Recording& recording) {
-  const auto changed = compiler::difference(outdated.recording(), recording);
-  why_again = changed;
-  log.push_back(c10::str("out of date: recorded again, after ", outdated.recheck.calls(),
-                         " calls of the program, it was not the same: ", changed));
-  ++counters()["outdated"];
-  TORCH_WARN(
-      "compile: a program was out of date. When the function was recorded again, after ",
-      outdated.recheck.calls(), " calls of its program, it was not the same: ", changed,
-      ". Calls before this one may have used what it was before; a new program is made. Name ",
-      "what changes in CompileOptions::watch, or pass it as an argument (a tensor, if it "
-      "changes often), and every change is seen at once");
-  if (last == &outdated) last = nullptr;
-  variants.remove_if([&](const Variant& variant) { return &variant == &outdated; });
+void Step::Impl::drop_outdated(const Variant* outdated, const Recording& recording) {
+  if (outdated == nullptr) {
+    why_again = "what another rank does: see its warning";
+  } else {
+    why_again = compiler::difference(outdated->recording(), recording);
+    log.push_back(c10::str("out of date: recorded again, after ", outdated->recheck.calls(),
+                           " calls of the program, it was not the same: ", why_again));
+    ++counters()["outdated"];
+    TORCH_WARN(
+        "compile: a program was out of date. When the function was recorded again, after ",
+        outdated->recheck.calls(), " calls of its program, it was not the same: ", why_again,
+        ". Calls before this one may have used what it was before; a new program is made. ",
+        "Name what changes in CompileOptions::watch, or pass it as an argument (a tensor, if ",
+        "it changes often), and every change is seen at once");
+  }
+  last = nullptr;
+  variants.remove_if([](const Variant& variant) { return variant.could_serve(); });
 }
 
 // Note [more kinds than programs]: a step whose calls go through more kinds than there is place for

@@ -11,8 +11,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
-#include <map>
 
 namespace tessera::testing {
 namespace {
@@ -481,14 +481,15 @@ TEST(StepGuards, CostLittle) {
   compiler::Guards guards;
   for (int i = 0; i < 300; ++i) guards.watch_module(*modules.emplace_back(), "block");
   guards.end();
-  constexpr int kTimes = 1000;
-  const auto begin = std::chrono::steady_clock::now();
-  size_t changes = 0;
-  call_times(kTimes, [&] { changes += guards.changed().size(); });
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-  EXPECT_EQ(changes, 0);
-  std::cout << "bytes of 300 modules are compared in " << took.count() / kTimes << " us\n";
-  EXPECT_LT(took.count() / kTimes, 200);  // about 5; a loaded machine is slower
+  double fastest = 1e9;  // of many, in microseconds: others use the machine, too
+  call_times(1000, [&] {
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_EQ(guards.changed(), "");
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+    fastest = std::min(fastest, took.count());
+  });
+  std::cout << "bytes of 300 modules are compared in " << fastest << " us\n";
+  EXPECT_LT(fastest, 100);  // about 5 with optimisation
   modules[299]->negates = true;
   EXPECT_THAT(guards.changed(), HasSubstr("members of 'block'"));
 }

@@ -186,8 +186,7 @@ TEST(StepGuards, SeeOptionsBehindPointers) {
   auto step = compile([&](Tensor x) { return up(x); }, {.module = up});
   const auto x = torch::ones({1, 1, 4});
   call_times(4, [&] { EXPECT_EQ(step(x).numel(), 8); });
-  const std::vector<double> factor = {3.0};
-  up->options.scale_factor(factor);
+  up->options.scale_factor()->at(0) = 3.0;
   EXPECT_EQ(step(x).numel(), 12) << explain(step);
 }
 

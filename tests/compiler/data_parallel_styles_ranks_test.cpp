@@ -133,7 +133,8 @@ TEST(DataParallelStylesRanks, AreTheSameAsOneDevice) {
 /// Parameters and gradients of 165 doubles each, and two of Adam's states.
 TEST(DataParallelStylesRanks, DefaultChoosesByTheBudget) {
   run_processes(3, [] {
-    constexpr int64_t kReplicated = 165 * 8 * 4 + 3 * 4;  // and counts of steps; the rate is besides
+    constexpr int64_t kReplicated =
+        165 * 8 * 4 + 3 * 4;  // and counts of steps; the rate is besides
     const auto fits =
         train("default", false, "interpret", fused_adam, {.memory_budget = kReplicated + 16});
     EXPECT_THAT(fits.code, kAllReduces);

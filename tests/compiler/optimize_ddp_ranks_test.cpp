@@ -167,9 +167,9 @@ TEST_P(OptimizeDdpRanks, DdpOptimizerServesEveryEngine) {
 /// The update of each bucket's parameters is a node of its own.
 TEST_P(OptimizeDdpRanks, OldPassesSplitTheOptimizerByBuckets) {
   run([] {
-    const ConfigPatch patch({.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
-                                                  "remove_copy_from_optimizer",
-                                                  "split_fused_optimizer"}}});
+    const ConfigPatch patch(
+        {.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
+                              "remove_copy_from_optimizer", "split_fused_optimizer"}}});
     auto [eager, net] = twins<Layers>(3);
     replicate(eager);
     replicate(net, {.bucket_cap_mb = 0.0005});
@@ -232,8 +232,9 @@ TEST_P(OptimizeDdpRanks, ModulesWithDifferentCapsShareNoBucket) {
     Layers one, other;
     replicate(one, {.bucket_cap_mb = kTinyCap});
     replicate(other);
-    auto step = compile([&](torch::Tensor x) { (one(x).square().sum() + other(x).square().sum()).backward(); },
-                        {.fullgraph = true});
+    auto step = compile(
+        [&](torch::Tensor x) { (one(x).square().sum() + other(x).square().sum()).backward(); },
+        {.fullgraph = true});
     for (int i = 0; i < 4; ++i) {
       one->zero_grad();
       other->zero_grad();

@@ -32,9 +32,8 @@ struct Measured : StepMessage {
 };
 
 Measured message_of(float loss, float norm, bool may_overflow = false, const Own& own = {1}) {
-  const auto values =
-      values_of_all(at::scalar_tensor(loss, at::kFloat), at::scalar_tensor(norm, at::kFloat),
-                    may_overflow);
+  const auto values = values_of_all(at::scalar_tensor(loss, at::kFloat),
+                                    at::scalar_tensor(norm, at::kFloat), may_overflow);
   return {StepMessage(values, own, may_overflow), values};
 }
 

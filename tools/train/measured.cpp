@@ -80,8 +80,7 @@ StepValues values_of_all(const at::Tensor& loss, const at::Tensor& norm, bool ma
   values.found_inf = at::zeros({}, number);
   // The check of a GradScaler with a scale of 1: one kernel. It writes what it checks.
   const auto checked = (may_overflow ? values.all.select(0, Loss) : values.all).clone();
-  at::_amp_foreach_non_finite_check_and_unscale_({checked}, values.found_inf,
-                                                 at::ones({}, number));
+  at::_amp_foreach_non_finite_check_and_unscale_({checked}, values.found_inf, at::ones({}, number));
   return values;
 }
 

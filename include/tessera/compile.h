@@ -135,23 +135,13 @@ CompiledModule<std::remove_cvref_t<M>> compile(M&& module, CompileOptions option
   return {module, std::move(options)};
 }
 
-template <class M>
-std::string explain(const CompiledModule<M>& compiled) {
-  return compiled.explain();
-}
-
-template <class M>
-std::string generated_code(const CompiledModule<M>& compiled) {
-  return compiled.generated_code();
-}
-
 /// What was captured, what was not and why, and why it was captured again.
 template <class F>
 std::string explain(const Compiled<F>& compiled) {
   return compiled.explain();
 }
 
-/// The program of the last capture, as C++ source; empty before it exists.
+/// The program of the last capture, for a reader; empty before it exists.
 template <class F>
 std::string generated_code(const Compiled<F>& compiled) {
   return compiled.step().generated_code();

@@ -82,4 +82,14 @@ class CompiledModule {
   std::shared_ptr<detail::CompiledForward> forward_;
 };
 
+template <class M>
+std::string explain(const CompiledModule<M>& compiled) {
+  return compiled.explain();
+}
+
+template <class M>
+std::string generated_code(const CompiledModule<M>& compiled) {
+  return compiled.generated_code();
+}
+
 }  // namespace tessera

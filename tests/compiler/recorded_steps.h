@@ -54,6 +54,7 @@ class Steps {
   ValueId add(const at::Tensor& tensor) {
     tensors.push_back(tensor);
     return graph.add_value({.dtype = tensor.scalar_type(),
+                            .device = tensor.device(),
                             .sizes = tensor.sizes().vec(),
                             .strides = tensor.strides().vec()});
   }

@@ -160,7 +160,7 @@ TEST(BenchTrain, ListsTheChoicesOfBothDevices) {
             "  peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"
             "--device cuda\n"
             "  jobs: mlp,gpt,gpt12x768,gpt2\n"
-            "  modes: eager,replicate,fully_shard\n"
+            "  modes: eager,replicate,fully_shard,compile\n"
             "  peers: pytorch,pytorch_compile,pytorch_graph,pytorch_graph_compile\n");
 }
 
@@ -203,7 +203,8 @@ TEST(BenchCompile, TellsHowLongItTakes) {
   ASSERT_TRUE(result.status.ok()) << result.output;
   const Table table(path);
   ASSERT_EQ(table.rows.size(), 1);
-  EXPECT_GT(table.number(0, "ready_s"), 0);
+  // Less an eager first call: about nothing where there are no kernels to compile.
+  EXPECT_NEAR(table.number(0, "ready_s"), 0, 30);
   const Table nodes(folder.path() / "compile-nodes.csv");
   ASSERT_EQ(nodes.rows.size(), 3);
   for (size_t i = 0; i < 3; ++i) EXPECT_GT(nodes.number(i, "program_us"), 0);

@@ -89,6 +89,12 @@ const Nvrtc* Nvrtc::find(std::string* why_not) {
   static const auto& found = *[] {
     auto* functions = new Functions();
     for (const auto& path : candidates()) {
+      // It looks for a part of itself by name, which lies beside it and may be on no path.
+      const auto folder = fs::path(path).parent_path();
+      if (!folder.empty()) {
+        for (const auto& part : libraries_in(folder, "libnvrtc-builtins.so"))
+          dlopen(part.c_str(), RTLD_NOW | RTLD_LOCAL);
+      }
       void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
       if (library != nullptr && functions->find_in(library))
         return new std::unique_ptr<const Nvrtc>(new Nvrtc(*functions));

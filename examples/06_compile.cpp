@@ -55,8 +55,8 @@ int main() try {
     std::cout << tessera::explain(compiled);
     const auto code = tessera::generated_code(compiled);  // yours to read
     std::cout << code.substr(code.find("program("), 400) << "  ...\n";
-    std::cout << "a step takes " << eager << " us eagerly, " << program
-              << " us as a program; loss " << loss_before << ", then " << loss << std::endl;
+    std::cout << "a step takes " << eager << " us eagerly, " << program << " us as a program; loss "
+              << loss_before << ", then " << loss << std::endl;
   }
   TORCH_CHECK(loss < 0.5, "expected to have learned something by now, got a loss of ", loss);
   tessera::shutdown();

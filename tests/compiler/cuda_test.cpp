@@ -191,6 +191,19 @@ TEST(CompiledStepOnCuda, RatesThatChangeAndParametersThatMoveAreSeen) {
   }
 }
 
+/// A graph holds no tensor from outside: one whose last other handle is gone was exchanged.
+TEST(CompiledStepOnCuda, ATensorThatIsExchangedAfterTheCaptureIsSeen) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  auto table = torch::full({4}, 2.0, torch::kCUDA);
+  auto compiled = compile([&](Tensor x) { return (x * table).relu(); });
+  const auto x = torch::ones({4}, torch::kCUDA);
+  counters().clear();
+  for (int i = 0; i < 7; ++i) EXPECT_TRUE(torch::equal(compiled(x), x * 2)) << i;
+  EXPECT_GT(counters()["cuda_graph_replays"], 0);
+  table = torch::full({4}, 3.0, torch::kCUDA);
+  for (int i = 0; i < 7; ++i) EXPECT_TRUE(torch::equal(compiled(x), x * 3)) << i;
+}
+
 /// Replays draw on: other numbers each time, the same ones after the same seed.
 TEST(CompiledStepOnCuda, DropoutDrawsNewNumbersAtEachReplay) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";

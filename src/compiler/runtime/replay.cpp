@@ -49,7 +49,11 @@ std::string Replay::objection_to(const Graph& graph) {
 Replay::Replay(const Graph& graph, Run run)
     : inputs_(graph.inputs), run_(std::move(run)), why_not_(objection_to(graph)) {
   for (const auto& input : inputs_) types_.push_back(graph.type(input.value));
-  for (const auto& output : graph.outputs) outputs_.push_back(output.kind);
+  for (const auto& output : graph.outputs) {
+    outputs_.push_back(output.kind);
+    const auto target = std::ranges::find(inputs_, output.target, &GraphInput::value);
+    targets_.push_back(static_cast<size_t>(target - inputs_.begin()));
+  }
   if (!why_not_.empty()) return;
   graph_ = CudaGraph::make(types_.empty() ? graph.type(0).device : types_[0].device);
   if (!graph_) why_not_ = "this build of Tessera is without CUDA";
@@ -95,11 +99,22 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
   ++captures_;
   ++counters()["cuda_graph_captures"];
   graph_->capture([&] { captured_outputs_ = run_(captured_inputs_); });
+  // Whose last handle is a program's, who used the tensor has another by now: none is held here.
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_own(i)) captured_inputs_[i].reset();
+  }
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (outputs_[i] == OutputKind::Write) captured_outputs_[i].reset();  // it may be an input
+  }
 }
 
-std::vector<at::Tensor> Replay::hand_out() const {
+std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> given;
   for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (outputs_[i] == OutputKind::Write) {
+      given.push_back(inputs[targets_[i]]);  // where it was written
+      continue;
+    }
     const auto& output = captured_outputs_[i];
     const bool is_copied = output.defined() && outputs_[i] == OutputKind::Result;
     given.push_back(is_copied ? output.clone() : output.defined() ? output.detach() : output);
@@ -143,7 +158,7 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
   copy_in(inputs);
   graph_->replay();
   ++counters()["cuda_graph_replays"];
-  return hand_out();
+  return hand_out(inputs);
 }
 
 }  // namespace tessera::compiler

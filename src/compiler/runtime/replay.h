@@ -44,11 +44,12 @@ class Replay {
   bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
   bool is_gradient_held() const;
   void capture(const std::vector<at::Tensor>& inputs);
-  std::vector<at::Tensor> hand_out() const;
+  std::vector<at::Tensor> hand_out(const std::vector<at::Tensor>& inputs) const;
 
   std::vector<GraphInput> inputs_;
   std::vector<ValueType> types_;  // of the inputs
   std::vector<OutputKind> outputs_;
+  std::vector<size_t> targets_;  // by output: the input that it is written to, if it is
   Run run_;
   std::string why_not_;
   State state_ = State::Plain;

@@ -142,9 +142,8 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 /// Whether there are as many programs as there may be, and none for this recording.
 bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
   return recording.broken.empty() && variants.size() >= kMostVariants &&
-         std::ranges::none_of(variants, [&](const Variant& variant) {
-           return variant.matches(shape, recording);
-         });
+         std::ranges::none_of(
+             variants, [&](const Variant& variant) { return variant.matches(shape, recording); });
 }
 
 /// Calls of kinds that have programs run them, all others run as they are.
@@ -204,32 +203,31 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
       variant = Variant(kind, std::move(shape), std::move(recording), given);
     else if (before != gradients_before(recording))
       variant.ignore_gradients();
-    if (!variant.is_ready()) make_ready(variant);
-    return;
+    auto* made = variant.is_ready() ? nullptr : &variant;
+    if (made != nullptr) make_ready(*made);
+    return agree_on(made);
   }
   note_capture();
   warn_of_scalars(shape);
+  agree_on(nullptr);
   variants.emplace_back(kind, std::move(shape), std::move(recording), given);
 }
 
-/// The program for this call; null if there is none, here or on a rank that this one talks to.
+/// The program for this call; null if there is none.
 compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   const auto found = std::find_if(variants.begin(), variants.end(), [&](const auto& variant) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
-  auto* mine = found == variants.end() ? nullptr : &*found;
-  if (options.parallel_mode) {
-    // All have one or none has: otherwise some would send what nobody expects.
-    TORCH_CHECK(
-        agreement.exchange(mine == nullptr ? 0 : 1).is_one(),
-        "compile: expected calls of one kind on all ranks in a parallel mode, but some have "
-        "a program for theirs and others do not; give them batches of one size");
-    return mine;
-  }
-  const auto all = agreement.exchange(mine == nullptr ? 0 : mine->messages());
-  if (all.least > 0 && !all.is_one())
-    fall_back("ranks made programs of it that send different messages");
-  return all.is_one() ? mine : nullptr;
+  return found == variants.end() ? nullptr : &*found;
+}
+
+/// Note [ranks agree]: a program runs if all ranks made theirs of this call, with the same
+/// messages.
+void Step::Impl::agree_on(Variant* made) {
+  const auto all = agreement.exchange(made == nullptr ? 0 : made->messages());
+  if (all.is_one()) return;
+  if (made != nullptr) made->withdraw();
+  if (all.least > 0) fall_back("ranks made programs of it that send different messages");
 }
 
 Step::Step(CompileOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
@@ -262,7 +260,9 @@ Step::Outcome Step::call(const StepArguments& given,
   auto shape = compiler::shape_of(given, modules, self.optimizers_of(given));
   // A parallel mode puts others into their place, and says so by itself.
   if (!self.options.parallel_mode) shape.parameters = compiler::parameters_of(modules);
-  if (auto* variant = self.find_ready(shape)) {
+  auto* variant = self.find_ready(shape);
+  if (self.has_programs()) self.agreement.announce(variant == nullptr ? 0 : variant->messages());
+  if (variant != nullptr) {
     self.last = variant;
     self.kind = variant->kind;
     auto results = variant->run(given);

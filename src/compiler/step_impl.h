@@ -5,6 +5,7 @@
 #include "compiler/agreement.h"
 #include "compiler/variant.h"
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 
@@ -69,6 +70,10 @@ struct Step::Impl {
   bool has_no_place(const compiler::CallShape& shape, const compiler::Recording& recording) const;
   void fill_up();
   compiler::Variant* find_ready(const compiler::CallShape& shape);
+  bool has_programs() const {
+    return std::ranges::any_of(variants, [](const auto& variant) { return variant.is_ready(); });
+  }
+  void agree_on(compiler::Variant* made);
   void fall_back(const std::string& why);
   void require_program() const;
   void make_ready(compiler::Variant& variant);

@@ -30,6 +30,8 @@ class Variant {
   /// Makes it ready: two recordings gave the same graph, of which this is the program; `compiled`
   /// as for Program.
   void accept(Graph graph, std::shared_ptr<Module> compiled);
+  /// Other ranks have none of this call: it is not ready any more, and may be made again.
+  void withdraw() { program_.reset(); }
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.

@@ -115,7 +115,7 @@ struct Optimizer::Impl {
   std::shared_ptr<Rule> rule;    // programs that were made of steps look whether it is still there
   std::vector<GroupPlan> plans;  // by parameter group
   std::deque<LearningRate::Tensors> rates;  // by parameter group
-  AmpScaling scaling;            // set for the length of one step
+  AmpScaling scaling;                       // set for the length of one step
 
   /// Whether every group's kernels take an AmpScaling.
   bool all_fused(std::vector<ParamGroup>& groups) const;
@@ -129,8 +129,9 @@ struct Optimizer::Impl {
 void check_state(const std::string& caller, const Optimizer::Rule& rule, const Demand& demand,
                  const at::Tensor& parameter, const State& state);
 
-/// The learning rate as fused kernels take it in a step that is recorded: on the CPU any dtype; on a
-/// GPU float32 beside the parameters, or, for float64, a number of the host, which is not rounded.
+/// The learning rate as fused kernels take it in a step that is recorded: on the CPU any dtype; on
+/// a GPU float32 beside the parameters, or, for float64, a number of the host, which is not
+/// rounded.
 const at::Tensor& fused_lr(const LearningRate& lr, const at::Tensor& parameter);
 /// What fused kernels demand: floating point, a device they know, memory without gaps.
 void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);

@@ -56,8 +56,7 @@ void descend_with_lists(Bucket& bucket, at::TensorList grads, const LearningRate
   const at::Tensor& first = bucket.params.front();
   const auto dtype = first.scalar_type();
   if (!on_accelerator(first) || at::isReducedFloatingType(dtype)) {
-    for (const auto i : c10::irange(bucket.params.size()))
-      descend(bucket.params[i], grads[i], lr);
+    for (const auto i : c10::irange(bucket.params.size())) descend(bucket.params[i], grads[i], lr);
     return;
   }
   // List kernels want the number to be of their dtype.

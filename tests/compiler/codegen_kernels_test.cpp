@@ -235,7 +235,8 @@ TEST_F(CodegenKernels, DivideListsInOneKernel) {
   std::vector<ValueId> list;
   for (const int64_t rows : {3, 1, 0, 400}) list.push_back(steps.input(at::randn({rows, 100})));
   const auto divided = steps.lists("aten::_foreach_div.Scalar", {Argument::of(list), number(2)});
-  const auto moved = steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), number(-0.5)});
+  const auto moved =
+      steps.lists("aten::_foreach_mul.Scalar", {Argument::of(divided), number(-0.5)});
   const auto sum =
       steps.lists("aten::_foreach_add.List", {Argument::of(moved), Argument::of(list)});
   const auto scaled =
@@ -287,7 +288,7 @@ TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
   std::string why;
   const auto module = Module::load(source, &why);
   ASSERT_TRUE(module) << why;
-  PlainRun run(steps.graph, {});
+  PlainRun run(steps.graph);
   std::vector<at::Tensor> copies;
   for (const auto& input : steps.inputs) copies.push_back(input.clone());
   for (size_t i = 0; i < copies.size(); ++i) run.value(static_cast<ValueId>(i)) = copies[i];

@@ -244,6 +244,7 @@ extern "C" void cpp_fused_relu_mul_0(const Tessera& tessera, const float* in0, f
 }
 
 extern "C" void cpp_fused_mul_add_1(const Tessera& tessera, const float* in0, const double* in1, const float* in2, float* out0) {
+  const double x1 = in1[0];
   INDEPENDENT
   for (int64_t i = 0; i < 6; ++i) {
     const float x0 = in0[i];

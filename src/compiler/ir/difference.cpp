@@ -29,9 +29,7 @@ bool same_tensor(const at::Tensor& first, const at::Tensor& second) {
 }
 
 /// " in blocks.0", for a message.
-std::string in_module(const Node& node) {
-  return node.module.empty() ? "" : " in " + node.module;
-}
+std::string in_module(const Node& node) { return node.module.empty() ? "" : " in " + node.module; }
 
 std::string became(const std::string& before, const std::string& after) {
   return c10::str("`", before, "` became `", after, "`");
@@ -99,8 +97,8 @@ class Comparison {
   std::string results(const Node& was, const Node& is) const {
     for (size_t i = 0; i < was.results.size(); ++i) {
       if (!same_argument(was.results[i], is.results[i]))
-        return "what " + is.op + in_module(is) + " gives: " +
-               became(text_of(before_, was), text_of(after_, is));
+        return "what " + is.op + in_module(is) +
+               " gives: " + became(text_of(before_, was), text_of(after_, is));
     }
     const auto values = was.defined();
     for (const ValueId value : values) {

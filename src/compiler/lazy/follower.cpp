@@ -69,7 +69,7 @@ bool Follower::serve(const c10::OperatorHandle& op, const RecordedCall& call,
   const auto& schema = op.schema();
   const size_t base = stack.size() - schema.arguments().size();
   if (is_wait(known.op)) return true;  // the argument is the result
-  if (known.gave_view) {                                         // a view touches no memory
+  if (known.gave_view) {               // a view touches no memory
     const RunScope run;
     op.callBoxed(stack);
     return true;

@@ -53,6 +53,7 @@ class Region {
 
   std::vector<const Path*> paths() const;
   void learn(Run& run);
+  std::string learn_together(Run& run);
   void fall_back(const std::string& why);
 
   const Options options_;

@@ -12,9 +12,10 @@ namespace tessera::compiler {
 ///                                                return %2
 ///                                              }
 ///
-/// The arguments of the node are the inputs of its body; its results are what is used outside. It stands where the last of its operators stood, so the order of all
-/// others stays. A tensor that is made and filled at once becomes aten::full_like. One cheap
-/// operator by itself is left alone, apart from a division that a collective waits for.
+/// The arguments of the node are the inputs of its body; its results are what is used outside. It
+/// stands where the last of its operators stood, so the order of all others stays. A tensor that is
+/// made and filled at once becomes aten::full_like. One cheap operator by itself is left alone,
+/// apart from a division that a collective waits for.
 void fuse_pointwise(Graph& graph);
 
 /// Puts the bodies of fused nodes back in their place: the same program without kernels, to be

@@ -57,8 +57,8 @@ class Reuser {
 
   std::string form_in_place(const Node& node) const {
     if (is_random(node) || consumes(node) || node.results.size() != 1) return "";
-    const bool can = is_pointwise(node) || node.op.starts_with("aten::_foreach_") ||
-                     is_all_reduce(node);
+    const bool can =
+        is_pointwise(node) || node.op.starts_with("aten::_foreach_") || is_all_reduce(node);
     if (!can || node.arguments.empty()) return "";
     const auto& over = node.arguments[0];
     const bool same_shape =

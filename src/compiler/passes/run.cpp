@@ -126,8 +126,8 @@ void check_seen(const Pass& pass, const std::vector<std::string>& before, const 
   const auto after = seen_from_outside(graph);
   const auto [was, is] = std::mismatch(before.begin(), before.end(), after.begin(), after.end());
   TORCH_CHECK_VALUE(was == before.end() && is == after.end(), "compile: expected the pass ",
-                    pass.name, " to leave inputs and outputs of the graph as they are, ",
-                    "but `", was == before.end() ? "nothing" : *was, "` became `",
+                    pass.name, " to leave inputs and outputs of the graph as they are, ", "but `",
+                    was == before.end() ? "nothing" : *was, "` became `",
                     is == after.end() ? "nothing" : *is,
                     "`; correct the pass, or name it in disabled_passes");
 }

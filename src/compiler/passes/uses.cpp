@@ -206,8 +206,6 @@ bool same_layout(const ValueType& left, const ValueType& right) {
          left.strides == right.strides;
 }
 
-bool passes_on(const Node& node) {
-  return is_view(node) || is_copy(node);
-}
+bool passes_on(const Node& node) { return is_view(node) || is_copy(node); }
 
 }  // namespace tessera::compiler

@@ -129,8 +129,8 @@ at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
 Program::Instruction Program::make(const Node& node, size_t index) {
   const auto op = find_operator(node.op);
   TORCH_INTERNAL_ASSERT(op, "compile: no operator ", node.op);
-  Instruction instruction{*op,         {}, {}, {}, {}, {}, index, is_gather(node),
-                          asks_grad_mode(node), node.module};
+  Instruction instruction{
+      *op, {}, {}, {}, {}, {}, index, is_gather(node), asks_grad_mode(node), node.module};
   const auto& schema = op->schema();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     instruction.arguments.push_back(make_slot(node.arguments[i], schema.arguments()[i]));

@@ -29,8 +29,7 @@ void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stac
     throw CannotRecord(schema.name() + " gives a result whose shape depends on values");
   if (op.hasTag(at::Tag::data_dependent_output))
     throw CannotRecord(schema.name() + " reads values on the host");
-  if (exchanges_memory(schema))
-    throw CannotRecord(schema.name() + " gives a tensor other memory");
+  if (exchanges_memory(schema)) throw CannotRecord(schema.name() + " gives a tensor other memory");
   if (schema.name().starts_with("c10d::"))
     throw CannotRecord(schema.name() + " communicates in a way that is not recorded");
   for (const auto& result : schema.returns()) {

@@ -223,9 +223,10 @@ void CallQueue::await_released() {
   lock.unlock();
   for (const auto& part : parts) {
     // A thread of gloo's lets go of what it has ended as its next step, of which nobody is told.
+    // The future is complete before those who wait for it go on; isCompleted() is so later.
     const auto has_ended = [&] {
       const auto held = part.lock();
-      return held && held->isCompleted();
+      return held && held->getFuture()->completed();
     };
     while (has_ended()) std::this_thread::yield();
   }

@@ -3,10 +3,13 @@
 #include <tessera/comm.h>
 
 #include "base/capture.h"
+#include "base/device_streams.h"
+#include "comm/backends.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -14,6 +17,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -37,9 +41,9 @@ Agreement::Range exchange_in(const Group& group, const Agreement::Range& mine) {
     return {least[0].item<int64_t>(), -least[1].item<int64_t>()};
   } catch (c10::Error& error) {
     error.add_context(
-        "compile: by this all_reduce of 2 int64 ranks agree before each call of a compiled step, "
-        "and in each compiled forward or backward, that communicates; every rank of the group "
-        "has to make the same compiled calls in the same order");
+        "compile: by this all_reduce of 2 int64 ranks agree when a program is made of a compiled "
+        "step, forward or backward that communicates; every rank of the group has to make the "
+        "same compiled calls in the same order");
     throw;
   }
 }
@@ -48,7 +52,11 @@ Agreement::Range exchange_in(const Group& group, const Agreement::Range& mine) {
 
 void Agreement::meet(const std::vector<std::string>& groups) {
   for (const auto& name : groups) {
-    if (std::find(groups_.begin(), groups_.end(), name) == groups_.end()) groups_.push_back(name);
+    if (std::find(groups_.begin(), groups_.end(), name) != groups_.end()) continue;
+    groups_.push_back(name);
+    const auto group = c10d::resolve_process_group(name);
+    const auto device = comm::unchecked_device(*group);
+    if (group->getSize() > 1 && device) checks_.emplace_back(name, *device);
   }
 }
 
@@ -64,6 +72,50 @@ Agreement::Range Agreement::exchange(int64_t mine) const {
     if (group->getSize() > 1) range = exchange_in(group, range);
   }
   return range;
+}
+
+void ProgramCheck::read() {
+  if (!told_.defined() || (copied_ && !copied_->query())) return;
+  const auto told = std::exchange(told_, at::Tensor());
+  const int64_t least = told.const_data_ptr<int64_t>()[0];
+  const int64_t most = -told.const_data_ptr<int64_t>()[1];
+  TORCH_CHECK_VALUE(
+      least == most, "compile: expected all ranks of the group '", group_,
+      "' to run the same program, or none, but this rank ",
+      mine_ == 0   ? "ran eagerly and some rank ran a program"
+      : least == 0 ? "ran a program and some rank ran eagerly"
+                   : "ran one program and some rank another one",
+      "; make compiled calls of one kind on all ranks at the same time, e.g. with batches of one "
+      "size");
+}
+
+void ProgramCheck::compare(int64_t mine, bool now) {
+  read();
+  const auto group = c10d::resolve_process_group(group_);
+  // Filled there: a copy from the host would make it wait.
+  const auto numbers = at::empty({2}, at::TensorOptions(at::kLong).device(device_));
+  numbers.select(0, 0).fill_(mine);
+  numbers.select(0, 1).fill_(-mine);
+  const auto told = all_reduce(numbers, ReduceOp::MIN, group);
+  if (told_.defined() && !now) return;  // the last one is still on its way
+  mine_ = mine;
+  copied_.reset();
+  if (told.is_cpu() || now) {
+    told_ = told.to(at::kCPU);
+    if (now) read();
+    return;
+  }
+  told_ = at::empty(told.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+  told_.copy_(told, /*non_blocking=*/true);
+  copied_.emplace(told.device().type());
+  copied_->record(current_stream(told.device()));
+}
+
+void Agreement::announce(int64_t program) {
+  const RunScope run;
+  const capture::ObserverScope unseen(nullptr);
+  const at::NoGradGuard no_grad;
+  for (auto& check : checks_) check.compare(program, /*now=*/program == 0);
 }
 
 int64_t signature_of(const Graph& graph) {

@@ -169,8 +169,8 @@ void Step::Impl::warn_of_scalars(const CallShape& shape) {
              "changes often as a tensor (0-dim, torch::tensor(number)) to have one program");
 }
 
-void Step::Impl::confirm(Variant& variant, CallShape shape, Recording recording,
-                         const StepArguments& given) {
+Variant* Step::Impl::confirm(Variant& variant, CallShape shape, Recording recording,
+                             const StepArguments& given) {
   variant.learn_bystanders(recording);
   const bool has_more_masks = variant.learn_masks(recording.guards);
   const auto before = gradients_before(variant.recording());
@@ -183,8 +183,12 @@ void Step::Impl::confirm(Variant& variant, CallShape shape, Recording recording,
     variant.ignore_gradients();
   }
   variant.last_use = ++clock;
-  if (!variant.is_ready()) return make_ready(variant);
+  if (!variant.is_ready()) {
+    make_ready(variant);
+    return &variant;
+  }
   if (has_more_masks) tell_masked(variant);
+  return nullptr;
 }
 
 void Step::Impl::take(CallShape shape, Recording recording, const StepArguments& given,
@@ -203,11 +207,8 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
                     : outdated != nullptr       ? Outdated
                     : needs_place               ? NoPlace
                                                 : Fine;
-  int64_t interval = 0;  // see Recheck
-  for (const auto& variant : variants)
-    interval = std::max(interval, variant.recheck.interval(seconds));
   constexpr int64_t kUnit = int64_t{1} << 32;
-  const auto all = agreement.exchange(mine * kUnit + interval).most;
+  const auto all = agreement.exchange(mine * kUnit + recheck.interval(seconds)).most;
   const auto worst = all / kUnit;
   if (mine == Never) return fall_back(why_not);
   if (worst == Never) return fall_back("another rank can't run it as a program: see its warning");
@@ -219,16 +220,17 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   }
   kept_tensors = 0;
   if (worst == NoPlace) note_eviction();
-  if (worst == Outdated) drop_outdated(outdated, recording);
-  for (auto& variant : variants) {
-    if (variant.could_serve()) variant.recheck.pass(all % kUnit);
-  }
+  if (worst == Outdated)
+    drop_outdated(outdated, recording);
+  else if (recheck.is_due())
+    recheck.pass(all % kUnit);
   for (auto& variant : variants) {
     if (variant.matches(shape, recording))
-      return confirm(variant, std::move(shape), std::move(recording), given);
+      return agree_on(confirm(variant, std::move(shape), std::move(recording), given));
   }
   note_capture();
   warn_of_scalars(shape);
+  agree_on(nullptr);
   variants.emplace_back(std::move(shape), std::move(recording), given).last_use = ++clock;
 }
 
@@ -238,7 +240,7 @@ std::vector<at::Tensor> Step::Impl::run(Variant& variant, const StepArguments& g
   const auto begin = std::chrono::steady_clock::now();
   auto results = variant.run(given);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  variant.recheck.note_run(took.count());
+  recheck.note_run(took.count());
   drop_gradients(variant.recording());
   return results;
 }
@@ -249,28 +251,31 @@ std::string Step::Impl::why_no_program(const CallShape& shape) const {
   return latest == variants.end() ? "" : latest->misfit(shape);
 }
 
-/// The program for this call; null if there is none, here or on a rank that this one talks to.
+/// The program for this call; null if there is none.
 compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   if (options.parallel_mode && options.parallel_mode->takes_uneven_batches())
     return find_common(shape);
   const auto found = std::find_if(variants.begin(), variants.end(), [&](const auto& variant) {
     return variant.is_ready() && variant.misfit(shape).empty();
   });
-  auto* mine = found == variants.end() ? nullptr : &*found;
+  auto* ready = found == variants.end() ? nullptr : &*found;
   // In a parallel mode the function would not be run, but undone.
-  if (mine != nullptr && mine->recheck.is_due() && !options.parallel_mode) mine = nullptr;
-  if (options.parallel_mode) {
-    // All have one or none has: otherwise some would send what nobody expects.
-    TORCH_CHECK(
-        agreement.exchange(mine == nullptr ? 0 : 1).is_one(),
-        "compile: expected calls of one kind on all ranks in a parallel mode, but some have "
-        "a program for theirs and others do not; give them batches of one size");
-    return mine;
+  const bool records_again = recheck.is_due() && !options.parallel_mode;
+  if (ready != nullptr && records_again) ready = nullptr;
+  if (has_programs()) agreement.announce(ready == nullptr ? 0 : ready->messages());
+  return ready;
+}
+
+/// Note [ranks agree]: a program runs if all ranks made theirs of this call, with the same
+/// messages.
+void Step::Impl::agree_on(Variant* made) {
+  const auto all = agreement.exchange(made == nullptr ? 0 : made->messages());
+  if (all.is_one()) {
+    if (made != nullptr) recheck.add_program(static_cast<int64_t>(options.max_programs));
+    return;
   }
-  const auto all = agreement.exchange(mine == nullptr ? 0 : mine->messages());
-  if (all.least > 0 && !all.is_one())
-    fall_back("ranks made programs of it that send different messages");
-  return all.is_one() ? mine : nullptr;
+  if (made != nullptr) made->withdraw();
+  if (all.least > 0) fall_back("ranks made programs of it that send different messages");
 }
 
 Step::Step(CompileOptions options, std::span<const std::byte> function)

@@ -3,8 +3,10 @@
 #include <tessera/compile/step.h>
 
 #include "compiler/agreement.h"
+#include "compiler/recheck.h"
 #include "compiler/variant.h"
 
+#include <algorithm>
 #include <list>
 #include <map>
 #include <mutex>
@@ -33,6 +35,7 @@ struct Step::Impl {
   std::string why_again;  // why no program served the last call
   bool has_warned_of_scalars = false;
   compiler::Agreement agreement;
+  compiler::Recheck recheck;
   std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
@@ -75,9 +78,10 @@ struct Step::Impl {
   /// `seconds`: what the recorded call took.
   void take(compiler::CallShape shape, compiler::Recording recording, const StepArguments& given,
             double seconds);
-  /// The recording is one of a program that is there already.
-  void confirm(compiler::Variant& variant, compiler::CallShape shape, compiler::Recording recording,
-               const StepArguments& given);
+  /// The recording is that of another one before it. The program that was made of it; null if there
+  /// was one already.
+  compiler::Variant* confirm(compiler::Variant& variant, compiler::CallShape shape,
+                             compiler::Recording recording, const StepArguments& given);
   /// Once, when many programs are made that differ by scalars among the arguments alone.
   void warn_of_scalars(const compiler::CallShape& shape);
   std::string objection(const compiler::CallShape& shape,
@@ -92,6 +96,11 @@ struct Step::Impl {
   void evict();
   void tell_masked(const compiler::Variant& variant);
   compiler::Variant* find_ready(const compiler::CallShape& shape);
+  bool has_programs() const {
+    return std::ranges::any_of(variants, [](const auto& variant) { return variant.is_ready(); });
+  }
+  /// Ready only if all ranks made theirs of this call.
+  void agree_on(compiler::Variant* made);
   std::vector<at::Tensor> run(compiler::Variant& variant, const StepArguments& given);
   std::string why_no_program(const compiler::CallShape& shape) const;
   void fall_back(const std::string& why);

@@ -209,17 +209,18 @@ void Step::Impl::drop_outdated(const Variant* outdated, const Recording& recordi
     why_again = "what another rank does: see its warning";
   } else {
     why_again = compiler::difference(outdated->recording(), recording);
-    log.push_back(c10::str("out of date: recorded again, after ", outdated->recheck.calls(),
+    log.push_back(c10::str("out of date: recorded again, after ", recheck.calls(),
                            " calls of the program, it was not the same: ", why_again));
     ++counters()["outdated"];
     TORCH_WARN(
         "compile: a program was out of date. When the function was recorded again, after ",
-        outdated->recheck.calls(), " calls of its program, it was not the same: ", why_again,
+        recheck.calls(), " calls of its program, it was not the same: ", why_again,
         ". Calls before this one may have used what it was before; a new program is made. ",
         "Name what changes in CompileOptions::watch, or pass it as an argument (a tensor, if ",
         "it changes often), and every change is seen at once");
   }
   last = nullptr;
+  recheck.drop_program();
   variants.remove_if([](const Variant& variant) { return variant.could_serve(); });
 }
 

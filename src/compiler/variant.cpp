@@ -1,5 +1,6 @@
 #include "compiler/variant.h"
 
+#include "comm/call_check.h"
 #include "compiler/agreement.h"
 #include "compiler/ir/aliases.h"
 #include "compiler/trace/key.h"
@@ -220,6 +221,7 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   for (const auto& [parameter, is_cleared] : recording_.bystanders) {
     if (is_cleared.value_or(false)) parameter.mutable_grad().reset();
   }
+  const comm::ProgramScope scope(static_cast<uint64_t>(messages_));
   auto results = place_outputs(program_->run(inputs), inputs);
   for (const auto& parameter : recording_.empty) {
     const auto part = replication::local_part(parameter);

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "compiler/call_shape.h"
-#include "compiler/recheck.h"
 #include "compiler/runtime/program.h"
 #include "compiler/trace/recording.h"
 
@@ -17,7 +16,6 @@ class Variant {
 
   std::shared_ptr<const void> form;  // what the function returned, without tensors
   uint64_t last_use = 0;
-  Recheck recheck;
 
   /// Why it can't serve this call; empty if it can.
   std::string misfit(const CallShape& shape) const;
@@ -39,6 +37,8 @@ class Variant {
   /// Makes it ready: two recordings gave the same graph, of which this is the program; `kernels` as
   /// for Program.
   void accept(Graph graph, std::vector<Launch> kernels);
+  /// Other ranks have none of this call: it is not ready any more, and may be made again.
+  void withdraw() { program_.reset(); }
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.

@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/compile/pass.h>
 
+#include "comm/call_check.h"
 #include "compiler/ir/operators.h"
 #include "compiler/lazy/fake.h"
 #include "compiler/runtime/program.h"
@@ -20,7 +21,6 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr int64_t kFollows = -1;  // told in place of a program's messages, before its end
 constexpr const char* kRests = "it rests, since many trials failed";
 
 bool has_other_ranks() { return is_initialized() && world_size() > 1; }
@@ -69,23 +69,27 @@ class Delivery {
 
 }  // namespace
 
-/// One run of the code. Ranks agree when the first message is due, not before: code that sends none
-/// is a rank's own affair, and others may not run it.
+/// One run of the code. Code that sends no messages is a rank's own affair, and others may not run
+/// it; of other code ranks agree when it is learned, see Note [ranks agree].
 struct Region::Run {
   Region& region;
   Follower follower;
   Recorder recorder;
-  bool is_known = false;    // everything came as on a known path
-  bool has_agreed = false;  // ranks know of this run
+  bool rests;                 // nothing is learned; what is known is followed, as other ranks do
+  bool is_known = false;      // everything came as on a known path
+  bool communicates = false;  // other ranks run it, too
+  bool has_announced = false;  // that there is a program, or none; see Agreement
 
-  explicit Run(Region& owner)
+  Run(Region& owner, bool is_resting)
       : region(owner),
         follower(owner.paths(), [this] { catch_up(); }),
-        recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &follower) {
+        recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &follower),
+        rests(is_resting) {
     follower.watch(recorder.graph());
-    recorder.before_sending([this] { agree(0); });
-    recorder.before_hidden([this] { meet(); });
+    recorder.before_sending([this] { note_sending(); });
+    recorder.before_hidden([this] { communicates = true; });
     recorder.at_cuts([this] { region.cut(*this); });
+    if (rests && owner.known_.empty()) recorder.break_off(kRests);
   }
 
   /// What follows is another program's.
@@ -93,34 +97,23 @@ struct Region::Run {
     follower = Follower(region.paths(), [this] { catch_up(); });
     follower.watch(recorder.graph());
     recorder.restart(region.known_.empty() ? nullptr : &follower);
-    is_known = has_agreed = false;
+    is_known = communicates = has_announced = false;
   }
 
-  /// Whether all ranks will send the same messages: those of a program, named by `messages`, or, if
-  /// 0, those of the code.
-  bool agree(int64_t messages) {
-    if (std::exchange(has_agreed, true)) return messages == 0;
-    return region.agreement_.exchange(messages).is_one();
-  }
-
-  /// Before a message that is sent at once, while those of the recording may be put off: either all
-  /// ranks have put them off, or all have sent them.
-  void meet() {
-    if (has_agreed) return;
-    if (!follower.is_following() || region.known_.empty()) {
-      agree(0);
-    } else if (!region.agreement_.exchange(kFollows).is_one()) {
-      has_agreed = true;
-      recorder.stop_standing_in();
-    }
+  /// It goes on without a program.
+  void note_sending() {
+    communicates = true;
+    if (!region.known_.empty() && !std::exchange(has_announced, true))
+      region.agreement_.announce(0);
   }
 
   bool sends() { return std::ranges::any_of(recorder.graph().nodes, is_launch); }
 
   /// Runs what was put off.
   void catch_up() {
-    if (sends()) agree(0);
+    if (sends()) note_sending();
     if (!recorder.graph().nodes.empty()) compute();
+    if (rests) recorder.break_off(kRests);
   }
 
   void compute() {
@@ -153,7 +146,7 @@ struct Region::Run {
     }
   }
 
-  /// Whether everything came as on a known path, here and on all ranks; then its program has run.
+  /// Whether everything came as on a known path; then its program has run.
   bool arrive() {
     if (!follower.is_following() || region.known_.empty()) return false;
     const auto alive = recorder.memory().alive();
@@ -162,12 +155,16 @@ struct Region::Run {
         region.known_.begin(), region.known_.end(),
         [&](const auto& compiled) { return path != nullptr && &compiled->path == path; });
     is_known = found != region.known_.end();
-    const bool is_agreed = !sends() || agree(is_known ? (*found)->executable.messages : 0);
-    if (!is_known || !is_agreed) {
+    communicates = communicates || sends();
+    if (!is_known) {
+      if (sends()) note_sending();
       compute();
       return false;
     }
     const auto& inputs = recorder.memory().inputs();
+    const auto program = (*found)->executable.messages;
+    if (sends() && !std::exchange(has_announced, true)) region.agreement_.announce(program);
+    const comm::ProgramScope scope(static_cast<uint64_t>(program));
     Delivery(inputs, (*found)->executable.run(tensors_of(inputs))).deliver(alive);
     return true;
   }
@@ -186,8 +183,8 @@ struct Region::Run {
                                [&](const auto& each) { return each->path.is_same(mine); });
   }
 
-  /// Why it can't be a program; empty if it can. Of all ranks, where they agreed on how it ran: for
-  /// good if one of them is full.
+  /// Why it can't be a program; empty if it can. Of all ranks, if they run it: for good if one of
+  /// them is full.
   struct Verdict {
     std::string why;
     bool for_good = false;
@@ -204,7 +201,7 @@ struct Region::Run {
       verdict.why = c10::str("it was captured ", region.known_.size(), " times, in as many forms");
       mine = Full;
     }
-    const auto worst = has_agreed ? region.agreement_.exchange(mine).most : mine;
+    const auto worst = communicates ? region.agreement_.exchange(mine).most : mine;
     if (worst == Rests) verdict.why = kRests;
     if (mine < Broken && worst > Rests) verdict.why = "another rank can't: see its warning";
     verdict.for_good = worst == Full;
@@ -235,8 +232,7 @@ void Region::run(c10::function_ref<void()> body) {
     alone.unlock();
     return body();
   }
-  Run run(*this);
-  if (own_failures_.rest()) run.recorder.break_off(kRests);
+  Run run(*this, own_failures_.rest());
   try {
     const Recorder::Scope scope(run.recorder);
     body();
@@ -260,16 +256,19 @@ void Region::cut(Run& run) {
 
 /// The code has come to an end, or to a cut.
 void Region::finish(Run& run) {
-  if (run.recorder.calls().empty() && run.recorder.broken().empty() && !run.has_agreed) return;
+  if (run.recorder.calls().empty() && run.recorder.broken().empty() && !run.communicates) return;
   run.recorder.check_generator();
   const bool arrived = run.arrive();
-  auto& failures = run.has_agreed || !has_other_ranks() ? failures_ : own_failures_;
+  auto& failures = run.communicates || !has_other_ranks() ? failures_ : own_failures_;
   if (arrived) return failures.forget();
   run.recorder.settle();
   agreement_.meet(run.recorder.groups());
-  const auto [why, for_good] = run.judge();
-  if (why.empty()) return run.is_known ? void() : learn(run);
-  if (why == kRests) return;
+  auto [why, for_good] = run.judge();
+  if (why.empty() && run.communicates)
+    why = learn_together(run);
+  else if (why.empty() && !run.is_known)
+    learn(run);
+  if (why.empty() || why == kRests) return;
   if (log_.empty() || log_.back() != "not used: " + why) log_.push_back("not used: " + why);
   ++failures.in_a_row;
   if (options_.fullgraph || (for_good && &failures == &failures_)) return fall_back(why);
@@ -294,6 +293,17 @@ void Region::learn(Run& run) {
                           " tensors in, ", graph.outputs.size(), " out"));
   compiled->executable = options_.compiler(std::move(graph));
   known_.push_back(std::move(compiled));
+}
+
+/// The program runs if all ranks made theirs of this run, with the same messages. Why not; empty if
+/// it does.
+std::string Region::learn_together(Run& run) {
+  if (!run.is_known) learn(run);
+  const auto all = agreement_.exchange(run.is_known ? 0 : known_.back()->executable.messages);
+  if (all.is_one()) return {};
+  if (!run.is_known) known_.pop_back();
+  return all.least > 0 ? "ranks made programs of it that send different messages"
+                       : "another rank knows it already, or in another form";
 }
 
 std::string Region::explain() const {

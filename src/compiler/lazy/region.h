@@ -57,6 +57,7 @@ class Region {
   void cut(Run& run);
   void finish(Run& run);
   void learn(Run& run);
+  std::string learn_together(Run& run);
   void fall_back(const std::string& why);
 
   const Options options_;

@@ -1,48 +1,77 @@
 #include "compiler/trace/generator_watch.h"
 
-#include "compiler/trace/key.h"
 #include "compiler/trace/random_state.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include <cstring>
+#include <mutex>
 
 namespace tessera::compiler {
 namespace {
 
-at::mt19937_data_pod engine_of(const at::Tensor& state) {
-  const RunScope unseen;
-  auto generator = at::detail::createCPUGenerator();
-  generator.set_state(state);
-  return generator.get<at::CPUGeneratorImpl>()->engine().data();
+/// What all who watch have in common: threads share the generator.
+struct Mark {
+  std::mutex mutex;
+  int watchers = 0;
+  uint64_t number = 0;
+  uint64_t seed = 0;  // that it stands for
+};
+
+Mark& mark() {
+  static auto& one = *new Mark;
+  return one;
 }
 
-/// Whether drawing from the first leads to the second, within what a thread may draw meanwhile.
-bool follows(const at::mt19937_data_pod& first, const at::mt19937_data_pod& second) {
-  constexpr int kMostBlocks = 30'000;  // of 624 numbers, which are made together
-  if (first.seed_ != second.seed_) return false;
+uint64_t kept_seed() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get<at::CPUGeneratorImpl>()->current_seed();
+}
+
+void keep_seed(uint64_t seed) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  auto* own = generator.get<at::CPUGeneratorImpl>();
+  auto data = own->engine().data();
+  data.seed_ = seed;
   at::mt19937 engine;
-  engine.set_data(first);
-  for (int i = 0; i < kMostBlocks; ++i) {
-    const auto at = engine.data();
-    if (at.state_ == second.state_) return at.left_ >= second.left_;
-    for (int left = at.left_; left > 0; --left) engine();
-  }
-  return false;
+  engine.set_data(data);
+  own->set_engine(engine);
 }
 
 }  // namespace
 
-void GeneratorWatch::note() { known_ = random_state(); }
-
-bool GeneratorWatch::was_set() const {
-  if (!known_.defined()) return false;
-  const auto present = random_state();
-  const bool is_same =
-      present.nbytes() == known_.nbytes() &&
-      std::memcmp(present.const_data_ptr(), known_.const_data_ptr(), known_.nbytes()) == 0;
-  return !is_same && !follows(engine_of(known_), engine_of(present));
+void GeneratorWatch::begin() {
+  if (is_open_) return;
+  is_open_ = true;
+  auto& shared = mark();
+  {
+    const std::lock_guard lock(shared.mutex);
+    if (shared.watchers++ == 0) {
+      shared.seed = kept_seed();
+      // Alike on ranks whose generators are: distributed operators compare the states.
+      shared.number = shared.seed * 0x9E3779B97F4A7C15ULL + 0x7E55E7AULL;
+    }
+  }
+  note();
 }
+
+void GeneratorWatch::end() {
+  if (!is_open_) return;
+  was_set_ = was_set();
+  is_open_ = false;
+  auto& shared = mark();
+  const std::lock_guard lock(shared.mutex);
+  if (--shared.watchers == 0 && kept_seed() == shared.number) keep_seed(shared.seed);
+}
+
+void GeneratorWatch::note() {
+  if (!is_open_) return;
+  if (was_set()) keep_seed(mark().number);
+  known_ = random_state();
+}
+
+bool GeneratorWatch::was_set() const { return is_open_ ? kept_seed() != mark().number : was_set_; }
 
 GeneratorWatch::Before::Before(const GeneratorWatch& watch) : after_(random_state()) {
   set_random_state(watch.known_);

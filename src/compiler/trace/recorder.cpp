@@ -3,6 +3,7 @@
 #include <tessera/compile/config.h>
 
 #include "base/call_boxed.h"
+#include "comm/releasing.h"
 #include "compiler/ir/operators.h"
 #include "compiler/trace/key.h"
 #include "compiler/trace/list_overlap.h"
@@ -16,10 +17,9 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <utility>
 
 namespace tessera::compiler {
@@ -37,8 +37,8 @@ bool is_wrapped_number(const at::Tensor& tensor) {
 }
 
 constexpr const char* kGeneratorWasSet =
-    "the random generator was set in it (torch::manual_seed), or another thread drew from it, "
-    "which no operator shows; set it before the call, or give the thread a generator of its own";
+    "the random generator was set in it (torch::manual_seed), which no operator shows; set it "
+    "before the call";
 
 bool is_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList() ||
@@ -210,23 +210,8 @@ void Recorder::number_messages(Node& node) {
   node.bucket_caps = bucket_caps_;
 }
 
-void Recorder::note_sent(const Call& call) {
-  if (!is_launch(call.node)) return;
-  const auto note = [&](const at::Tensor& tensor) {
-    if (tensor.defined())
-      sent_.emplace_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(tensor)));
-  };
-  for (const auto& value : call.given) for_each_tensor(value, note);
-  for (const auto& value : call.stack) for_each_tensor(value, note);
-}
-
 void Recorder::settle() const {
-  constexpr auto kPatience = std::chrono::milliseconds(50);
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  const auto is_held = [](const auto& storage) { return storage.use_count() > 0; };
-  while (std::any_of(sent_.begin(), sent_.end(), is_held) &&
-         std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  for (const auto& name : groups_) comm::await_released(*c10d::resolve_process_group(name));
 }
 
 void Recorder::run(Call& call) {
@@ -245,9 +230,6 @@ void Recorder::run(Call& call) {
   if (before_sending_ && sends(call.schema)) before_sending_();
   const RunScope run;
   call_boxed(call.op, call.stack);
-  if (!is_known) return;
-  note_sent(call);
-  if (is_random(call.node)) generator_.note();
 }
 
 void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -302,7 +284,8 @@ void Recorder::before(Call& call) {
     throw CannotRecord(call.schema.name() +
                        " draws random numbers in a checkpointed part, which draws them again; "
                        "compile the whole step, with its backward");
-  if (is_random(call.node)) check_generator();
+  // What is put off draws what it would have drawn before the generator was set.
+  if (stand_in_ != nullptr && is_random(call.node)) check_generator();
 }
 
 Argument Recorder::argument(Call& call, size_t index) {
@@ -340,7 +323,8 @@ void Recorder::after(Call& call) {
   std::vector<Node> before;
   write_results(call, node, before);
   own_results(call, node);
-  if (node.results.empty()) return;  // all it gave is known: a view that shows the same
+  // All it gave is known: a view that shows the same. A check gives nothing, and stays.
+  if (node.results.empty() && !call.schema.returns().empty()) return;
   for (auto& earlier : before) graph_.nodes.push_back(std::move(earlier));
   number_messages(node);
   const auto results = node.results;
@@ -362,14 +346,15 @@ struct Recorder::Scope::Guards {
 };
 
 Recorder::Scope::Scope(Recorder& recorder)
-    : guards_(new Guards{
+    : recorder_(recorder),
+      guards_(new Guards{
           c10::DebugInfoGuard(kind_of_current(), std::make_shared<CurrentRecorder>(&recorder)),
           capture::ObserverScope(&recorder), Births::Scope(&recorder.births_), RecordScope()}) {
-  recorder.generator_.note();
+  recorder.generator_.begin();
   at::autocast::set_autocast_cache_enabled(false);
   if (recorder.watches_modules()) guards_->watch.emplace();
 }
 
-Recorder::Scope::~Scope() = default;
+Recorder::Scope::~Scope() { recorder_.generator_.end(); }
 
 }  // namespace tessera::compiler

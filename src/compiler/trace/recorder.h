@@ -67,7 +67,8 @@ class Recorder final : public capture::Observer {
   void name_modules(const torch::nn::Module& root);
   /// The recording depends on it and on all below; see Note [objects by their bytes].
   void watch_module(const torch::nn::Module& module);
-  /// Backends may hold what they sent a moment longer than who waited for it: waits for that.
+  /// Backends may hold what they sent a moment longer than those who waited for it: asks them to
+  /// let go, so that what is held now is held by the function's caller.
   void settle() const;
   Graph& graph() { return graph_; }
   const std::vector<RecordedCall>& calls() const { return calls_; }  // all that came, in order
@@ -92,7 +93,6 @@ class Recorder final : public capture::Observer {
 
   void note_group(const c10::FunctionSchema& schema, const torch::jit::Stack& stack);
   void note_generator(at::Generator generator);
-  void note_sent(const Call& call);
   void number_messages(Node& node);
   void run(Call& call);
   void before(Call& call);
@@ -112,7 +112,6 @@ class Recorder final : public capture::Observer {
   std::vector<std::string> groups_;
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::unordered_map<std::string, int64_t> next_messages_;  // by group
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> sent_;
   Graph graph_;
   Births births_;
   Memory memory_;
@@ -139,6 +138,7 @@ class Recorder::Scope {
 
  private:
   struct Guards;
+  Recorder& recorder_;
   std::unique_ptr<Guards> guards_;
 };
 

@@ -7,7 +7,7 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
-#include "compiler/agreement.h"
+#include "compiler/programs/agreement.h"
 #include "step_parity.h"
 #include "support/message_of.h"
 #include "support/ranks.h"

@@ -29,6 +29,16 @@ enum Trait : uint32_t {
   AsksGradMode = 1U << 14,      // what it keeps for backward depends on that, below autograd, too
   WritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
   DividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
+  FromStart = 1U << 17,         // a view that begins where what it shows begins, if it is one
+  Clones = 1U << 18,            // a copy of the argument's dtype
+  Divides = 1U << 19,           // its first argument by its second
+  Multiplies = 1U << 20,        // likewise
+  Adds = 1U << 21,              // a multiple of its second argument to its first
+  Subtracts = 1U << 22,         // likewise, from it
+  Joins = 1U << 23,             // tensors to a longer one
+  Broadcasts = 1U << 24,        // elements of its argument, some of them several times
+  MadeOfSizes = 1U << 25,       // a constant of sizes that are given
+  Alike = 1U << 26,             // elementwise, though not tagged so
 };
 }  // namespace trait
 
@@ -51,10 +61,20 @@ constexpr OperatorRow kOperatorRows[] = {
     {"_c10d_functional::all_gather_into_tensor", trait::Gather},
     {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather},
 
-    {"aten::alias", trait::SamePlace},
-    {"aten::detach", trait::SamePlace},
-    {"aten::lift_fresh", trait::SamePlace},
-    {"aten::_unsafe_view", trait::HiddenView},
+    {"aten::alias", trait::SamePlace | trait::FromStart},
+    {"aten::detach", trait::SamePlace | trait::FromStart},
+    {"aten::lift_fresh", trait::SamePlace | trait::FromStart},
+    {"aten::_unsafe_view", trait::HiddenView | trait::FromStart},
+    {"aten::view", trait::FromStart},
+    {"aten::reshape", trait::FromStart},
+    {"aten::_reshape_alias", trait::FromStart},
+    {"aten::expand", trait::FromStart | trait::Broadcasts},
+    {"aten::permute", trait::FromStart},
+    {"aten::transpose", trait::FromStart},
+    {"aten::t", trait::FromStart},
+    {"aten::squeeze", trait::FromStart},
+    {"aten::contiguous", trait::FromStart},
+    {"aten::flatten", trait::FromStart},
     {"aten::split.Tensor", trait::Disjoint},
     {"aten::split.sizes", trait::Disjoint},
     {"aten::split_with_sizes", trait::Disjoint},
@@ -68,10 +88,10 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::vsplit.int", trait::Disjoint},
     {"aten::dsplit.int", trait::Disjoint},
 
-    {"aten::clone", trait::Copy},
-    {"aten::_to_copy", trait::Copy},
+    {"aten::clone", trait::Copy | trait::Clones | trait::Alike},
+    {"aten::_to_copy", trait::Copy | trait::Alike},
     {"aten::copy", trait::Copy},
-    {"aten::copy_", trait::Copy | trait::Fills},
+    {"aten::copy_", trait::Copy | trait::Fills | trait::Alike},
     {"aten::fill_", trait::Fills},
     {"aten::zero_", trait::Fills},
     {"aten::normal_", trait::Fills},
@@ -82,6 +102,24 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::geometric_", trait::Fills},
     {"aten::cauchy_", trait::Fills},
     {"aten::log_normal_", trait::Fills},
+
+    {"aten::div.Scalar", trait::Divides},
+    {"aten::div.Tensor", trait::Divides},
+    {"aten::div_.Scalar", trait::Divides},
+    {"aten::div_.Tensor", trait::Divides},
+    {"aten::mul", trait::Multiplies},
+    {"aten::add", trait::Adds},
+    {"aten::sub", trait::Subtracts},
+    {"aten::cat", trait::Joins},
+    {"aten::repeat", trait::Broadcasts},
+    {"aten::zeros", trait::MadeOfSizes},
+    {"aten::ones", trait::MadeOfSizes},
+    {"aten::full", trait::MadeOfSizes},
+    {"aten::zeros_like", trait::Alike},
+    {"aten::ones_like", trait::Alike},
+    {"aten::full_like", trait::Alike},
+    {"aten::empty_like", trait::Alike},
+    {"aten::lerp_.Scalar", trait::Alike},
 
     {"aten::resize_", trait::OtherMemory},
     {"aten::set_", trait::OtherMemory},
@@ -282,6 +320,25 @@ bool is_wait(const std::string& op) { return op.starts_with("_c10d_") && has(op,
 bool is_gather(const Node& node) { return has(node.op, trait::Gather); }
 bool is_all_reduce(const Node& node) { return has(node.op, trait::Sum); }
 bool is_copy(const Node& node) { return has(node.op, trait::Copy); }
+bool is_clone(const Node& node) { return has(node.op, trait::Clones); }
+bool views_from_start(const Node& node) { return has(node.op, trait::FromStart); }
+bool is_division(const Node& node) { return has(node.op, trait::Divides); }
+bool is_concatenation(const Node& node) { return has(node.op, trait::Joins); }
+bool is_broadcast(const Node& node) { return has(node.op, trait::Broadcasts); }
+bool is_constant_of_sizes(const Node& node) { return has(node.op, trait::MadeOfSizes); }
+bool is_over_lists(const Node& node) {
+  return node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_");
+}
+bool is_elementwise(const Node& node) {
+  return is_pointwise(node) || has(node.op, trait::Alike) || is_over_lists(node);
+}
+std::optional<Arithmetic> arithmetic_of(const Node& node) {
+  if (consumes(node)) return std::nullopt;
+  if (has(node.op, trait::Multiplies) || has(node.op, trait::Divides)) return Arithmetic::Scales;
+  if (has(node.op, trait::Adds)) return Arithmetic::Adds;
+  if (has(node.op, trait::Subtracts)) return Arithmetic::Subtracts;
+  return std::nullopt;
+}
 bool asks_grad_mode(const Node& node) { return has(node.op, trait::AsksGradMode); }
 bool overwrites_first(const c10::FunctionSchema& schema) {
   return has(schema.name(), trait::Fills);

@@ -86,6 +86,12 @@ class Observer {
 /// Of this thread, or of that whose backward it runs; null: nobody records.
 Observer* observer();
 
+/// Calls `say` with whoever records; nothing if nobody does.
+template <class Say>
+void tell(const Say& say) {
+  if (auto* listening = observer()) say(*listening);
+}
+
 /// Makes `observer` this thread's, while it lives.
 class ObserverScope {
  public:

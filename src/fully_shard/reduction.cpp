@@ -19,51 +19,62 @@ constexpr int64_t kNumberBits = 8;
 
 }  // namespace
 
-Reduction::Reduction(std::vector<Rows> rows, ReductionSettings settings)
-    : rows_(std::move(rows)),
-      settings_(std::move(settings)),
-      ranks_(settings_.group->getSize()),
-      is_member_(rows_.size(), false) {}
+EagerReduction::EagerReduction(ReductionSettings settings) : settings_(std::move(settings)) {
+  settings_.is_member.assign(settings_.rows.size(), false);
+}
 
-void Reduction::set_members(std::vector<bool> is_member) {
+void EagerReduction::set_members(std::vector<bool> is_member) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       held_.empty(), "fully_shard: expected the parameters of ", settings_.unit,
       " to be frozen or thawed after their gradients were averaged over the copies, but some are "
       "kept for that since set_requires_all_reduce(module, false); finish that step first");
-  is_member_ = std::move(is_member);
-  packings_ = pack(rows_, settings_.dtypes, settings_.is_split ? ranks_ : 1, settings_.device,
-                   /*extra=*/kNumberBits + static_cast<int64_t>(rows_.size()), is_member_);
+  settings_.is_member = std::move(is_member);
+  packings_ = pack(settings_.rows, settings_.dtypes, settings_.is_split ? settings_.ranks() : 1,
+                   settings_.device,
+                   /*extra=*/kNumberBits + static_cast<int64_t>(settings_.rows.size()),
+                   settings_.is_member);
 }
 
-c10d::ReduceOp Reduction::operation() const {
-  return factor_ ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+c10d::ReduceOp ReductionSettings::operation() const {
+  return factor ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
 }
 
-at::Tensor Reduction::make_extra(const std::vector<at::Tensor>& gradients) const {
+at::Tensor ReductionSettings::make_extra(const std::vector<at::Tensor>& gradients) const {
   auto extra = at::empty({kNumberBits + static_cast<int64_t>(gradients.size())}, at::kFloat);
   auto* values = extra.mutable_data_ptr<float>();
-  for (int64_t bit = 0; bit < kNumberBits; ++bit)
-    *values++ = static_cast<float>(settings_.number >> bit & 1);
+  for (int64_t bit = 0; bit < kNumberBits; ++bit) *values++ = static_cast<float>(number >> bit & 1);
   for (const auto& gradient : gradients) *values++ = gradient.defined() ? 1 : 0;
   return extra;
 }
 
+void ReductionSettings::check_number(const std::vector<float>& extra) const {
+  bool is_same = true;
+  for (int64_t bit = 0; bit < kNumberBits; ++bit) {
+    const auto got = extra[static_cast<size_t>(bit)] / static_cast<float>(factor ? ranks() : 1);
+    const auto own = static_cast<float>(number >> bit & 1);
+    is_same = is_same && std::abs(got - own) < 0.25F;
+  }
+  TORCH_CHECK(is_same, "fully_shard: expected all ranks to reduce the gradients of ", unit,
+              " at this point of backward, but some reduced those of another unit; parameters must "
+              "be used alike on all ranks");
+}
+
 /// On the device: a copy of the host's memory would wait for it.
-at::Tensor Reduction::extra_for(const std::vector<at::Tensor>& gradients) {
-  if (settings_.device.is_cpu()) return make_extra(gradients);
+at::Tensor EagerReduction::extra_for(const std::vector<at::Tensor>& gradients) {
+  if (settings_.device.is_cpu()) return settings_.make_extra(gradients);
   std::vector<bool> has_gradient;
   for (const auto& gradient : gradients) has_gradient.push_back(gradient.defined());
   if (!extra_.defined() || has_gradient != extra_tells_) {
-    extra_ = make_extra(gradients).to(settings_.device);
+    extra_ = settings_.make_extra(gradients).to(settings_.device);
     extra_tells_ = std::move(has_gradient);
   }
   return extra_;
 }
 
 /// Many small copies: on the CPU without the dispatcher, which would cost more than they do.
-void Reduction::pack_member(const Packing& packing, size_t position, const at::Tensor& gradient,
-                            const at::Tensor& rows) const {
-  const auto& of = rows_[packing.packed()[position]];
+void EagerReduction::pack_member(const Packing& packing, size_t position,
+                                 const at::Tensor& gradient, const at::Tensor& rows) const {
+  const auto& of = settings_.rows[packing.packed()[position]];
   const bool is_plain = of.lies_together() && gradient.is_cpu() &&
                         gradient.scalar_type() == packing.dtype() && gradient.is_contiguous();
   for (int64_t rank = 0; rank < packing.ranks(); ++rank) {
@@ -83,15 +94,15 @@ void Reduction::pack_member(const Packing& packing, size_t position, const at::T
 }
 
 /// The same where a copy is a kernel: all of them in few.
-void Reduction::pack_together(const Packing& packing, const std::vector<at::Tensor>& gradients,
-                              const at::Tensor& rows) const {
+void EagerReduction::pack_together(const Packing& packing, const std::vector<at::Tensor>& gradients,
+                                   const at::Tensor& rows) const {
   std::vector<at::Tensor> to;
   std::vector<at::Tensor> from;
   for (size_t i = 0; i < packing.packed().size(); ++i) {
     const auto member = packing.packed()[i];
     if (!gradients[member].defined()) continue;
     for (int64_t rank = 0; rank < packing.ranks(); ++rank) {
-      auto part = rows_[member].part(gradients[member], rank);
+      auto part = settings_.rows[member].part(gradients[member], rank);
       if (part.numel() == 0) continue;
       to.push_back(packing.slot(rows.select(0, rank), i, rank));
       from.push_back(std::move(part));
@@ -100,7 +111,8 @@ void Reduction::pack_together(const Packing& packing, const std::vector<at::Tens
   if (!to.empty()) at::_foreach_copy_(to, from);
 }
 
-at::Tensor Reduction::pack_rows(const Packing& packing, const std::vector<at::Tensor>& gradients) {
+at::Tensor EagerReduction::pack_rows(const Packing& packing,
+                                     const std::vector<at::Tensor>& gradients) {
   auto rows = at::zeros({packing.ranks(), packing.row_numel()},
                         at::TensorOptions(packing.dtype()).device(settings_.device));
   if (settings_.device.is_cpu()) {
@@ -119,18 +131,19 @@ at::Tensor Reduction::pack_rows(const Packing& packing, const std::vector<at::Te
   return rows.view({-1});
 }
 
-Reduction::Message Reduction::make_message(const Packing& packing,
-                                           const std::vector<at::Tensor>& gradients) {
+EagerReduction::Message EagerReduction::make_message(const Packing& packing,
+                                                     const std::vector<at::Tensor>& gradients) {
   const auto options = at::TensorOptions(packing.dtype()).device(settings_.device);
   Message message{
       .packing = &packing, .sent = {}, .received = {}, .alone_sent = {}, .alone_received = {}};
   for (const size_t member : packing.alone()) {
     const auto& gradient = gradients[member];
-    message.alone_sent.push_back(gradient.defined() ? gradient.to(packing.dtype()).contiguous()
-                                                    : at::zeros(rows_[member].sizes(), options));
+    message.alone_sent.push_back(gradient.defined()
+                                     ? gradient.to(packing.dtype()).contiguous()
+                                     : at::zeros(settings_.rows[member].sizes(), options));
     message.alone_received.push_back(
         settings_.is_split
-            ? at::empty(rows_[member].part_sizes(settings_.group->getRank()), options)
+            ? at::empty(settings_.rows[member].part_sizes(settings_.group->getRank()), options)
             : message.alone_sent.back());
   }
   if (!packing.has_rows()) return message;
@@ -139,21 +152,21 @@ Reduction::Message Reduction::make_message(const Packing& packing,
   return message;
 }
 
-void Reduction::start(const std::vector<at::Tensor>& gradients, bool in_background) {
+void EagerReduction::start(const std::vector<at::Tensor>& gradients, bool in_background) {
   const at::NoGradGuard no_grad;
-  if (is_alone()) {
+  if (settings_.is_alone()) {
     own_ = gradients;
     return;
   }
   messages_.clear();
   is_complete_ = true;
   for (size_t i = 0; i < gradients.size(); ++i)
-    is_complete_ = is_complete_ && (gradients[i].defined() || !is_member_[i]);
+    is_complete_ = is_complete_ && (gradients[i].defined() || !settings_.is_member[i]);
   for (const auto& packing : packings_) messages_.push_back(make_message(packing, gradients));
   launch(in_background);
 }
 
-void Reduction::launch(bool in_background) {
+void EagerReduction::launch(bool in_background) {
   const auto backend = settings_.group->getBackend(settings_.device.type());
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> outputs;
@@ -166,12 +179,12 @@ void Reduction::launch(bool in_background) {
   }
   if (settings_.is_split) {
     c10d::ReduceScatterOptions options;
-    options.reduceOp = operation();
+    options.reduceOp = settings_.operation();
     options.asyncOp = in_background;
     work_ = backend->reduce_scatter_tensor_coalesced(outputs, inputs, options);
   } else {
     c10d::AllreduceCoalescedOptions options;
-    options.reduceOp = operation();
+    options.reduceOp = settings_.operation();
     options.asyncOp = in_background;
     work_ = backend->allreduce_coalesced(outputs, options);
   }
@@ -180,7 +193,7 @@ void Reduction::launch(bool in_background) {
   work_.reset();
 }
 
-std::vector<at::Tensor> Reduction::received() const {
+std::vector<at::Tensor> EagerReduction::received() const {
   std::vector<at::Tensor> tensors;
   for (const auto& message : messages_) {
     tensors.insert(tensors.end(), message.alone_received.begin(), message.alone_received.end());
@@ -189,50 +202,37 @@ std::vector<at::Tensor> Reduction::received() const {
   return tensors;
 }
 
-void Reduction::add_held() {
+void EagerReduction::add_held() {
   auto tensors = received();
   for (size_t i = 0; i < held_.size(); ++i) tensors[i].add_(held_[i]);
   held_.clear();
 }
 
-void Reduction::reduce_copies() {
+void EagerReduction::reduce_copies() {
   auto tensors = received();
   c10d::AllreduceCoalescedOptions options;
-  options.reduceOp = operation();
+  options.reduceOp = settings_.operation();
   options.asyncOp = false;
   const auto work =
       settings_.copies->getBackend(settings_.device.type())->allreduce_coalesced(tensors, options);
   if (work) work->wait();
 }
 
-std::vector<float> Reduction::read_extra() const {
+std::vector<float> EagerReduction::read_extra() const {
   const auto& message = messages_.front();
   const auto extra = message.packing->extra(message.received).to(at::kFloat).cpu();
   const auto* values = extra.const_data_ptr<float>();
   return {values, values + extra.numel()};
 }
 
-void Reduction::check_number(const std::vector<float>& extra) const {
-  bool is_same = true;
-  for (int64_t bit = 0; bit < kNumberBits; ++bit) {
-    const auto got = extra[static_cast<size_t>(bit)] / static_cast<float>(factor_ ? ranks_ : 1);
-    const auto own = static_cast<float>(settings_.number >> bit & 1);
-    is_same = is_same && std::abs(got - own) < 0.25F;
-  }
-  TORCH_CHECK(is_same, "fully_shard: expected all ranks to reduce the gradients of ",
-              settings_.unit,
-              " at this point of backward, but some reduced those of another unit; parameters must "
-              "be used alike on all ranks");
-}
-
 /// What the host would wait for if it read it at once is read in a later reduction, when it is
 /// there: ranks that reduced different units are told then.
-void Reduction::check_number_later() {
+void EagerReduction::check_number_later() {
   if (checked_later_.defined()) {
     if (!copied_->query()) return;
     const auto extra = std::exchange(checked_later_, at::Tensor());
     const auto* values = extra.const_data_ptr<float>();
-    check_number({values, values + extra.numel()});
+    settings_.check_number({values, values + extra.numel()});
   }
   const auto& message = messages_.front();
   const auto extra = message.packing->extra(message.received).to(at::kFloat);
@@ -242,10 +242,10 @@ void Reduction::check_number_later() {
   copied_->record(current_stream(settings_.device));
 }
 
-std::vector<at::Tensor> Reduction::results() const {
+std::vector<at::Tensor> EagerReduction::results() const {
   // Not views to autograd: zero_grad detaches gradients, which views refuse.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  std::vector<at::Tensor> parts(rows_.size());
+  std::vector<at::Tensor> parts(settings_.rows.size());
   const auto rank = settings_.is_split ? settings_.group->getRank() : 0;
   for (const auto& message : messages_) {
     const auto& packing = *message.packing;
@@ -257,13 +257,12 @@ std::vector<at::Tensor> Reduction::results() const {
   return parts;
 }
 
-std::vector<at::Tensor> Reduction::finish() {
+std::vector<at::Tensor> EagerReduction::finish() {
   const at::NoGradGuard no_grad;
-  if (!by_operators_.empty()) return std::exchange(by_operators_, {});
-  if (is_alone()) {
+  if (settings_.is_alone()) {
     auto own = std::exchange(own_, {});
     for (auto& gradient : own) {
-      if (gradient.defined() && factor_) gradient = gradient / *factor_;
+      if (gradient.defined() && settings_.factor) gradient = gradient / *settings_.factor;
     }
     return own;
   }
@@ -273,14 +272,14 @@ std::vector<at::Tensor> Reduction::finish() {
   const bool asks = settings_.device.is_cpu() || !is_complete_;
   std::vector<float> extra;
   if (asks)
-    check_number(extra = read_extra());
+    settings_.check_number(extra = read_extra());
   else
     check_number_later();
   if (!held_.empty()) add_held();
   if (settings_.copies && !reduces_copies_) {
     held_ = received();
     messages_.clear();
-    return std::vector<at::Tensor>(rows_.size());
+    return std::vector<at::Tensor>(settings_.rows.size());
   }
   if (settings_.copies) {
     reduce_copies();
@@ -291,7 +290,7 @@ std::vector<at::Tensor> Reduction::finish() {
     const bool is_used =
         asks ? extra[static_cast<size_t>(kNumberBits) + i] > 0 : parts[i].defined();
     if (!is_used) parts[i] = at::Tensor();
-    if (is_used && factor_) parts[i].div_(*factor_);
+    if (is_used && settings_.factor) parts[i].div_(*settings_.factor);
   }
   messages_.clear();
   return parts;

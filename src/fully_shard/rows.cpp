@@ -35,4 +35,10 @@ at::Tensor Rows::part(const at::Tensor& whole, int64_t rank) const {
   return whole.narrow(tensor_dim_, std::min(chunk.offset, rows_), chunk.length);
 }
 
+at::Tensor Rows::padded(const at::Tensor& part) const {
+  const auto flat = part.reshape({-1});
+  const auto missing = largest_numel() - flat.numel();
+  return missing == 0 ? flat : at::constant_pad_nd(flat, {0, missing});
+}
+
 }  // namespace tessera::sharded

@@ -31,6 +31,8 @@ class Rows {
   std::vector<int64_t> part_sizes(int64_t rank) const;
   /// The rank's part of such a tensor; shares its memory.
   at::Tensor part(const at::Tensor& whole, int64_t rank) const;
+  /// A rank's part, flat, and as long as the longest.
+  at::Tensor padded(const at::Tensor& part) const;
 
  private:
   std::vector<int64_t> sizes_;

@@ -36,17 +36,19 @@ class Source {
   /// Begins to make them whole; every rank does, in the same order. finish() waits.
   virtual void start(Use use) = 0;
   virtual void finish() = 0;
-  /// Frees what private memory they take. Whoever keeps it may use it again without start(), unless
-  /// shards were written meanwhile or must_start() is true.
-  virtual void free() = 0;
+  /// Whether a use has to begin with start(). `is_old`: nothing is in memory, or shards were, or
+  /// may have been, written since.
+  virtual bool must_start(Use, bool is_old) const { return is_old; }
+  /// A use begins without start(), by what is in memory.
+  virtual void reuse() {}
+  /// Frees what private memory they take. False: they are readable as before.
+  virtual bool free() = 0;
   /// Before free(), between forward and backward: keeps this rank's part of what its neighbours
   /// have as well, for the next start() for backward. Nothing where there are no such neighbours.
   virtual void keep_part() {}
   /// In the parameters' own dtypes instead of those of computation, from the next start() on; other
   /// tensors are wholes() then. Nothing is whole, or on its way, when it is called.
   virtual void compute_in_full(bool full) = 0;
-  /// Whether other ranks write what this one sees, so that every forward has to begin with start().
-  virtual bool must_start() const { return false; }
   /// Whether something happens between start() and finish() while this rank computes.
   virtual bool works_in_background() const { return false; }
   /// Private memory between finish() and free().
@@ -78,5 +80,9 @@ struct GatherSettings {
 /// Shards travel by all-gather.
 std::unique_ptr<Source> make_gathered_source(const std::vector<Piece>& pieces,
                                              const GatherSettings& settings);
+/// Operators that a recorder sees make the values of `eager`, which is left alone with its memory
+/// and gates, whole. See Note [recorded units].
+std::unique_ptr<Source> make_recorded_source(const Source& eager, std::vector<Rows> rows,
+                                             const Group& group);
 
 }  // namespace tessera::sharded

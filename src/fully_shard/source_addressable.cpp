@@ -53,10 +53,14 @@ class AddressableSource final : public Source {
     refresh_casts();
   }
 
-  void free() override {
+  bool free() override {
     if (casts_) casts_->free();
+    return true;
   }
-  bool must_start() const override { return memory_ != nullptr; }
+  /// Other ranks write what this one sees.
+  bool must_start(Use use, bool is_old) const override {
+    return is_old || (memory_ && use == Use::Forward);
+  }
   void compute_in_full(bool full) override {
     if (std::exchange(is_full_, full) != full) std::swap(wholes_, others_);
   }

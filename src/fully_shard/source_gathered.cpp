@@ -112,7 +112,10 @@ class GatheredSource final : public Source {
     now_->buffer->keep_for_current_stream();  // backward may compute on another
   }
 
-  void free() override { now_->buffer->free(); }
+  bool free() override {
+    now_->buffer->free();
+    return true;
+  }
 
   void keep_part() override {
     if (!near_) return;

@@ -1,6 +1,5 @@
 #include "fully_shard/state_impl.h"
 
-#include "base/capture.h"
 #include "base/open_backwards.h"
 #include "nn/module_hooks.h"
 
@@ -130,7 +129,7 @@ void State::choose_precision(Use use) {
 }
 
 void State::gather_ahead(Use use) {
-  if (!unit_->works_in_background() || unit_->is_whole() || capture::observer() != nullptr) return;
+  if (unit_->is_unsharded() || !unit_->works_in_background()) return;
   choose_precision(use);
   unit_->prefetch(use);
 }
@@ -157,7 +156,7 @@ void State::before_forward(nn::Arguments& arguments) {
   hook_inputs();
   if (!is_again) tree_->enter(*this);
   choose_precision(Use::Forward);
-  unit_->show_whole(Use::Forward);
+  unit_->unshard(Use::Forward);
   to_run_.assign(modules_.begin(), modules_.end());
   expects_backward_ = false;
   phase_ = Phase::Forward;
@@ -217,8 +216,7 @@ void State::end_forward() {
   phase_ = Phase::Idle;
   to_run_.clear();
   if (expects_backward_) was_in_full_ = computes_in_full(Use::Forward);
-  unit_->show_shards(kept_after_forward(expects_backward_ && !is_in_backward()));
-  if (!expects_backward_) unit_->end_recorded();
+  unit_->reshard(kept_after_forward(expects_backward_ && !is_in_backward()), expects_backward_);
 }
 
 /// By an exception.
@@ -235,8 +233,8 @@ void State::before_backward() {
   if (phase_ == Phase::Backward || is_complete) return;
   tree_->expect_end_of_backward();
   choose_precision(Use::Backward);
-  unit_->show_whole(Use::Backward);
-  if (!std::exchange(has_strays_, false)) unit_->begin_backward();
+  unit_->unshard(Use::Backward);
+  if (!std::exchange(has_strays_, false)) begin_gradients();
   phase_ = Phase::Backward;
   to_run_.clear();
   modules_through_ = 0;
@@ -247,10 +245,15 @@ void State::before_backward() {
 /// No output of the unit told of a backward. What comes is reduced with the rest, or at the end.
 void State::begin_stray_backward() {
   if (!tree_) become_root();
-  tree_->deliver();  // this unit's gradients may be on their way
   tree_->expect_end_of_backward();
-  unit_->begin_backward();
+  begin_gradients();
   has_strays_ = true;
+}
+
+/// Those of a backward before this one, or around it, may be on their way.
+void State::begin_gradients() {
+  if (unit_->has_undelivered()) tree_->deliver();
+  unit_->begin_backward();
 }
 
 void State::complete() {
@@ -281,18 +284,16 @@ void State::finish_backward() {
 }
 
 void State::reduce_earlier() {
-  if (phase_ != Phase::Idle || !unit_->requires_sync || !unit_->has_unreduced()) return;
-  unit_->begin_backward();
+  if (phase_ != Phase::Idle || !unit_->requires_sync() || !unit_->has_unreduced()) return;
+  begin_gradients();
   reduce(/*was_whole=*/false);
 }
 
 void State::reduce(bool was_whole) {
-  const bool in_background = unit_->works_in_background() && capture::observer() == nullptr;
-  unit_->reduce(unit_->requires_sync, in_background);
-  if (was_whole) {
-    unit_->show_shards(reshard_after_backward ? Keep::Nothing : Keep::All);
-    unit_->end_recorded();
-  }
+  const bool in_background = unit_->works_in_background();
+  unit_->reduce(in_background);
+  if (was_whole)
+    unit_->reshard(reshard_after_backward ? Keep::Nothing : Keep::All, /*expects_backward=*/false);
   if (in_background)
     tree_->add_reducing(unit_);
   else
@@ -313,12 +314,12 @@ bool State::recover_backward() {
 
 void State::unshard() {
   choose_precision(Use::Forward);
-  unit_->show_whole(Use::Forward);
+  unit_->unshard(Use::Forward);
 }
 
 void State::reshard() {
   recover();
-  unit_->show_shards(Keep::Nothing);
+  unit_->reshard(Keep::Nothing, /*expects_backward=*/true);
 }
 
 }  // namespace tessera::sharded

@@ -24,13 +24,10 @@ class State final : public nn::ComposableState,
 
   std::vector<std::string> param_names() const override { return unit_->names(); }
   bool is_root() const override { return is_root_; }
-  bool is_unsharded() const override { return unit_->is_whole(); }
-  bool requires_gradient_sync() const override { return unit_->requires_sync; }
-  bool syncs_gradients() const override { return unit_->requires_sync; }
-  void set_syncs_gradients(bool syncs) override {
-    unit_->note_reduction();  // as it was when the step began: a scope inside of it is part of it
-    unit_->requires_sync = syncs;
-  }
+  bool is_unsharded() const override { return unit_->is_unsharded(); }
+  bool requires_gradient_sync() const override { return unit_->requires_sync(); }
+  bool syncs_gradients() const override { return unit_->requires_sync(); }
+  void set_syncs_gradients(bool syncs) override { unit_->set_requires_sync(syncs); }
   ShardingStrategy strategy() const override { return strategy_; }
   FullyShardStats stats() const override { return unit_->stats(); }
 
@@ -73,6 +70,7 @@ class State final : public nn::ComposableState,
   void after_forward(const torch::nn::Module& module, const nn::Result& result);
   void before_backward();
   void begin_stray_backward();
+  void begin_gradients();
   void reduce(bool was_whole);
   void leave_forward();
   void after_inputs(const std::vector<at::Tensor>& grad_inputs);

@@ -43,7 +43,7 @@ SummonFullParams::SummonFullParams(nn::ModuleRef module, SummonOptions options)
                       nn::name_of(*module), "; set recurse for the units inside it");
     states = {own};
   }
-  for (const auto& state : states) state->unit().require_shards(kCaller);
+  for (const auto& state : states) state->unit().require_sharded(kCaller);
   const bool shows = !options.rank0_only ||
                      std::all_of(states.begin(), states.end(),
                                  [](auto& state) { return state->unit().is_on_first_rank(); });

@@ -59,7 +59,7 @@ void Tree::enter(State& state) {
 
 void Tree::compare_with_ranks(State& state) const {
   const auto& unit = state.unit();
-  const bool gathers = !unit.is_empty() && unit.settings().is_split && !unit.is_whole();
+  const bool gathers = !unit.is_empty() && unit.settings().is_split && !unit.is_unsharded();
   if (!gathers || unit.group()->getSize() == 1) return;
   // Ranks that were sharded in different orders know the unit by different numbers.
   const auto own = state.describe() + ", unit " + std::to_string(unit.settings().number);

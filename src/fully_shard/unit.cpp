@@ -54,6 +54,30 @@ bool is_shm(const Group& group, c10::Device device) {
   return device.is_cpu() && group->getBackend(device.type())->getBackendName() == "shm";
 }
 
+void check_unexchanged(const Unit& unit) {
+  const auto& parameters = unit.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto& parameter = parameters[i].parameter();
+    TORCH_CHECK(!parameters[i].was_exchanged_outside(), "fully_shard: expected parameter '",
+                unit.names()[i], "' of ", unit.where, " as it was left, ",
+                parameters[i].outside().scalar_type(), ", but other memory of ",
+                parameter.scalar_type(),
+                " has been put there (Module::to, set_data), which would be lost; convert the "
+                "module before fully_shard, write values in place or inside SummonFullParams, and "
+                "compute in another dtype with mixed_precision");
+  }
+}
+
+void check_unwritten(const Unit& unit) {
+  const auto& parameters = unit.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK(!parameters[i].was_written_inside(), "fully_shard: parameter '", unit.names()[i],
+                "' of ", unit.settings().name,
+                " was written while it was whole, in forward or after unshard(); every rank writes "
+                "its own shard: change parameters outside of forward");
+  }
+}
+
 }  // namespace
 
 Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
@@ -78,13 +102,14 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
                                           : settings_.precision.reduce_dtype.value_or(dtype));
   }
   reduction_ =
-      std::make_unique<Reduction>(rows_, ReductionSettings{.group = group_,
-                                                           .copies = copies_,
-                                                           .is_split = settings_.is_split,
-                                                           .number = settings_.number,
-                                                           .unit = settings_.name,
-                                                           .device = source_->wholes()[0].device(),
-                                                           .dtypes = std::move(dtypes)});
+      std::make_unique<EagerReduction>(ReductionSettings{.rows = rows_,
+                                                         .group = group_,
+                                                         .copies = copies_,
+                                                         .is_split = settings_.is_split,
+                                                         .number = settings_.number,
+                                                         .unit = settings_.name,
+                                                         .device = source_->wholes()[0].device(),
+                                                         .dtypes = std::move(dtypes)});
   const auto holds = [&](int64_t rank) {
     return std::any_of(rows_.begin(), rows_.end(),
                        [&](const Rows& rows) { return rows.of(rank).length > 0; });
@@ -94,7 +119,6 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
     compares_updates_ = compares_updates_ && holds(rank);
   is_hooked_.assign(parameters_.size(), false);
   gradients_.resize(parameters_.size());
-  unreduced_.resize(parameters_.size());
   aside_.resize(parameters_.size());
   has_arrived_.assign(parameters_.size(), false);
   has_own_.assign(parameters_.size(), false);
@@ -197,35 +221,38 @@ void Unit::note_writing() {
   drop_prefetch();  // a forward that failed may have left one that reads the shard
   is_stale_ = true;
   await_readers();
-  if (auto* observer = capture::observer())
-    observer->before_run(this, [weak = weak_from_this()] {
+  capture::tell([&](capture::Observer& observer) {
+    observer.before_run(this, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->note_writing();
     });
+  });
 }
 
 /// One rank alone may look at its shard, so that does not make values old: a write does.
 void Unit::lend() {
   await_readers();
   notice_writes();
-  if (!std::exchange(is_lent_, true)) seen_writes_ = writes_to(source_->shards());
+  if (!seen_writes_) seen_writes_ = writes_to(source_->shards());
 }
 
 void Unit::notice_writes() {
-  if (!is_lent_) return;
+  if (!seen_writes_) return;
   const auto writes = writes_to(source_->shards());
   if (std::exchange(seen_writes_, writes) != writes) is_stale_ = true;
 }
 
 void Unit::start(Use use) {
   is_updated_ = is_updated_ || is_stale_;
-  is_filled_ = is_stale_ = false;
-  source_->start(use);
+  is_stale_ = false;
+  if (life_.values() == Values::Kept) life_.free();
+  source().start(use);
+  life_.begin_gather();
 }
 
 void Unit::prefetch(Use use) {
-  if (!works_in_background() || is_started_ || is_whole_) return;
+  if (life_.values() == Values::Gathering || is_unsharded() || !works_in_background()) return;
   notice_writes();
-  if (is_filled_ && !is_stale_) return;
+  if (life_.values() == Values::Kept && !is_stale_) return;
   const at::NoGradGuard no_grad;
   const comm::CallNote note(what_for(use, where));
   try {
@@ -234,25 +261,23 @@ void Unit::prefetch(Use use) {
     explain_memory(error, *source_, where);
     throw;
   }
-  is_started_ = true;
 }
 
 void Unit::drop_prefetch() {
-  if (!std::exchange(is_started_, false)) return;
+  if (life_.values() != Values::Gathering) return;
+  life_.drop_gather();
   source_->finish();
   source_->free();
 }
 
 void Unit::gather(Use use) {
   const at::NoGradGuard no_grad;
-  const comm::CallNote note(what_for(use, where));
+  std::optional<comm::CallNote> note;
+  if (!recorded_) note.emplace(what_for(use, where));  // a program's messages say nothing of it
   try {
     if (is_stale_) drop_prefetch();
-    if (!is_started_) start(use);
-    is_started_ = false;
-    source_->finish();
-    // Nobody tells of writes to come to what the device still reads.
-    if (settings_.offloads && (!settings_.is_split || is_lent_)) source_->before_write();
+    if (life_.values() != Values::Gathering) start(use);
+    finish_gather();
   } catch (c10::OutOfMemoryError& error) {
     explain_memory(error, *source_, where);
     throw;
@@ -261,81 +286,85 @@ void Unit::gather(Use use) {
                       "; every rank comes to each forward of it");
     throw;
   }
-  is_filled_ = true;
   ++stats_.gathers;
 }
 
-void Unit::show_whole(Use use) {
-  if (is_empty() || is_whole_) return;
-  require_shards("fully_shard: forward, backward or unshard()");
-  check_unexchanged();
-  if (begin_recorded(use)) return;
+void Unit::finish_gather() {
+  try {
+    source().finish();
+    // Nobody tells of writes to come to what the device still reads.
+    if (settings_.offloads && (!settings_.is_split || seen_writes_)) source().before_write();
+  } catch (...) {
+    life_.drop_gather();
+    throw;
+  }
+  life_.end_gather();
+}
+
+void Unit::unshard(Use use) {
+  if (is_empty() || is_unsharded()) return;
+  require_sharded("fully_shard: forward, backward or unshard()");
+  check_unexchanged(*this);
+  choose_source(use);
   notice_writes();
-  const bool is_ready = is_filled_ && !is_stale_;
   // Of plain parameters nobody tells that they were written.
-  const bool may_be_old = source_->must_start() || !settings_.is_split;
-  if (!is_ready || (use == Use::Forward && may_be_old)) gather(use);
+  const bool may_be_old = use == Use::Forward && !settings_.is_split;
+  const bool is_old = life_.values() != Values::Kept || is_stale_ || may_be_old;
+  if (source().must_start(use, is_old)) {
+    const bool is_new = recorded_ && recorded_->wholes().empty();
+    gather(use);
+    if (is_new) show_values_of(*recorded_);
+  } else {
+    source().reuse();
+  }
   for (auto& parameter : parameters_) parameter.show_inside();
-  is_whole_ = true;
-}
-
-void Unit::check_unexchanged() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& parameter = parameters_[i].parameter();
-    TORCH_CHECK(!parameters_[i].was_exchanged_outside(), "fully_shard: expected parameter '",
-                names_[i], "' of ", where, " as it was left, ",
-                parameters_[i].outside().scalar_type(), ", but other memory of ",
-                parameter.scalar_type(),
-                " has been put there (Module::to, set_data), which would be lost; convert the "
-                "module before fully_shard, write values in place or inside SummonFullParams, and "
-                "compute in another dtype with mixed_precision");
-  }
-}
-
-void Unit::check_unwritten() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    TORCH_CHECK(!parameters_[i].was_written_inside(), "fully_shard: parameter '", names_[i],
-                "' of ", settings_.name,
-                " was written while it was whole, in forward or after unshard(); every rank writes "
-                "its own shard: change parameters outside of forward");
-  }
+  life_.unshard();
 }
 
 void Unit::free() {
-  if (!std::exchange(is_filled_, false)) return;
-  source_->free();
+  if (life_.values() != Values::Kept || !source().free()) return;
+  life_.free();
   stats_.freed_bytes += stats_.gathered_bytes;
 }
 
 void Unit::compute_in_full(bool full) {
-  if (is_empty() || is_whole_ || full == is_full_) return;
+  if (is_empty() || is_unsharded() || full == is_full_) return;
+  end_recorded();
   drop_prefetch();
   free();
   is_full_ = full;
   source_->compute_in_full(full);
   stats_.gathered_bytes = static_cast<int64_t>(source_->private_bytes());
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    parameters_[i].set_inside(inside_of(i, source_->wholes()[i]));
+  show_values_of(*source_);
 }
 
-/// The inner face of a parameter whose values, or whose part in tensor parallelism, are `whole`.
-at::Tensor Unit::inside_of(size_t index, const at::Tensor& whole) const {
-  const auto& before = parameters_[index].inside();
-  if (!has_part(before)) return whole;
-  return dtensor::wrap(whole, part_of(before).spec, before.sizes(), before.strides());
-}
-
-void Unit::show_shards(Keep keep) {
-  if (is_empty()) return;
-  const bool was_whole = std::exchange(is_whole_, false);
-  if (was_whole) {
-    for (auto& parameter : parameters_) parameter.show_outside();
-    if (recorded_.empty()) source_->end_use();
-    is_recorded_kept_ = keep == Keep::All;
+/// Inner faces are its values, or parts in tensor parallelism, from here on.
+void Unit::show_values_of(const Source& source) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& whole = source.wholes()[i];
+    const auto before = parameters_[i].inside();
+    parameters_[i].set_inside(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
+                                                               before.sizes(), before.strides())
+                                               : whole);
   }
-  if (keep == Keep::Part && is_filled_) source_->keep_part();
+}
+
+/// Parameters are shards; whether they were not.
+bool Unit::show_shards() {
+  if (!is_unsharded()) return false;
+  for (auto& parameter : parameters_) parameter.show_outside();
+  life_.reshard();
+  source().end_use();
+  return true;
+}
+
+void Unit::reshard(Keep keep, bool expects_backward) {
+  if (is_empty()) return;
+  const bool was_unsharded = show_shards();
+  if (keep == Keep::Part && life_.values() == Values::Kept) source().keep_part();
   if (keep != Keep::All) free();
-  if (was_whole && settings_.is_split) check_unwritten();
+  if (was_unsharded && settings_.is_split) check_unwritten(*this);
+  if (!expects_backward) end_recorded();
 }
 
 FullyShardStats Unit::stats() const {

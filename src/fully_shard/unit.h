@@ -7,6 +7,7 @@
 #include "fully_shard/reduction.h"
 #include "fully_shard/source.h"
 #include "fully_shard/streams.h"
+#include "fully_shard/unit_life.h"
 #include "fully_shard/unit_settings.h"
 
 #include <functional>
@@ -32,7 +33,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Group& group() const { return group_; }
   bool has_trainable() const;
   bool has_frozen() const;
-  bool works_in_background() const { return source_ && source_->works_in_background(); }
+  /// Whether messages are sent while this rank computes; never while a recorder watches.
+  bool works_in_background() const;
 
   // --- values
   /// Begins to gather, if that takes time, for a use that comes soon.
@@ -40,17 +42,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// A prefetch that no use came for.
   void drop_prefetch();
   /// Parameters are whole from here on.
-  void show_whole(Use use);
+  void unshard(Use use);
   /// Parameters are shards again; memory stays for a later use.
-  void show_shards(Keep keep);
+  void reshard(Keep keep, bool expects_backward);
   /// Whether parameters are whole in their own dtypes or in mixed precision's. Nothing happens
   /// while they are whole.
   void compute_in_full(bool full);
-  bool is_whole() const { return is_whole_; }
-  void note_reduction();  // a recorder watches from now on how gradients are reduced
-  void end_recorded();    // no backward comes for what a recorded forward made whole
+  bool is_unsharded() const { return life_.is_unsharded(); }
   /// Throws in the name of `function` unless parameters are what they are outside of computation.
-  void require_shards(const char* function) const;
+  void require_sharded(const char* function) const;
 
   // --- copies
   /// Parameters are private whole copies from here on; collective.
@@ -62,6 +62,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   // --- gradients
   void begin_backward();
+  /// Whether those of a backward wait for deliver().
+  bool has_undelivered() const;
   bool has_gradients() const;
   bool has_all_gradients() const { return arrived_ == expected_; }
   /// Called when the last gradient has come.
@@ -69,10 +71,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Called before a gradient comes to a unit that is not split and not in backward, so that it can
   /// begin one.
   std::function<void()> on_stray;
-  /// Reduces what has come, or only adds it up if not `synchronise`. deliver() waits and puts the
+  /// Reduces what has come, if requires_sync, or only adds it up. deliver() waits and puts the
   /// result into the parameters, or begins to copy it to the host and leaves the rest to
   /// end_delivery(); drop_delivery() forgets it after a failure.
-  void reduce(bool synchronise, bool in_background);
+  void reduce(bool in_background);
   void deliver(), end_delivery(), drop_delivery();
   /// Whether gradients of earlier batches wait to be reduced.
   bool has_unreduced() const;
@@ -84,37 +86,38 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Forgets gradients of earlier batches; whether there were any.
   bool drop_unreduced();
   /// Null if there is nothing to reduce.
-  Reduction* reduction() { return reduction_.get(); }
-  bool requires_sync = true;
+  EagerReduction* reduction() { return reduction_.get(); }
+  bool requires_sync() const { return requires_sync_; }
+  void set_requires_sync(bool required);
   std::string where;  // how messages name it: the module's class, or its place in the model
-
   FullyShardStats stats() const;
 
  private:
   void make_source(const std::vector<FoundParameter>& found);
   void make_faces(const std::vector<FoundParameter>& found);
-  at::Tensor inside_of(size_t index, const at::Tensor& whole) const;
-  bool begin_recorded(Use use);
+  /// Of this moment: the eager one, or that of a recording. See Note [recorded units].
+  Source& source() { return recorded_ ? *recorded_ : *source_; }
+  void choose_source(Use use);
+  Reduction& choose_reduction();
+  void end_recorded();
   void note_writing();
-  void gather_recorded();
+  void show_values_of(const Source& source);
+  bool show_shards();
   void start(Use use);
   void gather(Use use);
+  void finish_gather();
   void await_readers();
   void lend();
   void notice_writes();
   void free();
   void hook_gradients();
-  void check_unwritten() const;
-  void check_unexchanged() const;
   void choose_reduced();
   void before_gradient(size_t index);
   bool take_gradient(size_t index);
   void put_back_gradients();
   void refuse_stray(size_t index) const;
-  bool is_of_outside(size_t index, const at::Tensor& gradient) const;
   at::Tensor local_gradient(size_t index, const at::Tensor& gradient) const;
-  at::Tensor outside_gradient(size_t index, at::Tensor local) const;
-  void add_aside(size_t index, const at::Tensor& gradient);
+  std::string describe_reduction();
 
   UnitSettings settings_;
   Group group_, copies_;  // over which parameters are split; hybrid
@@ -122,26 +125,23 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<Rows> rows_;
   std::vector<TwoFaced> parameters_;
   std::unique_ptr<Source> source_;
-  std::unique_ptr<Reduction> reduction_;
+  std::unique_ptr<EagerReduction> reduction_;
+  std::unique_ptr<Source> recorded_;  // null: this use is not recorded
+  uint64_t recording_ = 0;            // for which it was made
+  std::unique_ptr<Reduction> recorded_reduction_;
+  Reduction* reducing_ = nullptr;  // the one of both that gradients went to last
   std::vector<bool> is_hooked_;
+  bool requires_sync_ = true;
 
-  bool is_started_ = false;                             // a gather is under way
-  bool is_filled_ = false;                              // the whole values are in memory
-  bool is_stale_ = false;                               // shards were written since
+  UnitLife life_;
+  bool is_stale_ = false;                               // shards were written since they were read
   bool is_updated_ = false, compares_updates_ = false;  // between reductions; whether all would be
-  bool is_lent_ = false;                                // somebody holds a shard's memory
-  int64_t seen_writes_ = 0;                             // to what was lent
-  bool is_whole_ = false;                               // parameters show them
-  bool is_full_ = false;              // in their own dtypes, whatever mixed precision says
-  std::vector<at::Tensor> recorded_;  // whole values made by operators; empty: not recorded
-  bool is_recorded_kept_ = false;     // they serve backward, too
-  uint64_t recording_ = 0;            // in which they were made
-  bool is_in_backward_ = false, is_reducing_ = false, has_unreduced_ = false;
+  std::optional<int64_t> seen_writes_;  // to shards whose memory somebody holds; none: nobody does
+  bool is_full_ = false;                // in their own dtypes, whatever mixed precision says
   size_t arrived_ = 0, expected_ = 0;
   std::vector<bool> has_arrived_, has_own_;        // gradients: whole ones, of the shards alone
-  std::vector<at::Tensor> gradients_, unreduced_;  // of this backward, of batches before; whole
-  std::vector<at::Tensor> aside_;                  // the parameters' gradients while backward runs,
-  bool is_aside_ = false;                          // if they are
+  std::vector<at::Tensor> gradients_, unreduced_;  // of this backward; of batches before, if any
+  std::vector<at::Tensor> aside_;                  // the parameters' own while backward runs
   std::optional<Delivery> delivery_;
   std::unique_ptr<Summoned> summoned_;
   FullyShardStats stats_;

@@ -1,5 +1,4 @@
 // What a unit does with gradients.
-#include "base/capture.h"
 #include "base/text.h"
 #include "comm/call_check.h"
 #include "dtensor/redistribute.h"
@@ -18,7 +17,7 @@ using dtensor::part_of;
 namespace {
 
 /// Adds to libtorch's words whose gradients wanted how much, and what may help.
-void explain_memory(c10::OutOfMemoryError& error, const Reduction& reduction,
+void explain_memory(c10::OutOfMemoryError& error, const EagerReduction& reduction,
                     const std::vector<Rows>& rows, const std::string& unit) {
   size_t bytes = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -28,6 +27,17 @@ void explain_memory(c10::OutOfMemoryError& error, const Reduction& reduction,
   error.add_context(
       c10::str("fully_shard: expected room for ", format_bytes(bytes), " of gradients of ", unit,
                " on their way; use smaller units, a reduce_dtype of 16 bits or smaller batches"));
+}
+
+/// A gradient of the shards themselves: the loss has terms of the parameters outside of forward.
+bool is_of_outside(const at::Tensor& outside, const at::Tensor& gradient) {
+  return has_part(outside) && has_part(gradient) &&
+         part_of(gradient).spec->mesh == part_of(outside).spec->mesh;
+}
+
+at::Tensor gradient_of(const at::Tensor& outside, at::Tensor local) {
+  if (!has_part(outside)) return local;
+  return dtensor::wrap(std::move(local), part_of(outside).spec, outside.sizes(), outside.strides());
 }
 
 }  // namespace
@@ -62,9 +72,11 @@ void Unit::choose_reduced() {
 
 void Unit::begin_backward() {
   end_delivery();
+  drop_delivery();
+  if (life_.gradients() == Gradients::Abandoned) discard();
   hook_gradients();
   if (!is_empty()) choose_reduced();
-  is_in_backward_ = is_aside_ = true;
+  life_.begin_backward();
   arrived_ = expected_ = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& parameter = parameters_[i].parameter();
@@ -80,15 +92,12 @@ bool Unit::has_gradients() const {
                      [](const auto& gradient) { return gradient.defined(); });
 }
 
-bool Unit::has_unreduced() const {
-  return !is_reducing_ && (has_unreduced_ || (reduction_ && reduction_->has_due()));
+bool Unit::has_undelivered() const {
+  return life_.gradients() == Gradients::Reducing || life_.gradients() == Gradients::Collected;
 }
 
-/// A gradient of the shards themselves: the loss has terms of the parameters outside of forward.
-bool Unit::is_of_outside(size_t index, const at::Tensor& gradient) const {
-  const auto& outside = parameters_[index].outside();
-  return has_part(outside) && has_part(gradient) &&
-         part_of(gradient).spec->mesh == part_of(outside).spec->mesh;
+bool Unit::has_unreduced() const {
+  return !life_.is_reducing() && (!unreduced_.empty() || (reduction_ && reduction_->has_due()));
 }
 
 at::Tensor Unit::local_gradient(size_t index, const at::Tensor& gradient) const {
@@ -107,12 +116,6 @@ at::Tensor Unit::local_gradient(size_t index, const at::Tensor& gradient) const 
   return part_of(dtensor::redistributed("fully_shard", gradient, part_of(inside).spec)).local();
 }
 
-void Unit::add_aside(size_t index, const at::Tensor& gradient) {
-  auto& kept = aside_[index];
-  kept = kept.defined() ? kept.add(gradient) : gradient;
-  has_own_[index] = true;
-}
-
 void Unit::refuse_stray(size_t index) const {
   TORCH_CHECK(!summoned_ && !parameters_[index].is_copy_in_graph(), "fully_shard: parameter '",
               names_[index], "' of ", settings_.name,
@@ -128,7 +131,7 @@ void Unit::refuse_stray(size_t index) const {
 
 /// Before it is added to the parameter's own gradient, from which it could not be told apart.
 void Unit::before_gradient(size_t index) {
-  if (is_in_backward_ || summoned_ || parameters_[index].is_copy_in_graph()) return;
+  if (life_.is_collecting() || summoned_ || parameters_[index].is_copy_in_graph()) return;
   if (on_stray) on_stray();
 }
 
@@ -136,19 +139,21 @@ void Unit::before_gradient(size_t index) {
 bool Unit::take_gradient(size_t index) {
   const at::NoGradGuard no_grad;
   auto& gradient = parameters_[index].parameter().mutable_grad();
-  const bool is_of_shards = is_of_outside(index, gradient);
-  if (!is_in_backward_) {
+  const bool is_of_shards = is_of_outside(parameters_[index].outside(), gradient);
+  if (!life_.is_collecting()) {
     if (!is_of_shards) refuse_stray(index);
     return false;
   }
   const auto taken = std::exchange(gradient, at::Tensor());
   if (is_of_shards) {
-    add_aside(index, taken);
+    auto& kept = aside_[index];
+    kept = kept.defined() ? kept.add(taken) : taken;
+    has_own_[index] = true;
     return true;
   }
   auto local = local_gradient(index, taken);
   // In place: reduction if nothing is split, and the sum with later batches.
-  const bool is_written = !settings_.is_split || !requires_sync;
+  const bool is_written = !settings_.is_split || !requires_sync_;
   if (is_written && !nn::owns_memory(local)) local = local.clone();
   auto& sum = gradients_[index];
   sum = sum.defined() ? sum + local : local;
@@ -160,62 +165,57 @@ bool Unit::take_gradient(size_t index) {
   return true;
 }
 
-void Unit::reduce(bool synchronise, bool in_background) {
+void Unit::reduce(bool in_background) {
   const at::NoGradGuard no_grad;
-  is_in_backward_ = false;
+  life_.end_backward();
   if (is_empty()) return;
   auto gradients = std::exchange(gradients_, std::vector<at::Tensor>(parameters_.size()));
-  has_unreduced_ = false;
-  if (expected_ == 0) return unreduced_.assign(parameters_.size(), at::Tensor());
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    auto earlier = std::exchange(unreduced_[i], at::Tensor());
-    if (!earlier.defined() || !reduction_->is_member(i)) continue;
-    gradients[i] = gradients[i].defined() ? earlier.add_(gradients[i]) : earlier;
+  auto earlier = std::exchange(unreduced_, {});
+  if (expected_ == 0) return;
+  for (size_t i = 0; i < earlier.size(); ++i) {
+    if (!earlier[i].defined() || !reduction_->is_member(i)) continue;
+    gradients[i] = gradients[i].defined() ? earlier[i].add_(gradients[i]) : earlier[i];
   }
-  if (!synchronise && !settings_.accumulate_sharded) {
-    has_unreduced_ = true;
+  if (!requires_sync_ && !settings_.accumulate_sharded) {
+    unreduced_.resize(parameters_.size());
     // A sum of many batches in a low dtype would lose the later ones.
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) unreduced_[i] = gradients[i].to(reduction_->dtype(i));
     }
     return;
   }
-  auto* observer = capture::observer();
-  if (observer != nullptr && !recorded_.empty()) {
-    reduction_->start_by_operators(gradients);
-  } else {
-    if (observer != nullptr)
-      observer->give_up("fully_shard reduces gradients of " + where + " by itself");
-    // Ranks must agree on it: of two that differ, one has skipped an update. In the first reduction
-    // not: until then each may have given values to its shards by itself.
-    const bool is_updated = std::exchange(is_updated_, false);
-    const bool is_compared = compares_updates_ && stats_.reductions > 0;
-    const comm::CallNote note("gradients of " + where +
-                              (!is_compared ? ""
-                               : is_updated ? ", updated since the last ones"
-                                            : ", not updated since the last ones"));
-    try {
-      reduction_->start(gradients, in_background);
-    } catch (c10::OutOfMemoryError& error) {
-      explain_memory(error, *reduction_, rows_, where);
-      throw;
-    }
+  reducing_ = &choose_reduction();
+  std::optional<comm::CallNote> note;
+  if (reducing_ == reduction_.get()) note.emplace(describe_reduction());
+  try {
+    reducing_->start(gradients, in_background);
+  } catch (c10::OutOfMemoryError& error) {
+    explain_memory(error, *reduction_, rows_, where);
+    throw;
   }
-  is_reducing_ = true;
+  life_.begin_reduction();
   ++stats_.reductions;
 }
 
-at::Tensor Unit::outside_gradient(size_t index, at::Tensor local) const {
-  const auto& outside = parameters_[index].outside();
-  if (!has_part(outside)) return local;
-  return dtensor::wrap(std::move(local), part_of(outside).spec, outside.sizes(), outside.strides());
+/// Ranks must agree on it: of two that differ, one has skipped an update. In the first reduction
+/// not: until then each may have given values to its shards by itself.
+std::string Unit::describe_reduction() {
+  const bool is_updated = std::exchange(is_updated_, false);
+  const bool is_compared = compares_updates_ && stats_.reductions > 0;
+  return "gradients of " + where +
+         (!is_compared ? ""
+          : is_updated ? ", updated since the last ones"
+                       : ", not updated since the last ones");
 }
 
 void Unit::deliver() {
   const at::NoGradGuard no_grad;
-  if (is_empty()) return;
-  auto parts = std::exchange(is_reducing_, false) ? reduction_->finish()
-                                                  : std::vector<at::Tensor>(parameters_.size());
+  if (is_empty()) return life_.deliver();
+  std::vector<at::Tensor> parts(parameters_.size());
+  if (life_.is_reducing()) {
+    life_.end_reduction();
+    parts = reducing_->finish();
+  }
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].defined() && !settings_.precision.keep_low_precision_grads)
       parts[i] = parts[i].to(source_->shards()[i].scalar_type());
@@ -230,11 +230,11 @@ void Unit::end_delivery() {
   if (delivery_->arrives) delivery_->arrives->synchronize();
   auto parts = std::move(delivery_->parts);
   delivery_.reset();
-  is_aside_ = false;
+  life_.deliver();
   for (size_t i = 0; i < parts.size(); ++i) {
     auto kept = std::exchange(aside_[i], at::Tensor());
     if (parts[i].defined()) {
-      auto part = outside_gradient(i, parts[i]);
+      auto part = gradient_of(parameters_[i].outside(), parts[i]);
       kept = kept.defined() ? kept.add_(part) : std::move(part);
     }
     if (kept.defined()) parameters_[i].parameter().mutable_grad() = kept;
@@ -248,45 +248,43 @@ void Unit::end_delivery() {
 }
 
 void Unit::drop_delivery() {
-  if (!delivery_) return;
   delivery_.reset();
   put_back_gradients();
 }
 
 void Unit::discard() noexcept {
+  const bool is_reducing = life_.is_reducing();
+  put_back_gradients();
+  life_.discard();
   try {
-    if (std::exchange(is_reducing_, false)) reduction_->finish();
+    if (is_reducing) reducing_->finish();
   } catch (const std::exception&) {
     // The group tells at its next use.
   }
   if (reduction_) reduction_->drop_held();
-  put_back_gradients();
 }
 
 void Unit::put_back_gradients() {
-  if (!std::exchange(is_aside_, false)) return;
+  if (!life_.has_put_aside()) return;
+  life_.abandon_backward();
   for (size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i].parameter().mutable_grad() = std::exchange(aside_[i], at::Tensor());
 }
 
 void Unit::abandon_backward() {
-  if (std::exchange(is_in_backward_, false)) gradients_.assign(parameters_.size(), at::Tensor());
+  if (life_.is_collecting()) gradients_.assign(parameters_.size(), at::Tensor());
   put_back_gradients();
 }
 
 bool Unit::drop_unreduced() {
-  const bool had_some = has_unreduced_ || (reduction_ && reduction_->has_held());
-  has_unreduced_ = false;
-  unreduced_.assign(parameters_.size(), at::Tensor());
+  const bool had_some = !unreduced_.empty() || (reduction_ && reduction_->has_held());
+  unreduced_.clear();
   if (reduction_) reduction_->drop_held();
   return had_some;
 }
 
 void Unit::abandon_values() {
-  if (!is_whole_) return;
-  is_whole_ = false;
-  for (auto& parameter : parameters_) parameter.show_outside();
-  if (recorded_.empty()) source_->end_use();
+  if (!show_shards()) return;
   end_recorded();
   free();
 }

@@ -29,17 +29,17 @@ bool Unit::is_on_first_rank() const {
          });
 }
 
-void Unit::require_shards(const char* function) const {
+void Unit::require_sharded(const char* function) const {
   TORCH_CHECK(!summoned_, function, ": expected the parameters of ", settings_.name,
               " to be sharded, but SummonFullParams shows them whole; call it after that scope");
-  TORCH_CHECK(!is_whole_, function, ": expected the parameters of ", settings_.name,
+  TORCH_CHECK(!is_unsharded(), function, ": expected the parameters of ", settings_.name,
               " to be sharded, but they are whole, in forward, in backward or after unshard(); "
               "call it outside of them, or after reshard()");
 }
 
 void Unit::summon(SummonSettings settings) {
   const at::NoGradGuard no_grad;
-  require_shards("SummonFullParams");
+  require_sharded("SummonFullParams");
   auto summoned = std::make_unique<Summoned>();
   summoned->settings = settings;
   std::vector<at::Tensor> values;

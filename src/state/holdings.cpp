@@ -88,7 +88,7 @@ std::vector<Piece> whole_pieces(const at::Tensor& parameter) {
 
 Holdings hold_module(const std::string& function, const torch::nn::Module& module) {
   for (const auto& state : nn::find_all_states<sharded::State>(module))
-    state->unit().require_shards(function.c_str());
+    state->unit().require_sharded(function.c_str());
   Holdings holdings;
   std::unordered_map<const at::TensorImpl*, std::string> known;
   for (const auto& entry : entries_of(module)) {

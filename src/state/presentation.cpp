@@ -55,7 +55,7 @@ Presentation::Presentation(const torch::nn::Module& module, Of of, const char* f
   for (const auto& state : states) {
     const auto& unit = state->unit();
     const auto& settings = state->state_dict_settings;
-    unit.require_shards(function);
+    unit.require_sharded(function);
     Wish wish{.type = settings.type, .offload_to_cpu = false, .is_kept = true};
     if (!unit.settings().is_split && wish.type != StateDictType::FULL_STATE_DICT) {
       TORCH_CHECK_VALUE(wish.type != StateDictType::LOCAL_STATE_DICT, function,

@@ -108,6 +108,24 @@ TEST_P(FullyShardRecovery, ABatchWithoutSynchronisationIsNotCountedTwiceAfterAFa
   });
 }
 
+TEST_P(FullyShardRecovery, AnErrorBehindAReductionLeavesEarlierGradients) {
+  run([] {
+    const auto net = make_stack(9);
+    shard(net);
+    net(own_batch(0)).square().mean().backward();
+    const auto& weight = net->block(1)->down->weight;
+    const auto earlier = whole(weight.grad()).clone();
+    const auto handle =
+        register_full_backward_hook(net->block(1)->down, [&](auto&, auto&, const auto&) {
+          const torch::NoGradGuard no_grad;
+          weight.mul_(1);  // while it is whole
+        });
+    EXPECT_THROW(net(own_batch(1)).square().mean().backward(), c10::Error);
+    ASSERT_TRUE(weight.grad().defined());
+    expect_equal(whole(weight.grad()), earlier, "of the batch before");
+  });
+}
+
 TEST_P(FullyShardRecovery, OneRankMayLookAtItsShard) {
   run_processes(GetParam().ranks,
                 [] {

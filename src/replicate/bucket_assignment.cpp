@@ -8,19 +8,16 @@ namespace tessera::replication {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kFirstBucket = kMiB;
-constexpr size_t kOtherBuckets = 25 * kMiB;
 
 struct Open {
   std::vector<size_t> indices;
-  size_t bytes = 0;
-  bool is_first = true;
+  BucketFill fill;
 };
 
 }  // namespace
 
 BucketLimits limits_of(std::optional<double> cap_mb) {
-  if (!cap_mb) return {.first = kFirstBucket, .rest = kOtherBuckets};
+  if (!cap_mb) return kDefaultLimits;
   const auto cap = static_cast<size_t>(*cap_mb * static_cast<double>(kMiB));
   return {.first = cap, .rest = cap};
 }
@@ -46,12 +43,12 @@ Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
       continue;
     }
     const auto device = parameter.device();
-    auto& bucket = open[{parameter.scalar_type(), {device.type(), device.index()}}];
+    auto& bucket = open.try_emplace({parameter.scalar_type(), {device.type(), device.index()}},
+                                    Open{.indices = {}, .fill = BucketFill(limits)})
+                       .first->second;
     bucket.indices.push_back(index);
-    bucket.bytes += parameter.nbytes();
-    if (bucket.bytes < (bucket.is_first ? limits.first : limits.rest)) continue;
-    assignment.buckets.push_back(std::move(bucket.indices));
-    bucket = {.indices = {}, .bytes = 0, .is_first = false};
+    if (bucket.fill.add(parameter.nbytes()))
+      assignment.buckets.push_back(std::exchange(bucket.indices, {}));
   }
   for (auto& [kind, bucket] : open) {
     if (!bucket.indices.empty()) assignment.buckets.push_back(std::move(bucket.indices));

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "replicate/reducer.h"
+#include "replicate/iteration.h"
 
 namespace tessera::replication {
 

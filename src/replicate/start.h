@@ -1,6 +1,6 @@
 #pragma once
 
-#include "replicate/reducer.h"
+#include "replicate/iteration.h"
 
 #include <torch/csrc/api/include/torch/nn/module.h>
 

@@ -156,17 +156,20 @@ void State::build() {
   const bool has_help = device != c10::kCPU || !is_shm || comm::has_cores_to_spare(group_);
   // All ranks alike, or collectives of several engines would come in different orders.
   const bool in_background = agree(options_.overlap.value_or(has_help), group_);
-  const auto reducer = std::make_shared<Reducer>(
-      std::move(parameters), ReducerSettings{.module_name = nn::name_of(module_),
-                                             .group = group_,
-                                             .limits = limits_of(options_.bucket_cap_mb),
-                                             .find_unused = options_.find_unused_parameters,
-                                             .views = options_.gradient_as_bucket_view,
-                                             .static_graph = options_.static_graph,
-                                             .in_background = in_background,
-                                             .has_forward = boundary_ != Boundary::None,
-                                             .frozen = frozen_in(all),
-                                             .together = std::move(together)});
+  const bool learns_order = options_.static_graph || !options_.find_unused_parameters;
+  const auto reducer =
+      std::make_shared<Reducer>(std::move(parameters),
+                                IterationSettings{.module_name = nn::name_of(module_),
+                                                  .group = group_,
+                                                  .find_unused = options_.find_unused_parameters,
+                                                  .static_graph = options_.static_graph,
+                                                  .has_forward = boundary_ != Boundary::None,
+                                                  .frozen = frozen_in(all)},
+                                BucketsSettings{.limits = limits_of(options_.bucket_cap_mb),
+                                                .views = options_.gradient_as_bucket_view,
+                                                .in_background = in_background,
+                                                .learns_order = learns_order,
+                                                .together = std::move(together)});
   remember_managed(reducer->parameters(), nn::name_of(module_));
   managed_ = reducer->parameters().tensors;
   frozen_ = frozen_in(all);
@@ -263,8 +266,9 @@ void State::sync_buffers() {
   if (announce_ && (announces_forward_ || !buffers_.empty()))
     source = announce_(Step::Forward, 0).first;
   if (buffers_.empty()) return;
-  if (auto* observer = capture::observer())
-    observer->give_up("buffers of " + module_name() + " are sent at each forward");
+  capture::tell([&](capture::Observer& observer) {
+    observer.give_up("buffers of " + module_name() + " are sent at each forward");
+  });
   broadcast_values(buffers_, group_, source);
 }
 

@@ -4,6 +4,7 @@
 
 #include "nn/composable.h"
 #include "replicate/precision.h"
+#include "replicate/reducer.h"
 #include "replicate/start.h"
 
 namespace tessera::replication {

@@ -55,8 +55,9 @@ CommHook State::hook_for_reducer() const {
 }
 
 void State::lower_parameters(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
-  if (auto* observer = capture::observer())
-    observer->give_up("parameters of " + module_name() + " are cast at each forward, by replicate");
+  capture::tell([&](capture::Observer& observer) {
+    observer.give_up("parameters of " + module_name() + " are cast at each forward, by replicate");
+  });
   const auto dtype = *options_.mixed_precision->param_dtype;
   for_each_input([&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(dtype);

@@ -146,8 +146,7 @@ std::string key_of(const Graph& graph, const Reduction& reduction) {
 /// Fills buckets of one key.
 class Stream {
  public:
-  explicit Stream(const Graph& graph, const BucketCaps& caps)
-      : graph_(graph), caps_(caps), cap_(caps.first) {}
+  explicit Stream(const Graph& graph, const BucketCaps& caps) : graph_(graph), fill_(fill(caps)) {}
 
   void add(const Reduction& reduction) {
     // Nobody may need a result before the last one can be sent.
@@ -157,17 +156,14 @@ class Stream {
     ready_ = std::max(ready_, reduction.ready);
     needed_ = std::min(needed_, reduction.needed);
     open_.push_back(reduction);
-    bytes_ += graph_.type(reduction.source).bytes();
-    if (bytes_ >= cap_) close();
+    if (fill_.add(static_cast<size_t>(graph_.type(reduction.source).bytes()))) close();
   }
 
   void close() {
     if (open_.empty()) return;
-    // Only a bucket that got full lets the later ones become large.
-    if (bytes_ >= cap_) cap_ = caps_.later;
     if (open_.size() > 1 || open_.front().division) closed_.push_back(std::move(open_));
     open_.clear();
-    bytes_ = 0;
+    fill_.close();
     ready_ = Uses::kInput;
     needed_ = INT_MAX;
   }
@@ -176,9 +172,7 @@ class Stream {
 
  private:
   const Graph& graph_;
-  const BucketCaps caps_;
-  int64_t cap_;
-  int64_t bytes_ = 0;
+  replication::BucketFill fill_;
   int ready_ = Uses::kInput;
   int needed_ = INT_MAX;
   Bucket open_;
@@ -189,6 +183,13 @@ class Stream {
 
 std::vector<Reduction> find_reductions(const Graph& graph, const std::string& op) {
   return Finder(graph).find(op);
+}
+
+replication::BucketFill fill(const BucketCaps& caps) {
+  static_assert(BucketCaps{}.first == replication::kDefaultLimits.first &&
+                BucketCaps{}.later == replication::kDefaultLimits.rest);
+  return replication::BucketFill(
+      {.first = static_cast<size_t>(caps.first), .rest = static_cast<size_t>(caps.later)});
 }
 
 std::optional<int64_t> ranks_of(const std::string& group) {

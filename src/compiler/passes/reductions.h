@@ -2,6 +2,7 @@
 
 #include "compiler/ir/memory.h"
 #include "compiler/passes/passes.h"
+#include "replicate/bucket_assignment.h"
 
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ struct Reduction {
 std::vector<Reduction> find_reductions(const Graph& graph, const std::string& op);
 
 using Bucket = std::vector<Reduction>;
+
+/// When buckets of these caps are closed: as replicate's own.
+replication::BucketFill fill(const BucketCaps& caps);
 
 /// Which of them are sent together, in order: one group, dtype, reduction and divisor each, closed
 /// at the cap (that of `caps`, or the node's) or when somebody needs a result before the last one

@@ -1,20 +1,124 @@
-// What a reducer refuses.
-#include "base/text.h"
-#include "replicate/reducer.h"
+#include "replicate/iteration.h"
 
+#include "base/text.h"
+
+#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::replication {
+namespace {
 
-const void* Reducer::slot_of(const at::Tensor& parameter) {
+const void* slot_of(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter).get();
 }
 
-std::vector<std::string> Reducer::missing_names() const {
+}  // namespace
+
+Iteration::Iteration(const ManagedParameters& parameters, IterationSettings settings)
+    : parameters_(parameters),
+      settings_(std::move(settings)),
+      learns_uses_(settings_.static_graph),
+      uses_(parameters.tensors.size(), 1) {}
+
+void Iteration::add_hooked(const at::Tensor& parameter) { slots_.push_back(slot_of(parameter)); }
+
+bool Iteration::is_averaged() const {
+  return phase_ == Phase::Sync || (!settings_.has_forward && requires_sync_);
+}
+
+bool Iteration::takes() const {
+  return phase_ != Phase::Local && (!begins_by_gradient() || requires_sync_);
+}
+
+void Iteration::begin_local() {
+  // A forward before this one may still wait for its backward, which is to be averaged; if not,
+  // this one's is, which changes no sum.
+  if (phase_ != Phase::Sync) phase_ = Phase::Local;
+}
+
+bool Iteration::begin(const std::vector<size_t>& unused) {
+  const bool was_given_up = phase_ != Phase::Sync && is_taking_;
+  phase_ = Phase::Sync;
+  is_taking_ = false;
+  unused_ = unused;
+  expected_ = uses_;
+  is_missing_.assign(size(), false);
+  order_.clear();
+  taken_ = 0;
+  if (learns_uses_) std::fill(uses_.begin(), uses_.end(), 0);
+  return was_given_up;
+}
+
+void Iteration::end() {
+  phase_ = Phase::Idle;
+  is_taking_ = false;
+}
+
+std::vector<size_t> Iteration::known_unused() const {
+  if (learns_uses_) return {};
+  auto indices = unused_;
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    if (uses_[i] == 0 && std::ranges::find(unused_, i) == unused_.end()) indices.push_back(i);
+  }
+  return indices;
+}
+
+bool Iteration::arrive(size_t index) {
+  if (learns_uses_) {
+    if (uses_[index]++ == 0) order_.push_back(index);
+    return false;
+  }
+  TORCH_CHECK(expected_[index] > 0, "replicate: parameter '", parameters_.names[index], "' of ",
+              settings_.module_name,
+              is_missing_[index]
+                  ? " got a gradient, though the outputs of the last forward don't depend on it; "
+                    "call forward once per backward"
+                  : " got a second gradient before all parameters had one; still missing: ",
+              is_missing_[index] ? "" : format_list(missing_names()),
+              is_missing_[index] ? "" : "; every parameter must be used by every backward");
+  if (--expected_[index] > 0) return false;
+  order_.push_back(index);
+  return true;
+}
+
+void Iteration::take(size_t index, bool is_missing) {
+  is_missing_[index] = is_missing;
+  expected_[index] = 0;
+  ++taken_;
+}
+
+void Iteration::settle_uses() {
+  learns_uses_ = false;
+  expected_ = uses_;
+}
+
+std::vector<bool> Iteration::agree_on_used() const {
+  std::vector<bool> is_used(size(), true);
+  if (!may_miss()) return is_used;
+  if (settings_.group->getSize() == 1) {
+    for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = !is_missing_[i];
+    return is_used;
+  }
+  std::vector<int32_t> counts;
+  for (const bool is_missing : is_missing_) counts.push_back(is_missing ? 0 : 1);
+  const auto device = parameters_.tensors[0].device();
+  std::vector<at::Tensor> used{at::tensor(counts, at::kInt).to(device)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::SUM;
+  options.asyncOp = false;
+  const auto work = settings_.group->getBackend(device.type())->allreduce(used, options);
+  if (work) work->wait();
+  const auto result = used[0].cpu();
+  for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = result.const_data_ptr<int32_t>()[i] > 0;
+  return is_used;
+}
+
+std::vector<std::string> Iteration::missing_names() const {
   std::vector<std::string> names;
   for (size_t i = 0; i < expected_.size(); ++i) {
     if (expected_[i] > 0) names.push_back(parameters_.names[i]);
@@ -22,15 +126,14 @@ std::vector<std::string> Reducer::missing_names() const {
   return names;
 }
 
-bool Reducer::was_seen(size_t index) const {
+bool Iteration::was_seen(size_t index) const {
   if (phase_ != Phase::Sync) return false;
   return learns_uses_ ? uses_[index] > 0 : expected_[index] == 0;
 }
 
 // libtorch has one slot for post-accumulate hooks per tensor; whoever writes it replaces ours.
-void Reducer::check_hooks() const {
-  const bool is_averaged = phase_ == Phase::Sync || (!settings_.has_forward && requires_sync_);
-  if (!is_averaged) return;
+void Iteration::check_hooks() const {
+  if (!is_averaged()) return;
   // Where forwards are seen, the next one makes another engine.
   const bool is_thawed =
       !settings_.has_forward && std::any_of(settings_.frozen.begin(), settings_.frozen.end(),
@@ -55,11 +158,10 @@ void Reducer::check_hooks() const {
   }
 }
 
-void Reducer::check_finished() {
-  const std::lock_guard lock(mutex_);
+void Iteration::check_finished() {
   check_hooks();
-  if (phase_ != Phase::Sync || !is_taking_) return;
-  phase_ = Phase::Idle;  // told once; the next forward starts anew
+  if (!has_begun()) return;
+  give_up();  // told once
   for (size_t i = 0; i < expected_.size(); ++i)
     if (expected_[i] > 0) check_trained(i);
   TORCH_CHECK(false, "replicate: expected every parameter of ", settings_.module_name,
@@ -70,7 +172,7 @@ void Reducer::check_finished() {
               "ignored_modules), or backward ended early");
 }
 
-void Reducer::check_trained(size_t index) const {
+void Iteration::check_trained(size_t index) const {
   TORCH_CHECK(parameters_.tensors[index].requires_grad(), "replicate: parameter '",
               parameters_.names[index], "' of ", settings_.module_name,
               " was frozen (requires_grad is false) between a forward and its backward, so it got "
@@ -78,7 +180,7 @@ void Reducer::check_trained(size_t index) const {
               "forward, alike on all ranks");
 }
 
-void Reducer::check_gradient(size_t index) const {
+void Iteration::check_gradient(size_t index) const {
   check_trained(index);
   const auto& parameter = parameters_.tensors[index];
   const auto& name = parameters_.names[index];

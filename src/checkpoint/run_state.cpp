@@ -79,12 +79,12 @@ RunState::RunState(bool with_random, const std::vector<at::Device>& devices)
     : autocast_(AutocastState::present()) {
   if (!with_random) return;
   random_ = RandomState::of(devices);
-  if (auto* observer = capture::observer()) observer->begin_random(this, /*again=*/false);
+  capture::tell([&](capture::Observer& observer) { observer.begin_random(this, /*again=*/false); });
 }
 
 void RunState::forward_ended() {
   if (!random_) return;
-  if (auto* observer = capture::observer()) observer->end_random();
+  capture::tell([](capture::Observer& observer) { observer.end_random(); });
   if (random_->present() == *random_) random_.reset();
 }
 
@@ -98,7 +98,8 @@ RunState::Scope::Scope(const RunState& state) : outer_replays_random_(random_is_
     random_before_ = state.random_->present();
     state.random_->restore();
     random_is_replayed = true;
-    if (auto* observer = capture::observer()) observer->begin_random(&state, /*again=*/true);
+    capture::tell(
+        [&](capture::Observer& observer) { observer.begin_random(&state, /*again=*/true); });
   }
 }
 
@@ -106,7 +107,7 @@ RunState::Scope::~Scope() {
   random_is_replayed = outer_replays_random_;
   if (random_before_) {
     random_before_->restore();
-    if (auto* observer = capture::observer()) observer->end_random();
+    capture::tell([](capture::Observer& observer) { observer.end_random(); });
   }
   if (autocast_before_) {
     // Casts made here belong to this run's graph.

@@ -162,8 +162,9 @@ Transfer broadcast_from(const at::Tensor& tensor, int source, const Group& group
 
 at::Tensor scatter_chunks(const at::Tensor& tensor, int64_t tensor_dim, int source,
                           const Group& group) {
-  if (auto* observer = capture::observer())
-    observer->give_up("it distributes a tensor, part by part from one rank");
+  capture::tell([](capture::Observer& observer) {
+    observer.give_up("it distributes a tensor, part by part from one rank");
+  });
   const int64_t ranks = group->getSize();
   const int rank = group->getRank();
   const auto numels = chunk_numels(tensor, tensor_dim, ranks);

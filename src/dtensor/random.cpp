@@ -90,8 +90,9 @@ bool is_first(const Spec& spec) {
 
 MeshGenerator::MeshGenerator(const Spec& spec, c10::Device device)
     : standard_(default_generator(device)), used_(standard_) {
-  if (auto* observer = capture::observer())
-    observer->give_up("it draws random numbers for a distributed tensor");
+  capture::tell([](capture::Observer& observer) {
+    observer.give_up("it draws random numbers for a distributed tensor");
+  });
   if (do_agree(spec, state_bytes(standard_))) return;
   // Read only when all have come: a thread may have seeded the generator just before.
   auto state = state_bytes(standard_);

@@ -103,13 +103,13 @@ std::string of_group(const Optimizer::Rule& rule, size_t group) {
 /// A recording holds as long as these stay what they are; the learning rate is read at each run.
 void depend_on_options(const std::shared_ptr<Optimizer::Rule>& rule, size_t group,
                        torch::optim::OptimizerOptions& options) {
-  auto* observer = capture::observer();
-  if (observer == nullptr) return;
-  observer->depend_on(rule.get(), "hyperparameters" + of_group(*rule, group),
-                      [weak = std::weak_ptr(rule), &options]() -> uint64_t {
-                        const auto alive = weak.lock();
-                        return alive ? alive->fingerprint(options) : 0;
-                      });
+  capture::tell([&](capture::Observer& observer) {
+    observer.depend_on(rule.get(), "hyperparameters" + of_group(*rule, group),
+                       [weak = std::weak_ptr(rule), &options]() -> uint64_t {
+                         const auto alive = weak.lock();
+                         return alive ? alive->fingerprint(options) : 0;
+                       });
+  });
 }
 
 }  // namespace
@@ -123,11 +123,12 @@ const at::Tensor& LearningRate::tensor(c10::Device device, at::ScalarType dtype)
     found = tensors_.insert(found, std::make_shared<capture::HostNumber>(device, dtype));
   const auto& number = *found;
   number->set(value());
-  if (auto* observer = capture::observer())
-    observer->hyperparameter(rule_.get(), "lr" + of_group(*rule_, group_), number,
-                             [weak = std::weak_ptr(rule_), &options = options_] {
-                               return weak.expired() ? NAN : options.get_lr();
-                             });
+  capture::tell([&](capture::Observer& observer) {
+    observer.hyperparameter(rule_.get(), "lr" + of_group(*rule_, group_), number,
+                            [weak = std::weak_ptr(rule_), &options = options_] {
+                              return weak.expired() ? NAN : options.get_lr();
+                            });
+  });
   return number->tensor();
 }
 
@@ -188,18 +189,18 @@ at::Tensor Optimizer::step(LossClosure closure) {
     const at::AutoGradMode enable(true);
     loss = closure();
   }
-  if (auto* observer = capture::observer()) {
+  capture::tell([&](capture::Observer& observer) {
     const auto watch = [&](const char* what, uint64_t Rule::* count) {
-      observer->depend_on(impl_->rule.get(), c10::str(what, impl_->rule->name()),
-                          [weak = std::weak_ptr(impl_->rule), count]() -> uint64_t {
-                            const auto alive = weak.lock();
-                            return alive ? (*alive).*count : 0;
-                          });
+      observer.depend_on(impl_->rule.get(), c10::str(what, impl_->rule->name()),
+                         [weak = std::weak_ptr(impl_->rule), count]() -> uint64_t {
+                           const auto alive = weak.lock();
+                           return alive ? (*alive).*count : 0;
+                         });
     };
-    for (const auto& group : param_groups_) observer->note_parameters(group.params());
+    for (const auto& group : param_groups_) observer.note_parameters(group.params());
     watch("parameter groups of ", &Rule::groups_added);
     watch("state of ", &Rule::states_exchanged);
-  }
+  });
   impl_->plans.resize(param_groups_.size());
   impl_->rates.resize(param_groups_.size());
   for (const auto i : c10::irange(param_groups_.size())) {
@@ -244,9 +245,9 @@ void Optimizer::step_unless(const at::Tensor& found_inf) {
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
-  if (auto* observer = capture::observer()) {
-    for (const auto& group : param_groups_) observer->note_parameters(group.params());
-  }
+  capture::tell([&](capture::Observer& observer) {
+    for (const auto& group : param_groups_) observer.note_parameters(group.params());
+  });
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> on_devices;
   for (const ParamGroup& group : param_groups_) {

@@ -20,10 +20,11 @@ class GroupOptions final : public torch::optim::OptimizerOptions {
   double get_lr() const override { return values.lr; }
   void set_lr(double lr) override {
     // A scheduler counts its steps, which a recording of this one does not show.
-    if (auto* observer = capture::observer())
-      observer->give_up(
+    capture::tell([](capture::Observer& observer) {
+      observer.give_up(
           "it sets a learning rate itself, which its program would not do; call the "
           "scheduler after it");
+    });
     values.lr = lr;
   }
 

@@ -28,6 +28,7 @@ enum Trait : uint32_t {
   kAsksGradMode = 1U << 14,      // what it keeps for backward depends on that, below autograd, too
   kWritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
   kDividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
+  kUneven = 1U << 17,            // ranks send tensors of different sizes to each other
 };
 
 /// One row per operator: with an overload, or without one for all of a name.
@@ -46,6 +47,7 @@ constexpr Row kRows[] = {
     {"_c10d_functional::all_reduce_coalesced", kSum | kCopiesFirst},
     {"_c10d_functional::all_reduce_coalesced_", kSum},
     {"_c10d_functional::broadcast", kCopiesFirst},
+    {"_c10d_functional::all_to_all_single", kUneven},
     {"_c10d_functional::all_gather_into_tensor", kGather},
     {"_c10d_functional::all_gather_into_tensor_coalesced", kGather},
 
@@ -307,6 +309,8 @@ bool consumes(const Node& node) {
   }
   return false;
 }
+
+bool sends_unevenly(const Node& node) { return has(node.op, kUneven); }
 
 bool must_stay(const Node& node) {
   if (has(node.op, kPointToPoint) || is_random(node)) return true;

@@ -46,7 +46,7 @@ int main() try {
   const auto last = tessera::latest_checkpoint("checkpoints");
   if (last) tessera::load(*last, net, optimizer);  // saved on any number of ranks
 
-  auto step = tessera::compile(  // optional: the same code runs as it is
+  auto step = tessera::compile(  // optional: the same code runs eagerly
       [&](const torch::Tensor& x, const torch::Tensor& y) {
         optimizer.zero_grad();
         const auto loss = torch::nn::functional::cross_entropy(net(x), y);

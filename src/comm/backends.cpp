@@ -2,6 +2,8 @@
 
 #include <tessera/comm.h>
 
+#include "comm/releasing.h"
+
 #include <c10/util/Exception.h>
 
 namespace tessera::comm {
@@ -10,10 +12,10 @@ using BackendType = c10d::ProcessGroup::BackendType;
 
 const std::vector<BackendEntry>& all_backends() {
   static const std::vector<BackendEntry> kBackends = {
-      {"shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports},
-      {"nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports},
-      {"gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports},
-      {"fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports},
+      {"shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports, true},
+      {"nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports, false},
+      {"gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports, true},
+      {"fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports, true},
   };
   return kBackends;
 }
@@ -26,6 +28,23 @@ const BackendEntry& find_backend(const std::string& name, const char* caller) {
   }
   TORCH_CHECK_VALUE(false, caller, ": expected one of the backends ", known, ", got \"", name,
                     "\"");
+}
+
+void await_released(c10d::ProcessGroup& group) {
+  for (const auto& device : group.getDeviceTypes()) {
+    const auto backend = group.getBackend(device.type());
+    if (auto* releasing = dynamic_cast<Releasing*>(backend.get())) releasing->await_released();
+  }
+}
+
+std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
+  for (const auto& device : group.getDeviceTypes()) {
+    const auto name = group.getBackend(device.type())->getBackendName();
+    for (const auto& entry : all_backends()) {
+      if (name == entry.name && !entry.compares_calls) return device;
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera::comm

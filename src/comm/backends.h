@@ -46,11 +46,15 @@ struct BackendEntry {
   MakeBackend make;
   bool (*available)();
   bool (*supports)(c10::DeviceType, c10::ScalarType);
+  bool compares_calls;  // Note [call check]: before data moves, unless a user has turned it off
 };
 
 /// Throws ValueError listing the available ones if there is none of that name.
 const BackendEntry& find_backend(const std::string& name, const char* caller);
 const std::vector<BackendEntry>& all_backends();
+/// A device whose backend in the group compares nothing that ranks call before data moves; none:
+/// all do.
+std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group);
 
 namespace shm {
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);

@@ -6,8 +6,10 @@
 #include "comm/reduce_op.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -17,7 +19,11 @@ static_assert(offsetof(Descriptor, function) == 64, "what peers compare is one c
 struct Notes {
   const char* function = nullptr;
   std::string note;
+  bool in_program = false;
 };
+
+constexpr uint64_t kInProgram = 1;  // of Descriptor::note_hash
+constexpr std::string_view kProgram = "program ";
 
 Notes& notes() {
   thread_local Notes own;
@@ -142,8 +148,9 @@ bool agree(const Descriptor& one, const Descriptor& other) {
   const bool same_parts = (is_exchange || one.layout == other.layout) &&
                           (is_exchange || one.kind == Kind::AllGather || one.bytes == other.bytes);
   // What is not said on one side contradicts nothing: a call may come from another layer.
-  const bool same_notes =
-      one.note_hash == other.note_hash || one.note_hash == 0 || other.note_hash == 0;
+  const bool in_program = ((one.note_hash | other.note_hash) & kInProgram) != 0;
+  const bool same_notes = one.note_hash == other.note_hash ||
+                          (!in_program && (one.note_hash == 0 || other.note_hash == 0));
   return one.sequence == other.sequence && one.kind == other.kind && one.dtype == other.dtype &&
          one.reduce == other.reduce && one.root == other.root && same_parts && same_notes;
 }
@@ -170,7 +177,17 @@ std::string describe_disagreement(const std::vector<RankCall>& calls) {
     if (shown < ranks.size()) text += " and " + std::to_string(ranks.size() - shown) + " more";
     text.append(ranks.size() == 1 ? " calls " : " call ").append(call);
   }
-  return text + "; every rank must issue the same collectives in the same order";
+  text += "; every rank must issue the same collectives in the same order";
+  const bool in_program = std::any_of(calls.begin(), calls.end(), [](const RankCall& call) {
+    return call.call.find(kProgram) != std::string::npos;
+  });
+  if (!in_program) return text;
+  return text +
+         ". Calls with \"program\" are those of a compiled step, forward or backward; a rank "
+         "without it runs eagerly, since its call differs from those it has a program for (sizes "
+         "of "
+         "the batch, scalars, modes): make compiled calls of one kind on all ranks at the same "
+         "time, e.g. drop the last batch or pad it; tessera::explain() tells of each program";
 }
 
 std::optional<std::string> find_disagreement(const std::vector<Descriptor>& calls,
@@ -195,6 +212,17 @@ CallNote::CallNote(std::string_view text) : outer_length_(notes().note.size()) {
 
 CallNote::~CallNote() { notes().note.resize(outer_length_); }
 
+ProgramScope::ProgramScope(uint64_t program)
+    : note_([&] {
+        char number[17];
+        std::snprintf(number, sizeof(number), "%08llx",
+                      static_cast<unsigned long long>(program & 0xffffffffU));
+        return std::string(kProgram) + number;
+      }()),
+      outer_(std::exchange(notes().in_program, true)) {}
+
+ProgramScope::~ProgramScope() { notes().in_program = outer_; }
+
 Bookkeeping::Bookkeeping(const char* function) : outer_(notes().function) {
   if (outer_ == nullptr) notes().function = function;
 }
@@ -210,7 +238,8 @@ void add_notes(Descriptor& descriptor) {
     hash = add_to_hash(hash + 1, said.function);
   }
   put(descriptor.note, said.note);
-  descriptor.note_hash = hash == 0 ? 1 : hash;
+  hash &= ~kInProgram;
+  descriptor.note_hash = (hash == 0 ? 2 : hash) | (said.in_program ? kInProgram : 0);
 }
 
 }  // namespace tessera::comm

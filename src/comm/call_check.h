@@ -51,7 +51,8 @@ struct alignas(64) Descriptor {
   int64_t shared_offset = -1;  // where the contribution lies in this rank's arena; -1: it goes
                                // through the slots
   uint64_t layout = 0;         // sizes of parts; see set_parts()
-  uint64_t note_hash = 0;      // of function and note as they were said; 0: nothing was
+  uint64_t note_hash = 0;      // of function and note as they were said; 0: nothing was; the lowest
+                               // bit is set in a program, see ProgramScope
   std::array<char, 32> function{};  // that the call serves
   std::array<char, 96> note{};
 };
@@ -94,6 +95,21 @@ class CallNote {
 
  private:
   size_t outer_length_;
+};
+
+/// Collectives that the calling thread issues while this lives are those of a compiled program.
+/// Ranks must agree on it, also with those that say nothing: a rank that runs eagerly sends other
+/// messages, which may pair by chance.
+class ProgramScope {
+ public:
+  explicit ProgramScope(uint64_t program);
+  ~ProgramScope();
+  ProgramScope(const ProgramScope&) = delete;
+  ProgramScope& operator=(const ProgramScope&) = delete;
+
+ private:
+  CallNote note_;
+  bool outer_;
 };
 
 /// Collectives that the calling thread issues while this lives are bookkeeping of a public

@@ -227,18 +227,64 @@ TEST(CompiledStepOnCuda, DropoutDrawsNewNumbersAtEachReplay) {
   }
 }
 
-/// Those of modules and backwards apart are for the CPU.
-TEST(CompiledStepOnCuda, ModulesAndBackwardsRunAsTheyAre) {
+/// Backward runs in a thread of autograd's, and is recorded there, too.
+TEST(CompiledModuleOnCuda, ForwardAndBackwardAreProgramsEach) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   nn::Sequential nets[2] = {make_net(false), make_net(false)};
-  for (int i = 0; i < 5; ++i) {
-    const auto x = torch::randn({5, 6}, torch::kCUDA);
+  counters().clear();
+  auto compiled = compile(nets[1]);
+  for (int i = 0; i < 6; ++i) {
+    const auto x = torch::randn({i == 4 ? 3 : 5, 6}, torch::kCUDA);
     for (auto& net : nets) net->zero_grad();
-    nets[0]->forward(x).square().mean().backward();
+    const auto expected = nets[0]->forward(x);
+    expected.square().mean().backward();
     const CompiledBackward scope;
-    nets[1]->forward(x).square().mean().backward();
+    const auto output = compiled(x);
+    EXPECT_TRUE(torch::allclose(output, expected)) << i;
+    output.square().mean().backward();
     expect_equal_gradients(*nets[1], *nets[0], i);
+    EXPECT_EQ(explain(compiled).find("not used"), std::string::npos) << explain(compiled);
+    EXPECT_EQ(scope.explain().find("not used"), std::string::npos) << scope.explain();
   }
+  EXPECT_GE(counters()["graphs"], 4);
+  EXPECT_GT(counters()["fused_kernels"], 0);
+  EXPECT_EQ(counters()["fallbacks"], 0);
+}
+
+/// What a function makes by factories is made anew at each call, in forward and in backward.
+TEST(CompiledStepOnCuda, FactoriesAreNoTensorsFromOutside) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  struct Scaled : torch::autograd::Function<Scaled> {
+    static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x) {
+      context->save_for_backward({x});
+      return x * 2;
+    }
+    static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::tensor_list grads) {
+      const auto x = context->get_saved_variables()[0];
+      const auto twos = torch::full({x.size(0), 1}, 2, x.options());
+      return {grads[0] * twos + torch::arange(x.size(1), x.options())};
+    }
+  };
+  const auto train = [](torch::Tensor weight, torch::Tensor x) {
+    const auto mask = torch::ones({x.size(0), x.size(0)}, x.options()).tril();
+    const auto loss = Scaled::apply(mask.mm(x) * weight).square().sum();
+    loss.backward();
+    return loss.detach();
+  };
+  const auto start = torch::randn({4}, torch::kCUDA);
+  auto eager = start.clone().requires_grad_(), ours = start.clone().requires_grad_();
+  counters().clear();
+  auto compiled = compile([&](torch::Tensor x) { return train(ours, x); });
+  for (int i = 0; i < 6; ++i) {
+    const auto x = torch::randn({3, 4}, torch::kCUDA);
+    eager.mutable_grad().reset();
+    ours.mutable_grad().reset();
+    EXPECT_TRUE(torch::allclose(compiled(x), train(eager, x))) << i << explain(compiled);
+    EXPECT_TRUE(torch::allclose(ours.grad(), eager.grad())) << i << explain(compiled);
+  }
+  EXPECT_EQ(counters()["graphs"], 1) << explain(compiled);
+  EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(compiled);
 }
 
 }  // namespace

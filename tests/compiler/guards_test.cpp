@@ -1,7 +1,7 @@
 // What a compiled step reads without being given it, as a new user would write it: members of
 // modules, captures, variables outside. A change is seen at the next call, or at the next
 // recording.
-#include "compiler/guards.h"
+#include "compiler/record/guards.h"
 
 #include <tessera/compile.h>
 #include <tessera/nn.h>

@@ -1,4 +1,4 @@
-#include "compiler/ir/aliases.h"
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/verify.h"
 #include "support/message_of.h"

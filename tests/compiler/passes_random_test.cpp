@@ -1,6 +1,6 @@
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/ir/text.h"
-#include "compiler/passes/uses.h"
 #include "pass_cases.h"
 #include "support/random.h"
 

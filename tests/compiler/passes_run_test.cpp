@@ -1,7 +1,7 @@
 #include <tessera/compile/config.h>
 
 #include "compiler/passes/run.h"
-#include "compiler/pipeline.h"
+#include "compiler/programs/pipeline.h"
 #include "support/message_of.h"
 #include "support/temporary_folder.h"
 

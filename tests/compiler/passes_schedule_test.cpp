@@ -1,3 +1,4 @@
+#include "compiler/ir/operators.h"
 #include "pass_cases.h"
 
 namespace tessera::testing {
@@ -127,6 +128,45 @@ TEST(LaunchEarly, GathersParametersOneAhead) {
     %10: float32[4] = _c10d_functional::wait_tensor(%9)
     %11: float32[4] = aten::add.Tensor(%8, %10)
     return %11)");
+}
+
+/// On the CPU a program draws from the generator in the order in which the function did: neither
+/// messages nor what waits for them may pass a draw by another one.
+TEST(EveryPass, LeavesTheOrderOfDraws) {
+  const std::string text = dedent(R"(
+    input %0: float32[4] = gradient "g"
+    input %1: float32[4] = argument "x"
+    input %2: float32[4] = gradient "h"
+    %3: float32[4] = aten::bernoulli.p(%1, 0.1)
+    %4: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
+    %5: float32[4] = _c10d_functional::wait_tensor(%4)
+    %6: float32[4] = aten::bernoulli.p(%5, 0.2)
+    %7: float32[4] = aten::bernoulli.p(%1, 0.3)
+    %8: float32[4] = aten::bernoulli.p(%1, 0.3)
+    %9: float32[4] = aten::add.Tensor(%7, %8)
+    %10: float32[4] = _c10d_functional::all_reduce(%9, "sum", "0")
+    %11: float32[4] = _c10d_functional::wait_tensor(%10)
+    %12: float32[4] = aten::bernoulli.p(%3, 0.4)
+    %13: float32[4] = aten::bernoulli.p(%11, 0.5)
+    %14: float32[4] = aten::mul.Tensor(%13, %6)
+    return %14
+    return %3
+    write %11 to %0
+    write %5 to %2)");
+  const auto draws_of = [](const Graph& graph) {
+    std::vector<double> draws;
+    for (const Node& node : graph.nodes) {
+      if (compiler::is_random(node)) draws.push_back(node.arguments.at(1).constant.toDouble());
+    }
+    return draws;
+  };
+  const std::vector<double> wanted = {0.1, 0.2, 0.3, 0.3, 0.4, 0.5};
+  ASSERT_EQ(draws_of(Graph::parse(text)), wanted);
+  for (const auto& name : compiler::pass_names()) {
+    Graph graph = Graph::parse(text);
+    compiler::run_passes(graph, {compiler::find_pass(name)});
+    EXPECT_EQ(draws_of(graph), wanted) << "after " << name << "\n" << graph;
+  }
 }
 
 }  // namespace

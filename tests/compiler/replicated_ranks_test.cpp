@@ -7,6 +7,7 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
+#include "compiler/programs/agreement.h"
 #include "step_parity.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
@@ -227,23 +228,88 @@ TEST_P(ReplicatedStepRanks, OneRankAloneRunsBackwards) {
   });
 }
 
-/// One that has seen more kinds of batches than are kept gives up together with the other.
-TEST_P(ReplicatedStepRanks, OneRankSeesManyKindsOfBatches) {
+const auto kIsTold =
+    ::testing::AllOf(::testing::HasSubstr("the ranks disagree"), ::testing::HasSubstr("program "),
+                     ::testing::HasSubstr("a rank without it runs eagerly"));
+
+/// Its messages are others than those of the program.
+TEST_P(ReplicatedStepRanks, ARankWhoseCallHasNoProgramIsAnErrorOnAllRanks) {
   run([] {
+    auto net = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+    auto compiled = compile(
+        [&](torch::Tensor x) {
+          optimizer.zero_grad();
+          net(x).square().mean().backward();
+          optimizer.step();
+        },
+        {.module = net, .optimizer = optimizer});
+    for (int i = 0; i < 4; ++i) compiled(torch::ones({5, 10}));
+    EXPECT_EQ(counters()["graphs"], 1) << explain(compiled);
+    EXPECT_THAT(message_of<c10::DistBackendError>(
+                    [&] { compiled(torch::ones({rank() == 0 ? 5 : 4, 10})); }),
+                kIsTold);
+  });
+}
+
+/// Before there are programs, and with one of each rank's own, they may differ.
+TEST_P(ReplicatedStepRanks, RanksHaveBatchesOfTheirOwnSizes) {
+  run([] {
+    expect_parity_of([](Mlp& net) { replicate(net); });
     auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });
     replicate(net);
     replicate(reference);
-    auto compiled = compile(net);
-    for (int i = 0; i < 12; ++i) {
-      const int rows = rank() == 0 ? 2 : 2 + i;
+    counters().clear();
+    auto compiled = compile(
+        [&](torch::Tensor x) {
+          net->zero_grad();
+          net(x).square().sum().backward();
+        },
+        {.module = net});
+    for (int i = 0; i < 7; ++i) {
+      const int rows = i == 1 && rank() == 1 ? 2 : 3 + rank();
       const auto x = seeded(100 * i + rank(), [&] { return torch::randn({rows, 10}); });
-      for (auto* each : {&net, &reference}) (*each)->zero_grad();
-      auto scope = std::make_optional<CompiledBackward>();
-      compiled(x).square().sum().backward();
-      scope.reset();
+      reference->zero_grad();
       reference(x).square().sum().backward();
+      compiled(x);
       expect_equal_gradients(net, reference, i);
     }
+    // That of rank 0's second call was withdrawn, since rank 1 had none.
+    EXPECT_EQ(counters()["graphs"], rank() == 0 ? 2 : 1) << explain(compiled);
+    EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
+  });
+}
+
+TEST_P(ReplicatedStepRanks, ARankWhoseBackwardIsNotKnownIsAnErrorOnAllRanks) {
+  run([] {
+    auto net = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    auto compiled = compile(net);
+    const auto train = [&](int rows) {
+      const CompiledBackward scope;
+      compiled(torch::ones({rows, 10})).square().sum().backward();
+    };
+    for (int i = 0; i < 3; ++i) train(2);
+    EXPECT_THAT(message_of<c10::DistBackendError>([&] { train(rank() == 0 ? 2 : 3); }), kIsTold);
+  });
+}
+
+/// Where backends compare no calls: what others ran is read at the next call.
+TEST_P(ReplicatedStepRanks, ProgramsAreComparedLater) {
+  run([] {
+    compiler::ProgramCheck check(default_group()->getGroupName(), at::kCPU);
+    for (int i = 0; i < 3; ++i) check.compare(5, /*now=*/false);
+    check.compare(5 + rank(), false);
+    EXPECT_THAT(message_of<c10::ValueError>([&] { check.compare(5, false); }),
+                ::testing::HasSubstr("and some rank another one"));
+    // A rank without a program would go on to messages that nobody sends: it reads at once.
+    const auto message = message_of<c10::ValueError>([&] {
+      check.compare(rank() == 0 ? 7 : 0, rank() == 1);
+      check.compare(7, false);
+    });
+    EXPECT_THAT(message, ::testing::HasSubstr(rank() == 0 ? "some rank ran eagerly"
+                                                          : "this rank ran eagerly"));
   });
 }
 
@@ -291,11 +357,28 @@ TEST_P(ReplicatedStepRanks, RanksThatUseDifferentParts) {
   run([] {
     const auto prepare = [](TwoHeads& net) { replicate(net, {.find_unused_parameters = true}); };
     expect_parity_of_heads(prepare, [](int /*step*/) { return rank() == 1; });
-    expect_parity_of_heads(prepare, [](int step) { return (step + rank()) % 3 == 0; });
+    expect_parity_of_heads(prepare, [](int step) { return step % 3 == 0; });
     expect_parity_of_heads([](TwoHeads& net) { replicate(net, {.static_graph = true}); },
                            [](int /*step*/) { return false; });
     expect_parity_of_heads([](TwoHeads& net) { fully_shard(net); },
                            [](int /*step*/) { return rank() == 1; });
+  });
+}
+
+/// Once there is a program, a rank that takes another part alone has none for it.
+TEST_P(ReplicatedStepRanks, RanksThatUseDifferentPartsAtDifferentTimesAreTold) {
+  run([] {
+    auto net = seeded(3, [] { return TwoHeads(); });
+    replicate(net, {.find_unused_parameters = true});
+    auto compiled = compile(
+        [&](torch::Tensor x, bool second) {
+          net->zero_grad();
+          net(x, second).square().mean().backward();
+        },
+        {.module = net});
+    for (int i = 0; i < 4; ++i) compiled(torch::ones({5, 10}), false);
+    EXPECT_THAT(message_of<c10::Error>([&] { compiled(torch::ones({5, 10}), rank() == 1); }),
+                kIsTold);
   });
 }
 

@@ -282,6 +282,52 @@ TEST(CompiledStepErrors, ASeedInsideOfTheFunction) {
   EXPECT_THAT(explain(compiled), HasSubstr("torch::manual_seed"));
 }
 
+/// Also the seed that it has already, and without a draw after it.
+TEST(CompiledStepErrors, TheSameSeedInsideOfTheFunction) {
+  torch::manual_seed(5);
+  const auto step = [](Tensor x) {
+    const auto noise = torch::rand_like(x);
+    torch::manual_seed(5);
+    return x + noise;
+  };
+  auto compiled = compile(step);
+  for (int i = 0; i < 5; ++i) {
+    torch::manual_seed(5);
+    const auto wanted = step(torch::ones({3}));
+    const auto after = torch::rand({2});
+    torch::manual_seed(5);
+    EXPECT_TRUE(torch::equal(compiled(torch::ones({3})), wanted)) << i;
+    EXPECT_TRUE(torch::equal(torch::rand({2}), after)) << i;
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr("torch::manual_seed"));
+  EXPECT_EQ(at::detail::getDefaultCPUGenerator().current_seed(), 5U);
+}
+
+/// A step that only draws leaves the generator's seed as it found it.
+TEST(CompiledStepGuards, TheSeedStays) {
+  auto compiled = compile([](Tensor x) { return x + torch::rand_like(x); }, {.fullgraph = true});
+  torch::manual_seed(11);
+  for (int i = 0; i < 4; ++i) {
+    compiled(torch::ones({3}));
+    EXPECT_EQ(at::detail::getDefaultCPUGenerator().current_seed(), 11U) << i;
+  }
+}
+
+/// They give nothing, and are part of the program.
+TEST(CompiledStepGuards, ChecksOfValuesStay) {
+  auto compiled = compile(
+      [](Tensor x) {
+        at::_assert_async(x.gt(0).all(), "expected positive numbers");
+        return x.log();
+      },
+      {.fullgraph = true});
+  for (int i = 0; i < 4; ++i) compiled(torch::ones({3}));
+  EXPECT_THAT(::testing::PrintToString(compiled.step().graph()->str()),
+              HasSubstr("aten::_assert_async"));
+  EXPECT_ANY_THROW(compiled(-torch::ones({3})));
+  EXPECT_TRUE(torch::equal(compiled(torch::ones({3})), torch::zeros({3})));
+}
+
 /// Also where it draws before, after, or not at all: operators that are put off draw as they would.
 TEST(CompiledStepErrors, ASeedInsideOfABackward) {
   for (const bool seeds_first : {false, true}) {

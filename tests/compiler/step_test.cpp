@@ -262,7 +262,7 @@ TEST(CompiledStep, RunsAsItIsWhatReadsValues) {
     EXPECT_EQ(compiled(torch::ones({2}))[0].item<float>(), 2);
     EXPECT_EQ(compiled(-torch::ones({2}))[0].item<float>(), -2);
   }
-  EXPECT_THAT(explain(compiled), HasSubstr("runs as it is"));
+  EXPECT_THAT(explain(compiled), HasSubstr("runs eagerly"));
 }
 
 TEST(CompiledStep, RefusesANumberThatChanges) {

@@ -34,7 +34,7 @@ TEST(CompileErrors, FullgraphNamesWhatStandsInTheWay) {
   auto reads =
       compile([](torch::Tensor x) { return x * x.sum().item<float>(); }, {.fullgraph = true});
   EXPECT_THAT(message_of<c10::Error>([&] { reads(torch::ones({2})); }),
-              AllOf(HasSubstr("expected a function that can be compiled as a whole (fullgraph)"),
+              AllOf(HasSubstr("expected the function to be compiled as a whole (fullgraph)"),
                     HasSubstr("aten::_local_scalar_dense reads values on the host")));
   auto shapes = compile([](torch::Tensor x) { return x.nonzero(); }, {.fullgraph = true});
   EXPECT_THAT(message_of<c10::Error>([&] { shapes(torch::ones({2})); }),
@@ -115,10 +115,8 @@ TEST(CompileErrors, RanksThatDoNotMakeTheSameCompiledCalls) {
         all_reduce(torch::ones({3})).sum().item<float>();
     });
     if (rank() != 0) return;
-    EXPECT_THAT(
-        message,
-        AllOf(HasSubstr("all_reduce"), HasSubstr("ranks agree before each call of a compiled step"),
-              HasSubstr("every rank of the group has to make the same compiled calls")));
+    EXPECT_THAT(message, AllOf(HasSubstr("all_reduce"), HasSubstr("program "),
+                               HasSubstr("make compiled calls of one kind on all ranks")));
   });
 }
 

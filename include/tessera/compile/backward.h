@@ -14,8 +14,7 @@ namespace tessera {
 ///   CompiledBackward scope;
 ///   net(x).sum().backward();
 ///
-/// Ranks that communicate in backward all have such a scope, or none. Backward on other devices
-/// than the CPU runs as it is.
+/// Ranks that communicate in backward all have such a scope, or none.
 class CompiledBackward {
  public:
   /// `compiler`: codegen, interpret, or one of your own, whose programs end with the scope.

@@ -204,11 +204,32 @@ void CallQueue::run_front(Lock& lock) {
   running_ = false;
   call.work->mark_started();
   if (queue_.empty()) worker_wanted_ = false;
+  ++ending_;
+  std::erase_if(parts_, [](const auto& part) { return part.expired(); });
+  for (const auto& part : parts) parts_.emplace_back(part);
   changed_.notify_all();
   lock.unlock();
   // With no role held: callbacks may issue collectives and wait for them.
   error ? call.work->end(error) : CollectiveWork::follow(call.work, parts);
   lock.lock();
+  --ending_;
+  changed_.notify_all();  // who waits gets the lock when this reference has gone
+}
+
+void CallQueue::await_released() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return ending_ == 0; });
+  const auto parts = std::exchange(parts_, {});
+  lock.unlock();
+  for (const auto& part : parts) {
+    // A thread of gloo's lets go of what it has ended as its next step, of which nobody is told.
+    // The future is complete before those who wait for it go on; isCompleted() is so later.
+    const auto has_ended = [&] {
+      const auto held = part.lock();
+      return held && held->getFuture()->completed();
+    };
+    while (has_ended()) std::this_thread::yield();
+  }
 }
 
 void CallQueue::run_until_started(const CollectiveWork& work) {

@@ -59,6 +59,8 @@ class CallQueue {
   void submit(QueuedCall call, bool in_background);
   /// Until the call is complete or gloo works on it.
   void run_until_started(const CollectiveWork& work);
+  /// Returns when nothing that is complete is held here, or by gloo's threads, any more.
+  void await_released();
   /// Until the peers have this rank's last headers, at most until `deadline`: they may still need
   /// them when this rank has gone.
   void flush(Clock::time_point deadline);
@@ -100,6 +102,8 @@ class CallQueue {
   std::condition_variable changed_;
   std::deque<QueuedCall> queue_;
   bool running_ = false;  // somebody runs the front of the queue
+  int ending_ = 0;        // calls that are being ended, and are held
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> parts_;  // that gloo works on, or has
   bool worker_wanted_ = false;
   bool closed_ = false;
   std::thread worker_;

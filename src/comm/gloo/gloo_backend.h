@@ -7,6 +7,7 @@
 #include "comm/gloo/watchers.h"
 #include "comm/gloo/work.h"
 #include "comm/recorded.h"
+#include "comm/releasing.h"
 
 #include <optional>
 
@@ -26,7 +27,7 @@ namespace tessera::comm::gloo {
 // completes it, and is there when the work is complete.
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
-class GlooBackend final : public c10d::Backend, public Recorded, public Closing {
+class GlooBackend final : public c10d::Backend, public Recorded, public Closing, public Releasing {
  public:
   GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;
@@ -44,6 +45,9 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing 
   void begin_close(Clock::time_point deadline) override;
   void abort() override;
   std::string recent() const override { return log_->recent(); }
+  void await_released() override {
+    if (queue_) queue_->await_released();
+  }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;

@@ -58,15 +58,25 @@ void Executor::run_front(Lock& lock) {
   const auto work = queue_.front();
   queue_.pop_front();
   running_ = true;
+  run_ = work.get();
   lock.unlock();
   work->run(channel_);
   lock.lock();
   running_ = false;
+  run_ = nullptr;
+  ++told_;
   if (queue_.empty()) worker_wanted_ = false;
   changed_.notify_all();
   lock.unlock();
   work->tell_future();
   lock.lock();
+  --told_;
+  changed_.notify_all();  // who waits gets the lock when this reference has gone
+}
+
+void Executor::await_released() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return told_ == 0 && (run_ == nullptr || !run_->is_done()); });
 }
 
 void Executor::run_until_done(ShmWork& work, std::chrono::milliseconds timeout) {

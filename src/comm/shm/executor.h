@@ -28,6 +28,8 @@ class Executor {
   /// Runs what is queued up to `work`, or waits for whoever does. Throws after `timeout` (0: none
   /// but the work's own).
   void run_until_done(ShmWork& work, std::chrono::milliseconds timeout);
+  /// Returns when nothing that is done is held here any more.
+  void await_released();
   /// Makes sure that what is queued gets done without anybody waiting.
   void nudge();
   /// Completes what is queued and ends the worker. Nothing may be submitted afterwards.
@@ -47,7 +49,9 @@ class Executor {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<ShmWork>> queue_;
-  bool running_ = false;  // somebody executes the front of the queue
+  bool running_ = false;          // somebody executes the front of the queue
+  const ShmWork* run_ = nullptr;  // what is executed
+  int told_ = 0;                  // works whose futures are told: done, and held
   bool worker_wanted_ = false;
   bool closed_ = false;
   std::thread worker_;

@@ -4,6 +4,7 @@
 #include "comm/closing.h"
 #include "comm/device_call.h"
 #include "comm/recorded.h"
+#include "comm/releasing.h"
 #include "comm/shm/executor.h"
 #include "comm/shm/mailroom.h"
 
@@ -19,7 +20,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and
 /// queues.
-class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
+class ShmBackend final : public c10d::Backend, public Recorded, public Closing, public Releasing {
  public:
   explicit ShmBackend(const BackendRequest& request);
   ~ShmBackend() override;
@@ -72,6 +73,7 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   std::string recent() const override { return executor_->channel().recent(); }
+  void await_released() override { executor_->await_released(); }
 
   Channel& channel() { return executor_->channel(); }
   /// Collectives that this rank has issued.

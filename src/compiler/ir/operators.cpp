@@ -10,104 +10,144 @@ namespace tessera::compiler {
 namespace {
 
 // What neither schemas nor tags tell of operators.
+namespace trait {
 enum Trait : uint32_t {
-  kHiddenView = 1U << 0,         // a view that its schema does not declare
-  kSamePlace = 1U << 1,          // the result is the argument itself, place by place
-  kDisjoint = 1U << 2,           // no two of its views overlap
-  kPointToPoint = 1U << 3,       // a message between two ranks
-  kCopiesFirst = 1U << 4,        // a launch that copies what it is given before it returns
-  kWait = 1U << 5,               // for a launch
-  kGather = 1U << 6,             // a launch of parts of all ranks
-  kSum = 1U << 7,                // an all-reduce
-  kCopy = 1U << 8,               // the elements of an argument, elsewhere or as another dtype
-  kFills = 1U << 9,              // writes all of its first argument, whatever that held
-  kOtherMemory = 1U << 10,       // gives a tensor other memory
-  kGivesSizes = 1U << 11,        // the numbers it returns are sizes of what it is given
-  kIndexes = 1U << 12,           // as many elements as there are integers; of masks any number
-  kCompares = 1U << 13,          // two tensors, on the host
-  kAsksGradMode = 1U << 14,      // what it keeps for backward depends on that, below autograd, too
-  kWritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
-  kDividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
-  kUneven = 1U << 17,            // ranks send tensors of different sizes to each other
+  HiddenView = 1U << 0,         // a view that its schema does not declare
+  SamePlace = 1U << 1,          // the result is the argument itself, place by place
+  Disjoint = 1U << 2,           // no two of its views overlap
+  PointToPoint = 1U << 3,       // a message between two ranks
+  CopiesFirst = 1U << 4,        // a launch that copies what it is given before it returns
+  Wait = 1U << 5,               // for a launch
+  Gather = 1U << 6,             // a launch of parts of all ranks
+  Sum = 1U << 7,                // an all-reduce
+  Copy = 1U << 8,               // the elements of an argument, elsewhere or as another dtype
+  Fills = 1U << 9,              // writes all of its first argument, whatever that held
+  OtherMemory = 1U << 10,       // gives a tensor other memory
+  GivesSizes = 1U << 11,        // the numbers it returns are sizes of what it is given
+  Indexes = 1U << 12,           // as many elements as there are integers; of masks any number
+  Compares = 1U << 13,          // two tensors, on the host
+  AsksGradMode = 1U << 14,      // what it keeps for backward depends on that, below autograd, too
+  WritesStatistics = 1U << 15,  // running ones, in training, which its schema does not declare
+  DividesGradients = 1U << 16,  // writes its second list only to divide it by a scale
+  FromStart = 1U << 17,         // a view that begins where what it shows begins, if it is one
+  Clones = 1U << 18,            // a copy of the argument's dtype
+  Divides = 1U << 19,           // its first argument by its second
+  Multiplies = 1U << 20,        // likewise
+  Adds = 1U << 21,              // a multiple of its second argument to its first
+  Subtracts = 1U << 22,         // likewise, from it
+  Joins = 1U << 23,             // tensors to a longer one
+  Broadcasts = 1U << 24,        // elements of its argument, some of them several times
+  MadeOfSizes = 1U << 25,       // a constant of sizes that are given
+  Alike = 1U << 26,             // elementwise, though not tagged so
+  Uneven = 1U << 27,            // ranks send tensors of different sizes to each other
 };
+}  // namespace trait
 
 /// One row per operator: with an overload, or without one for all of a name.
-struct Row {
+struct OperatorRow {
   std::string_view name;
   uint32_t traits;
 };
 
-constexpr Row kRows[] = {
-    {"_c10d_functional::wait_tensor", kHiddenView | kSamePlace | kWait},
-    {"_c10d_functional::isend", kPointToPoint},
-    {"_c10d_functional::irecv", kPointToPoint},
-    {"_c10d_functional::batch_p2p_ops", kPointToPoint},
-    {"_c10d_functional::all_reduce", kSum | kCopiesFirst},
-    {"_c10d_functional::all_reduce_", kSum},
-    {"_c10d_functional::all_reduce_coalesced", kSum | kCopiesFirst},
-    {"_c10d_functional::all_reduce_coalesced_", kSum},
-    {"_c10d_functional::broadcast", kCopiesFirst},
-    {"_c10d_functional::all_to_all_single", kUneven},
-    {"_c10d_functional::all_gather_into_tensor", kGather},
-    {"_c10d_functional::all_gather_into_tensor_coalesced", kGather},
+constexpr OperatorRow kOperatorRows[] = {
+    {"_c10d_functional::wait_tensor", trait::HiddenView | trait::SamePlace | trait::Wait},
+    {"_c10d_functional::isend", trait::PointToPoint},
+    {"_c10d_functional::irecv", trait::PointToPoint},
+    {"_c10d_functional::batch_p2p_ops", trait::PointToPoint},
+    {"_c10d_functional::all_reduce", trait::Sum | trait::CopiesFirst},
+    {"_c10d_functional::all_reduce_", trait::Sum},
+    {"_c10d_functional::all_reduce_coalesced", trait::Sum | trait::CopiesFirst},
+    {"_c10d_functional::all_reduce_coalesced_", trait::Sum},
+    {"_c10d_functional::broadcast", trait::CopiesFirst},
+    {"_c10d_functional::all_to_all_single", trait::Uneven},
+    {"_c10d_functional::all_gather_into_tensor", trait::Gather},
+    {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather},
 
-    {"aten::alias", kSamePlace},
-    {"aten::detach", kSamePlace},
-    {"aten::lift_fresh", kSamePlace},
-    {"aten::_unsafe_view", kHiddenView},
-    {"aten::split.Tensor", kDisjoint},
-    {"aten::split.sizes", kDisjoint},
-    {"aten::split_with_sizes", kDisjoint},
-    {"aten::chunk", kDisjoint},
-    {"aten::tensor_split.sections", kDisjoint},
-    {"aten::unbind.int", kDisjoint},
-    {"aten::unsafe_split.Tensor", kHiddenView | kDisjoint},
-    {"aten::unsafe_split_with_sizes", kHiddenView | kDisjoint},
-    {"aten::unsafe_chunk", kHiddenView | kDisjoint},
-    {"aten::hsplit.int", kDisjoint},
-    {"aten::vsplit.int", kDisjoint},
-    {"aten::dsplit.int", kDisjoint},
+    {"aten::alias", trait::SamePlace | trait::FromStart},
+    {"aten::detach", trait::SamePlace | trait::FromStart},
+    {"aten::lift_fresh", trait::SamePlace | trait::FromStart},
+    {"aten::_unsafe_view", trait::HiddenView | trait::FromStart},
+    {"aten::view", trait::FromStart},
+    {"aten::reshape", trait::FromStart},
+    {"aten::_reshape_alias", trait::FromStart},
+    {"aten::expand", trait::FromStart | trait::Broadcasts},
+    {"aten::permute", trait::FromStart},
+    {"aten::transpose", trait::FromStart},
+    {"aten::t", trait::FromStart},
+    {"aten::squeeze", trait::FromStart},
+    {"aten::contiguous", trait::FromStart},
+    {"aten::flatten", trait::FromStart},
+    {"aten::split.Tensor", trait::Disjoint},
+    {"aten::split.sizes", trait::Disjoint},
+    {"aten::split_with_sizes", trait::Disjoint},
+    {"aten::chunk", trait::Disjoint},
+    {"aten::tensor_split.sections", trait::Disjoint},
+    {"aten::unbind.int", trait::Disjoint},
+    {"aten::unsafe_split.Tensor", trait::HiddenView | trait::Disjoint},
+    {"aten::unsafe_split_with_sizes", trait::HiddenView | trait::Disjoint},
+    {"aten::unsafe_chunk", trait::HiddenView | trait::Disjoint},
+    {"aten::hsplit.int", trait::Disjoint},
+    {"aten::vsplit.int", trait::Disjoint},
+    {"aten::dsplit.int", trait::Disjoint},
 
-    {"aten::clone", kCopy},
-    {"aten::_to_copy", kCopy},
-    {"aten::copy", kCopy},
-    {"aten::copy_", kCopy | kFills},
-    {"aten::fill_", kFills},
-    {"aten::zero_", kFills},
-    {"aten::normal_", kFills},
-    {"aten::uniform_", kFills},
-    {"aten::bernoulli_", kFills},
-    {"aten::random_", kFills},
-    {"aten::exponential_", kFills},
-    {"aten::geometric_", kFills},
-    {"aten::cauchy_", kFills},
-    {"aten::log_normal_", kFills},
+    {"aten::clone", trait::Copy | trait::Clones | trait::Alike},
+    {"aten::_to_copy", trait::Copy | trait::Alike},
+    {"aten::copy", trait::Copy},
+    {"aten::copy_", trait::Copy | trait::Fills | trait::Alike},
+    {"aten::fill_", trait::Fills},
+    {"aten::zero_", trait::Fills},
+    {"aten::normal_", trait::Fills},
+    {"aten::uniform_", trait::Fills},
+    {"aten::bernoulli_", trait::Fills},
+    {"aten::random_", trait::Fills},
+    {"aten::exponential_", trait::Fills},
+    {"aten::geometric_", trait::Fills},
+    {"aten::cauchy_", trait::Fills},
+    {"aten::log_normal_", trait::Fills},
 
-    {"aten::resize_", kOtherMemory},
-    {"aten::set_", kOtherMemory},
-    {"aten::index", kIndexes},
-    {"aten::equal", kCompares},
-    {"aten::_scaled_dot_product_cudnn_attention", kGivesSizes},
-    {"aten::_scaled_dot_product_flash_attention", kGivesSizes},
-    {"aten::_scaled_dot_product_fused_attention_overrideable", kGivesSizes},
-    {"aten::mkldnn_rnn_layer", kAsksGradMode},
-    {"aten::native_batch_norm", kWritesStatistics},
-    {"aten::_fused_adam_", kDividesGradients},
-    {"aten::_fused_adamw_", kDividesGradients},
-    {"aten::_fused_sgd_", kDividesGradients},
-    {"aten::_fused_adagrad_", kDividesGradients},
+    {"aten::div.Scalar", trait::Divides},
+    {"aten::div.Tensor", trait::Divides},
+    {"aten::div_.Scalar", trait::Divides},
+    {"aten::div_.Tensor", trait::Divides},
+    {"aten::mul", trait::Multiplies},
+    {"aten::add", trait::Adds},
+    {"aten::sub", trait::Subtracts},
+    {"aten::cat", trait::Joins},
+    {"aten::repeat", trait::Broadcasts},
+    {"aten::zeros", trait::MadeOfSizes},
+    {"aten::ones", trait::MadeOfSizes},
+    {"aten::full", trait::MadeOfSizes},
+    {"aten::zeros_like", trait::Alike},
+    {"aten::ones_like", trait::Alike},
+    {"aten::full_like", trait::Alike},
+    {"aten::empty_like", trait::Alike},
+    {"aten::lerp_.Scalar", trait::Alike},
+
+    {"aten::resize_", trait::OtherMemory},
+    {"aten::set_", trait::OtherMemory},
+    {"aten::index", trait::Indexes},
+    {"aten::equal", trait::Compares},
+    {"aten::_scaled_dot_product_cudnn_attention", trait::GivesSizes},
+    {"aten::_scaled_dot_product_flash_attention", trait::GivesSizes},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", trait::GivesSizes},
+    {"aten::mkldnn_rnn_layer", trait::AsksGradMode},
+    {"aten::native_batch_norm", trait::WritesStatistics},
+    {"aten::_fused_adam_", trait::DividesGradients},
+    {"aten::_fused_adamw_", trait::DividesGradients},
+    {"aten::_fused_sgd_", trait::DividesGradients},
+    {"aten::_fused_adagrad_", trait::DividesGradients},
 };
 
 /// Of "aten::add.Tensor", or of "aten::add" alone.
-bool has(std::string_view op, Trait trait) {
+bool has(std::string_view op, trait::Trait wanted) {
   static const auto& rows = *[] {
     auto* by_name = new std::unordered_map<std::string_view, uint32_t>();
-    for (const Row& row : kRows) by_name->emplace(row.name, row.traits);
+    for (const OperatorRow& row : kOperatorRows) by_name->emplace(row.name, row.traits);
     return by_name;
   }();
   const auto is_in = [&](std::string_view name) {
     const auto found = rows.find(name);
-    return found != rows.end() && (found->second & trait) != 0;
+    return found != rows.end() && (found->second & wanted) != 0;
   };
   const auto dot = op.find('.');
   return is_in(op) || (dot != std::string_view::npos && is_in(op.substr(0, dot)));
@@ -153,7 +193,7 @@ struct Facts {
 Facts facts_of(const c10::OperatorHandle& op, const std::string& name) {
   const auto& schema = op.schema();
   Facts facts{op, {}, {}, own_returns(schema)};
-  const bool is_hidden = has(name, kHiddenView);
+  const bool is_hidden = has(name, trait::HiddenView);
   bool returns_view = is_hidden;
   for (const auto& result : schema.returns()) returns_view |= shares(result.alias_info());
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -187,7 +227,8 @@ bool is_absent(const Argument& argument) {
 /// (input, weight, bias, running_mean, running_var, training, ...).
 bool writes_statistics(const Node& node, size_t argument) {
   constexpr size_t kMean = 3, kVar = 4, kTraining = 5;
-  if ((argument != kMean && argument != kVar) || !has(node.op, kWritesStatistics)) return false;
+  if ((argument != kMean && argument != kVar) || !has(node.op, trait::WritesStatistics))
+    return false;
   const auto& training = node.arguments.at(kTraining).constant;
   return !training.isBool() || training.toBool();
 }
@@ -217,7 +258,7 @@ namespace {
 /// Fused optimizers write gradients only to divide them by a scale.
 bool only_reads_gradients(const Node& node, size_t argument) {
   constexpr size_t kGradients = 1;
-  if (argument != kGradients || !has(node.op, kDividesGradients)) return false;
+  if (argument != kGradients || !has(node.op, trait::DividesGradients)) return false;
   const auto& declared = find_operator(node.op)->schema().arguments();
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     if (declared[i].name() == "grad_scale") return is_absent(node.arguments[i]);
@@ -249,9 +290,9 @@ bool is_view(const Node& node) {
   return facts != nullptr && !facts->viewed.empty();
 }
 
-bool is_disjoint_view(const Node& node) { return has(node.op, kDisjoint); }
+bool is_disjoint_view(const Node& node) { return has(node.op, trait::Disjoint); }
 
-bool is_same_place_view(const Node& node) { return has(node.op, kSamePlace); }
+bool is_same_place_view(const Node& node) { return has(node.op, trait::SamePlace); }
 
 std::vector<size_t> viewed_arguments(const Node& node) {
   const Facts* facts = find_facts(node.op);
@@ -276,19 +317,44 @@ bool is_collective(const Node& node) { return node.op.starts_with("_c10d_functio
 
 bool is_wait(const Node& node) { return is_wait(node.op); }
 
-bool is_wait(const std::string& op) { return op.starts_with("_c10d_") && has(op, kWait); }
+bool is_wait(const std::string& op) { return op.starts_with("_c10d_") && has(op, trait::Wait); }
 
-bool is_gather(const Node& node) { return has(node.op, kGather); }
-bool is_all_reduce(const Node& node) { return has(node.op, kSum); }
-bool is_copy(const Node& node) { return has(node.op, kCopy); }
-bool asks_grad_mode(const Node& node) { return has(node.op, kAsksGradMode); }
-bool overwrites_first(const c10::FunctionSchema& schema) { return has(schema.name(), kFills); }
-bool exchanges_memory(const c10::FunctionSchema& schema) {
-  return has(schema.name(), kOtherMemory);
+bool is_gather(const Node& node) { return has(node.op, trait::Gather); }
+bool is_all_reduce(const Node& node) { return has(node.op, trait::Sum); }
+bool is_copy(const Node& node) { return has(node.op, trait::Copy); }
+bool is_clone(const Node& node) { return has(node.op, trait::Clones); }
+bool views_from_start(const Node& node) { return has(node.op, trait::FromStart); }
+bool is_division(const Node& node) { return has(node.op, trait::Divides); }
+bool is_concatenation(const Node& node) { return has(node.op, trait::Joins); }
+bool is_broadcast(const Node& node) { return has(node.op, trait::Broadcasts); }
+bool is_constant_of_sizes(const Node& node) { return has(node.op, trait::MadeOfSizes); }
+bool is_over_lists(const Node& node) {
+  return node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_");
 }
-bool gives_sizes(const c10::FunctionSchema& schema) { return has(schema.name(), kGivesSizes); }
-bool takes_indices(const c10::FunctionSchema& schema) { return has(schema.name(), kIndexes); }
-bool compares_tensors(const c10::FunctionSchema& schema) { return has(schema.name(), kCompares); }
+bool is_elementwise(const Node& node) {
+  return is_pointwise(node) || has(node.op, trait::Alike) || is_over_lists(node);
+}
+std::optional<Arithmetic> arithmetic_of(const Node& node) {
+  if (consumes(node)) return std::nullopt;
+  if (has(node.op, trait::Multiplies) || has(node.op, trait::Divides)) return Arithmetic::Scales;
+  if (has(node.op, trait::Adds)) return Arithmetic::Adds;
+  if (has(node.op, trait::Subtracts)) return Arithmetic::Subtracts;
+  return std::nullopt;
+}
+bool asks_grad_mode(const Node& node) { return has(node.op, trait::AsksGradMode); }
+bool overwrites_first(const c10::FunctionSchema& schema) {
+  return has(schema.name(), trait::Fills);
+}
+bool exchanges_memory(const c10::FunctionSchema& schema) {
+  return has(schema.name(), trait::OtherMemory);
+}
+bool gives_sizes(const c10::FunctionSchema& schema) {
+  return has(schema.name(), trait::GivesSizes);
+}
+bool takes_indices(const c10::FunctionSchema& schema) { return has(schema.name(), trait::Indexes); }
+bool compares_tensors(const c10::FunctionSchema& schema) {
+  return has(schema.name(), trait::Compares);
+}
 
 std::string group_of(const Node& node) {
   const auto op = find_operator(node.op);
@@ -301,7 +367,9 @@ std::string group_of(const Node& node) {
 
 bool is_launch(const Node& node) { return is_collective(node) && !is_wait(node); }
 
-bool reads_until_waited(const Node& node) { return is_launch(node) && !has(node.op, kCopiesFirst); }
+bool reads_until_waited(const Node& node) {
+  return is_launch(node) && !has(node.op, trait::CopiesFirst);
+}
 
 bool consumes(const Node& node) {
   for (size_t i = 0; i < node.arguments.size(); ++i) {
@@ -310,10 +378,10 @@ bool consumes(const Node& node) {
   return false;
 }
 
-bool sends_unevenly(const Node& node) { return has(node.op, kUneven); }
+bool sends_unevenly(const Node& node) { return has(node.op, trait::Uneven); }
 
 bool must_stay(const Node& node) {
-  if (has(node.op, kPointToPoint) || is_random(node)) return true;
+  if (has(node.op, trait::PointToPoint) || is_random(node)) return true;
   const Facts* facts = find_facts(node.op);
   return facts != nullptr && !facts->has_returns && !consumes(node);
 }

@@ -4,6 +4,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <optional>
+
 /// What is known of operators, for every pass to ask.
 namespace tessera::compiler {
 
@@ -50,6 +52,23 @@ bool is_gather(const Node& node);
 bool is_all_reduce(const Node& node);
 /// The elements of an argument, elsewhere or as another dtype.
 bool is_copy(const Node& node);
+bool is_clone(const Node& node);
+/// Whether it begins at the first element of what it shows, if it is a view: with the same sizes
+/// and strides it is the same.
+bool views_from_start(const Node& node);
+bool is_division(const Node& node);
+bool is_concatenation(const Node& node);
+/// Elements of its argument, some of them several times.
+bool is_broadcast(const Node& node);
+/// A constant, of sizes that are given.
+bool is_constant_of_sizes(const Node& node);
+/// Lists of tensors, place by place: aten::_foreach_add.List, aten::_fused_adamw_ ...
+bool is_over_lists(const Node& node);
+/// Each element of a result depends on those at its place, also where it is not tagged so.
+bool is_elementwise(const Node& node);
+enum class Arithmetic { Scales, Adds, Subtracts };
+/// What it does to its first argument with its second; none: something else, or in place.
+std::optional<Arithmetic> arithmetic_of(const Node& node);
 /// Whether what it keeps for backward depends on grad mode, below autograd, too.
 bool asks_grad_mode(const Node& node);
 /// Whether it writes all of its first argument, whatever that held.

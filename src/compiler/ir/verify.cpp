@@ -1,7 +1,7 @@
 #include "compiler/ir/verify.h"
 
-#include "compiler/ir/aliases.h"
 #include "compiler/ir/fit.h"
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
 
@@ -23,7 +23,7 @@ class Verifier {
     for (const GraphInput& input : graph_.inputs) define(input.value, "input " + quote(input.name));
     for (const Node& node : graph_.nodes) form(node);
     for (const GraphOutput& each : graph_.outputs) output(each);
-    const Aliases aliases(graph_);
+    const MemoryAnalysis aliases(graph_);
     states_.assign(graph_.value_count(), State::Usable);
     for (const Node& node : graph_.nodes) memory(node, aliases);
     for (const GraphOutput& each : graph_.outputs) {
@@ -112,7 +112,7 @@ class Verifier {
   }
 
   /// Nothing may use what has been consumed; nothing may consume what is being sent.
-  void memory(const Node& node, const Aliases& aliases) {
+  void memory(const Node& node, const MemoryAnalysis& aliases) {
     for (const ValueId value : node.used()) {
       if (state(value) == State::Consumed)
         fail(safe_text(node), c10::str("%", value,
@@ -136,7 +136,7 @@ class Verifier {
       sent_[pending[i]] = one_by_one ? std::vector{sources[i]} : sources;
   }
 
-  void consume(const Node& node, ValueId consumed, const Aliases& aliases) {
+  void consume(const Node& node, ValueId consumed, const MemoryAnalysis& aliases) {
     for (const auto& [pending, sources] : sent_) {
       for (const ValueId source : sources) {
         // A launch that writes its argument hands on that very memory.

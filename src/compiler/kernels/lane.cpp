@@ -1,5 +1,6 @@
 #include "compiler/kernels/lane.h"
 
+#include "compiler/ir/operators.h"
 #include "compiler/kernels/expression.h"
 #include "compiler/kernels/names.h"
 
@@ -11,11 +12,9 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr const char* kCat = "aten::cat";
-
 const Node* find_cat(const Graph& body) {
   for (const Node& node : body.nodes) {
-    if (node.op == kCat) return &node;
+    if (is_concatenation(node)) return &node;
   }
   return nullptr;
 }
@@ -52,7 +51,7 @@ size_t kernel_lanes(const Graph& body) {
 std::vector<ValueId> lane_reads(const Graph& body, size_t lane) {
   std::set<ValueId> wanted;
   for (const Node& node : body.nodes) {
-    if (node.op == kCat) {
+    if (is_concatenation(node)) {
       wanted.insert(node.arguments.at(0).values.at(lane));
       continue;
     }
@@ -130,7 +129,7 @@ std::vector<std::string> LaneText::statements() const {
   for (const Node& node : body_.nodes) {
     const ValueId result = result_of(node, lane_.index);
     std::string text;
-    if (node.op == kCat) {
+    if (is_concatenation(node)) {
       text = "x" + number(node.arguments.at(0).values.at(lane_.index));
     } else {
       const auto rule = pointwise_rule(body_, node, lane_.index);

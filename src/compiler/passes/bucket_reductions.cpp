@@ -11,10 +11,10 @@
 #include <tessera/compile/pass.h>
 
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/reductions.h"
-#include "compiler/passes/uses.h"
 
 #include <utility>
 

@@ -1,22 +1,21 @@
 #include "base/capture.h"
+#include "compiler/ir/memory.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 namespace tessera::compiler {
 
 // A copy all the same where somebody writes over one of the two.
 void drop_again(Graph& graph) {
-  const Fates fates(graph, Aliases(graph));
-  const auto is_consumed = [&](ValueId value) {
-    return fates.consumed[static_cast<size_t>(value)];
-  };
+  const MemoryAnalysis memory(graph);
+  const auto is_consumed = [&](ValueId value) { return memory.is_consumed(value); };
   Replacements replacements;
   std::vector<bool> removed(graph.nodes.size());
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (node.op != capture::kAgain) continue;
     const ValueId from = node.arguments[0].values[0], to = node.results[0].values[0];
-    const bool leaves = fates.returned[static_cast<size_t>(to)];
+    const bool leaves = memory.is_returned(to);
     if (is_consumed(from) || is_consumed(to) || leaves ||
         !same_layout(graph.type(from), graph.type(to)))
       continue;

@@ -1,39 +1,15 @@
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
 #include <optional>
-#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
-
-using NameSet = std::unordered_set<std::string>;
-
-// Views that start at the first element of what they view: with the same sizes and strides they are
-// the same.
-const NameSet kViewsFromTheStart = {
-    "aten::view",
-    "aten::reshape",
-    "aten::_reshape_alias",
-    "aten::expand",
-    "aten::permute",
-    "aten::transpose.int",
-    "aten::t",
-    "aten::squeeze",
-    "aten::squeeze.dim",
-    "aten::squeeze.dims",
-    "aten::contiguous",
-    "aten::flatten.using_ints",
-    "aten::_unsafe_view",
-    "aten::alias",
-    "aten::detach",
-    "aten::lift_fresh",
-};
-const NameSet kCopies = {"aten::clone", "aten::_to_copy"};
 
 /// A number among the arguments.
 std::optional<at::Scalar> scalar_of(const Argument& argument) {
@@ -54,17 +30,12 @@ bool equals(const at::Scalar& number, double value) {
 /// Whether the call gives back its first argument, bit for bit and whatever its values. Adding zero
 /// does not: -0.0 + 0.0 is 0.0.
 bool is_neutral(const Node& node, const ValueType& type) {
-  const auto is = [&](std::initializer_list<const char*> names) {
-    return std::find(names.begin(), names.end(), node.op) != names.end();
-  };
-  if (node.arguments.size() < 2) return false;
+  const auto does = arithmetic_of(node);
+  if (!does || node.arguments.size() < 2) return false;
   const auto number = scalar_of(node.arguments[1]);
   if (!number) return false;
-  if (is({"aten::mul.Scalar", "aten::mul.Tensor", "aten::div.Scalar", "aten::div.Tensor"}))
-    return equals(*number, 1);
-  if (!is({"aten::add.Scalar", "aten::add.Tensor", "aten::sub.Scalar", "aten::sub.Tensor"}))
-    return false;
-  const bool is_sub = node.op.starts_with("aten::sub");
+  if (*does == Arithmetic::Scales) return equals(*number, 1) && node.arguments.size() == 2;
+  const bool is_sub = *does == Arithmetic::Subtracts;
   const auto alpha = scalar_of(node.arguments.at(2));
   if (!alpha || !equals(*alpha, 1) || !equals(*number, 0)) return false;
   const bool negative_zero = number->isFloatingPoint() && std::signbit(number->toDouble());
@@ -79,7 +50,7 @@ bool pins(const Node& node) {
 
 class Folder {
  public:
-  explicit Folder(Graph& graph) : graph_(graph), aliases_(graph), fates_(graph, aliases_) {}
+  explicit Folder(Graph& graph) : graph_(graph), memory_(graph) {}
 
   void run() {
     std::vector<bool> removed(graph_.nodes.size());
@@ -108,29 +79,28 @@ class Folder {
     if (result == kNoValue || source == kNoValue ||
         !same_layout(graph_.type(result), graph_.type(source)))
       return std::nullopt;
-    if (kViewsFromTheStart.count(node.op) != 0)
+    if (views_from_start(node))
       return is_input_given_back(source, result) ? std::nullopt : std::optional(source);
-    const bool is_copy = (kCopies.count(node.op) != 0 && !pins(node)) || from == 1 ||
+    const bool is_same = (compiler::is_copy(node) && !consumes(node) && !pins(node)) ||
                          is_neutral(node, graph_.type(result));
-    return is_copy && can_share(source, result) ? std::optional(source) : std::nullopt;
+    return is_same && can_share(source, result) ? std::optional(source) : std::nullopt;
   }
 
   /// A caller who gets a view of an argument does not want the argument.
   bool is_input_given_back(ValueId source, ValueId result) const {
-    return !aliases_.inputs(source).empty() && fates_.returned[static_cast<size_t>(result)];
+    return !memory_.inputs(source).empty() && memory_.is_returned(result);
   }
 
   bool can_share(ValueId source, ValueId result) const {
-    const auto from = static_cast<size_t>(source), to = static_cast<size_t>(result);
-    if (fates_.consumed[from] || fates_.consumed[to] || fates_.returned[to]) return false;
+    if (memory_.is_consumed(source) || memory_.is_consumed(result) || memory_.is_returned(result))
+      return false;
     // Writes come one after the other: the memory of an input may have been written before this one
     // is copied.
-    return !fates_.written[to] || aliases_.inputs(source).empty();
+    return !memory_.is_written(result) || memory_.inputs(source).empty();
   }
 
   Graph& graph_;
-  const Aliases aliases_;
-  const Fates fates_;
+  const MemoryAnalysis memory_;
   Replacements replacements_;
 };
 

@@ -1,6 +1,6 @@
 #include "compiler/passes/fusion_groups.h"
 
-#include "compiler/ir/aliases.h"
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/pointwise_rules.h"
@@ -14,8 +14,6 @@ namespace {
 constexpr size_t kMostOperators = 64;  // of one kernel: registers end, and compilers slow down
 
 using Shapes = std::vector<std::vector<int64_t>>;  // by lane
-
-bool is_cat(const Node& node) { return node.op == "aten::cat"; }
 
 bool is_kernel_tensor(const ValueType& type) {
   return (type.device.is_cpu() || type.device.is_cuda()) && is_kernel_dtype(type.dtype) &&
@@ -42,7 +40,7 @@ bool is_flat_cat(const Graph& graph, const Node& node) {
 /// The shapes over which the kernel of a node would loop; none if there can be no kernel.
 std::optional<Shapes> shapes_of(const Graph& graph, const Node& node) {
   if (node.results.size() != 1) return std::nullopt;
-  if (is_cat(node)) {
+  if (is_concatenation(node)) {
     if (!is_flat_cat(graph, node)) return std::nullopt;
     return Shapes{graph.type(result_of(node, 0)).sizes};
   }
@@ -79,7 +77,7 @@ class Grouping {
  public:
   explicit Grouping(const Graph& graph)
       : graph_(graph),
-        aliases_(graph),
+        memory_(graph),
         group_of_(graph.nodes.size(), kNone),
         definition_(graph.value_count(), kNone),
         users_(graph.value_count()),
@@ -146,12 +144,13 @@ class Grouping {
 
   /// Whether one loop (per lane) can hold the group: an element needs only elements at its place.
   bool is_kernel(const Group& group) const {
-    const auto cats = std::count_if(group.members.begin(), group.members.end(),
-                                    [&](size_t member) { return is_cat(graph_.nodes[member]); });
+    const auto cats = std::count_if(group.members.begin(), group.members.end(), [&](size_t member) {
+      return is_concatenation(graph_.nodes[member]);
+    });
     if (cats > 1) return false;
     return std::all_of(group.members.begin(), group.members.end(), [&](size_t member) {
       const Node& node = graph_.nodes[member];
-      if (is_cat(node)) {
+      if (is_concatenation(node)) {
         const auto used = node.used();
         return std::none_of(used.begin(), used.end(), [&](ValueId value) {
           const size_t producer = definition_[index(value)];
@@ -200,7 +199,7 @@ class Grouping {
           [](size_t position, const Write& each) { return position < each.position; });
       for (; write != writes_.end() && write->position < last; ++write) {
         for (const ValueId value : node.used()) {
-          if (aliases_.overlap(value, write->value)) return false;
+          if (memory_.overlap(value, write->value)) return false;
         }
       }
     }
@@ -220,12 +219,12 @@ class Grouping {
     });
     if (!used || group.members.size() > 1) return used;
     const Node& node = graph_.nodes[group.members[0]];
-    return node.op.starts_with("aten::_foreach_") || is_launched_division(node);
+    return is_over_lists(node) || is_launched_division(node);
   }
 
   /// Averages are divided before they are reduced; the kernel is named in the program for it.
   bool is_launched_division(const Node& node) const {
-    if (!node.op.starts_with("aten::div.")) return false;
+    if (!is_division(node)) return false;
     const auto& users = users_[index(result_of(node, 0))];
     return std::any_of(users.begin(), users.end(),
                        [&](size_t user) { return is_launch(graph_.nodes[user]); });
@@ -237,7 +236,7 @@ class Grouping {
   };
 
   const Graph& graph_;
-  const Aliases aliases_;
+  const MemoryAnalysis memory_;
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;            // by node
   std::vector<size_t> definition_;          // by value: the node

@@ -1,6 +1,6 @@
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ namespace {
 /// Finds the node behind which a launch can stand.
 class Launcher {
  public:
-  explicit Launcher(const Graph& graph) : graph_(graph), uses_(graph), aliases_(graph) {}
+  explicit Launcher(const Graph& graph) : graph_(graph), memory_(graph) {}
 
   int earliest(int index) {
     const Node& node = graph_.nodes[static_cast<size_t>(index)];
@@ -34,7 +34,7 @@ class Launcher {
   /// The last node before `index` that uses what the launch at `index` will write over.
   int last_reader(ValueId value, int index) const {
     int last = Uses::kInput;
-    for (const ValueId other : aliases_.overlapping(value)) {
+    for (const ValueId other : memory_.overlapping(value)) {
       if (uses_.definition(other) < index) last = std::max(last, uses_.definition(other));
       for (const int user : uses_.users(other)) {
         if (user < index) last = std::max({last, user, last_wait(user, index)});
@@ -57,8 +57,8 @@ class Launcher {
   }
 
   const Graph& graph_;
-  const Uses uses_;
-  const Aliases aliases_;
+  const MemoryAnalysis memory_;
+  const Uses& uses_ = memory_.uses();
   int last_gather_ = Uses::kInput;
 };
 

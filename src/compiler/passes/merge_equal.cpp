@@ -1,8 +1,9 @@
 #include "base/capture.h"
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/ir/text.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <unordered_map>
 
@@ -18,7 +19,7 @@ std::string computation_key(const Graph& graph, const Node& node) {
 
 class Merger {
  public:
-  explicit Merger(Graph& graph) : graph_(graph), fates_(graph, Aliases(graph)) {}
+  explicit Merger(Graph& graph) : graph_(graph), memory_(graph) {}
 
   void run() {
     std::unordered_map<std::string, size_t> first;
@@ -48,9 +49,7 @@ class Merger {
       if (!is_view(node) && !can_share(from[i], to[i])) return false;
     }
     for (size_t i = 0; i < from.size(); ++i) {
-      const auto target = static_cast<size_t>(to[i]);
-      fates_.returned[target] =
-          fates_.returned[target] || fates_.returned[static_cast<size_t>(from[i])];
+      if (memory_.is_returned(from[i])) memory_.mark_returned(to[i]);
       replacements_[from[i]] = to[i];
     }
     return true;
@@ -58,13 +57,12 @@ class Merger {
 
   /// A caller who got two tensors may change one of them; so may a node that consumes one.
   bool can_share(ValueId left, ValueId right) const {
-    const auto first = static_cast<size_t>(left), second = static_cast<size_t>(right);
-    if (fates_.consumed[first] || fates_.consumed[second]) return false;
-    return !fates_.returned[first] || !fates_.returned[second];
+    if (memory_.is_consumed(left) || memory_.is_consumed(right)) return false;
+    return !memory_.is_returned(left) || !memory_.is_returned(right);
   }
 
   Graph& graph_;
-  Fates fates_;
+  MemoryAnalysis memory_;
   Replacements replacements_;
 };
 

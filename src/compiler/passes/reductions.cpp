@@ -13,11 +13,6 @@
 namespace tessera::compiler {
 namespace {
 
-bool is_division(const Node& node) {
-  return node.op == "aten::div.Scalar" || node.op == "aten::div.Tensor" ||
-         node.op == "aten::div_.Scalar" || node.op == "aten::div_.Tensor";
-}
-
 std::optional<at::Scalar> divisor_of(const Node& node) {
   const Argument& divisor = node.arguments.at(1);
   if (divisor.kind != Argument::Kind::Constant) return std::nullopt;
@@ -29,7 +24,7 @@ std::optional<at::Scalar> divisor_of(const Node& node) {
 
 class Finder {
  public:
-  explicit Finder(const Graph& graph) : graph_(graph), uses_(graph), aliases_(graph) {
+  explicit Finder(const Graph& graph) : graph_(graph), memory_(graph) {
     consumers_.resize(graph.value_count());
     for (int i = 0; i < uses_.end(); ++i) {
       const Node& node = node_at(i);
@@ -54,7 +49,7 @@ class Finder {
 
   void note_consumer(ValueId value, int index) {
     if (value == kNoValue) return;
-    for (const ValueId other : aliases_.overlapping(value))
+    for (const ValueId other : memory_.overlapping(value))
       consumers_[static_cast<size_t>(other)].push_back(index);
   }
 
@@ -130,8 +125,8 @@ class Finder {
   }
 
   const Graph& graph_;
-  const Uses uses_;
-  const Aliases aliases_;
+  const MemoryAnalysis memory_;
+  const Uses& uses_ = memory_.uses();
   std::vector<std::vector<int>> consumers_;  // by value: nodes that consume its memory
 };
 

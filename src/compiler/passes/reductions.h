@@ -1,7 +1,7 @@
 #pragma once
 
+#include "compiler/ir/memory.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <optional>
 #include <string>

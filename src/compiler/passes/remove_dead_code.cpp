@@ -1,6 +1,7 @@
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 

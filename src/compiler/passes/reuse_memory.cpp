@@ -5,10 +5,10 @@
 // - the memory is the graph's own, or that of an input which the graph overwrites at its end; and
 //   then no other output may lie in it, and what is written must lie where the input lies.
 // A clone that is made to be consumed is dropped under the same conditions, as of the consumption.
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/passes/joined_memory.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 
@@ -17,9 +17,8 @@ namespace {
 
 class Reuser {
  public:
-  explicit Reuser(Graph& graph) : graph_(graph), memory_(graph), uses_(graph) {
+  explicit Reuser(Graph& graph) : graph_(graph), memory_(graph) {
     consumed_at_.assign(graph.value_count(), kNever);
-    last_read_ = last_reads(graph, uses_);
     for (int i = 0; i < uses_.end(); ++i) note(i);
     for (const GraphOutput& output : graph.outputs) {
       if (output.kind == OutputKind::Write) target_of_write_.push_back(output.target);
@@ -30,7 +29,7 @@ class Reuser {
     std::vector<bool> removed(graph_.nodes.size());
     for (int i = 0; i < uses_.end(); ++i) {
       Node& node = graph_.nodes[index_of(i)];
-      if (node.op == "aten::clone") {
+      if (is_clone(node)) {
         removed[index_of(i)] = drop_clone(node, i);
       } else if (const auto form = form_in_place(node); !form.empty()) {
         put_in_place(node, i, form);
@@ -57,8 +56,7 @@ class Reuser {
 
   std::string form_in_place(const Node& node) const {
     if (is_random(node) || consumes(node) || node.results.size() != 1) return "";
-    const bool can =
-        is_pointwise(node) || node.op.starts_with("aten::_foreach_") || is_all_reduce(node);
+    const bool can = is_pointwise(node) || is_over_lists(node) || is_all_reduce(node);
     if (!can || node.arguments.empty()) return "";
     const auto& over = node.arguments[0];
     const bool same_shape =
@@ -86,7 +84,7 @@ class Reuser {
   bool is_read_after(ValueId value, int index) const {
     const auto& values = memory_.neighbours(value);
     return std::any_of(values.begin(), values.end(), [&](ValueId other) {
-      return last_read_[index_of(other)] > index && memory_.overlap(other, value) &&
+      return memory_.last_read(other) > index && memory_.overlap(other, value) &&
              uses_.definition(other) <= index;
     });
   }
@@ -118,7 +116,7 @@ class Reuser {
     const auto& values = memory_.neighbours(source);
     const bool is_in_use = std::any_of(values.begin(), values.end(), [&](ValueId other) {
       if (!memory_.overlap(other, source) || uses_.definition(other) > consumed) return false;
-      return last_read_[index_of(other)] >= consumed || consumed_at_[index_of(other)] > index;
+      return memory_.last_read(other) >= consumed || consumed_at_[index_of(other)] > index;
     });
     if (is_in_use) return false;
     memory_.join(copy, source);
@@ -137,10 +135,9 @@ class Reuser {
   }
 
   Graph& graph_;
-  JoinedMemory memory_;
-  const Uses uses_;
+  MemoryAnalysis memory_;
+  const Uses& uses_ = memory_.uses();
   std::vector<int> consumed_at_;  // by value: index of the node, or kNever
-  std::vector<int> last_read_;    // by value: index of the last node that reads it
   std::vector<ValueId> target_of_write_;
   Replacements replacements_;
 };

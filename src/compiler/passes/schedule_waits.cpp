@@ -1,6 +1,7 @@
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 
@@ -11,7 +12,7 @@ namespace {
 class Scheduler {
  public:
   explicit Scheduler(Graph& graph)
-      : graph_(graph), aliases_(graph), held_by_(graph.value_count(), -1) {}
+      : graph_(graph), memory_(graph), held_by_(graph.value_count(), -1) {}
 
   void run() {
     auto nodes = std::move(graph_.nodes);
@@ -78,7 +79,7 @@ class Scheduler {
           read.insert(read.end(), sources->second.begin(), sources->second.end());
       }
       const bool overlaps = std::any_of(read.begin(), read.end(), [&](ValueId value) {
-        return aliases_.overlap(value, consumed);
+        return memory_.overlap(value, consumed);
       });
       if (overlaps) release(i);
     }
@@ -90,7 +91,7 @@ class Scheduler {
   }
 
   Graph& graph_;
-  const Aliases aliases_;
+  const MemoryAnalysis memory_;
   std::vector<Node> held_;
   std::vector<bool> is_held_;
   std::vector<int> held_by_;                                   // by value: index in held_, or -1

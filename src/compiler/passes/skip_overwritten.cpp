@@ -1,6 +1,7 @@
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 #include <set>
@@ -10,7 +11,7 @@ namespace {
 
 class Skipper {
  public:
-  explicit Skipper(Graph& graph) : graph_(graph), uses_(graph), aliases_(graph) {}
+  explicit Skipper(Graph& graph) : graph_(graph), memory_(graph) {}
 
   void run() {
     std::vector<bool> removed(graph_.nodes.size());
@@ -25,7 +26,7 @@ class Skipper {
           !ends_here(source, static_cast<int>(i)))
         continue;
       replacements_[result] = source;
-      handed_on_.insert(aliases_.memory(source));
+      handed_on_.insert(memory_.memory(source));
       removed[i] = true;
     }
     replace_uses(graph_, replacements_);
@@ -35,9 +36,8 @@ class Skipper {
  private:
   /// Whether nothing but this node needs the memory of the value, so that it can be handed on.
   bool ends_here(ValueId value, int node) const {
-    if (!aliases_.inputs(value).empty() || handed_on_.contains(aliases_.memory(value)))
-      return false;
-    const auto sharing = aliases_.overlapping(value);
+    if (!memory_.inputs(value).empty() || handed_on_.contains(memory_.memory(value))) return false;
+    const auto sharing = memory_.overlapping(value);
     return std::all_of(sharing.begin(), sharing.end(),
                        [&](ValueId other) { return uses_.last(other) <= node; });
   }
@@ -56,8 +56,8 @@ class Skipper {
   }
 
   Graph& graph_;
-  const Uses uses_;
-  const Aliases aliases_;
+  const MemoryAnalysis memory_;
+  const Uses& uses_ = memory_.uses();
   Replacements replacements_;
   std::set<size_t> handed_on_;  // memory that has become a result's already
 };

@@ -5,9 +5,10 @@
 //   wait 0 \                                    wait 0 -> _fused_adam_(parameters of bucket 0)
 //   wait 1  > _fused_adam_(all)          =>     wait 1 -> _fused_adam_(parameters of bucket 1)
 //   wait 2 /                                    wait 2 -> _fused_adam_(parameters of bucket 2)
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/uses.h"
 
 #include <algorithm>
 #include <map>
@@ -20,8 +21,7 @@ constexpr int kNoLaunch = -1;
 /// How many elements the lists of an operator have that works on each place by itself; none: it
 /// does not, or its lists have different lengths.
 std::optional<size_t> places_of(const Node& node) {
-  if (!node.op.starts_with("aten::_fused_") && !node.op.starts_with("aten::_foreach_"))
-    return std::nullopt;
+  if (!is_over_lists(node)) return std::nullopt;
   size_t places = 0;
   const auto fits = [&](const Argument& each) {
     if (each.kind != Argument::Kind::List || each.values.empty()) return true;

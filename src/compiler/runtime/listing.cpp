@@ -1,9 +1,10 @@
 #include "compiler/runtime/listing.h"
 
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
+#include "compiler/kernels/in_place.h"
 #include "compiler/kernels/kernels.h"
-#include "compiler/kernels/lifetimes.h"
 #include "compiler/kernels/names.h"
 
 #include <algorithm>

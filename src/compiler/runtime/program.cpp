@@ -4,11 +4,12 @@
 
 #include "base/call_boxed.h"
 #include "comm/foreground.h"
-#include "compiler/agreement.h"
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/kernels/lifetimes.h"
-#include "compiler/trace/key.h"
-#include "compiler/trace/memory.h"
+#include "compiler/kernels/in_place.h"
+#include "compiler/programs/agreement.h"
+#include "compiler/record/key.h"
+#include "compiler/record/memory.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
@@ -79,6 +80,9 @@ Program::Program(const Graph& graph, std::vector<Launch> kernels)
   values_.resize(types_.size());
   groups_ = groups_of(graph);
   find_sent(graph);
+}
+
+void Program::enable_replay(const Graph& graph) {
   const bool is_for_gpu =
       std::ranges::any_of(types_, [](const ValueType& type) { return type.device.is_cuda(); });
   if (is_for_gpu)

@@ -25,6 +25,12 @@ class Program {
  public:
   /// `kernels`: of the graph's fused nodes; it may be empty if there are none.
   explicit Program(const Graph& graph, std::vector<Launch> kernels = {});
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  /// On a GPU later runs replay one CUDA graph, see Replay: for programs of whole steps, whose
+  /// parameters and state lie where they lay. `graph`: that of the program.
+  void enable_replay(const Graph& graph);
 
   /// Runs it, below autograd. Inputs in the order of the graph's; arguments that operators write
   /// are consumed, and inputs that the graph writes are written. Returns the values of the graph's

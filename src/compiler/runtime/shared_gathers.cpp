@@ -1,7 +1,7 @@
 #include "compiler/runtime/shared_gathers.h"
 
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/passes/uses.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -17,7 +17,7 @@ using Gate = comm::GroupMemory::Gate;
 /// What becomes of memory in a graph.
 class Story {
  public:
-  explicit Story(const Graph& graph) : graph_(graph), aliases_(graph), uses_(graph) {
+  explicit Story(const Graph& graph) : graph_(graph), memory_(graph) {
     written_at_.assign(graph.value_count(), uses_.end());
     for (int i = 0; i < uses_.end(); ++i) {
       const Node& node = graph.nodes[static_cast<size_t>(i)];
@@ -38,7 +38,7 @@ class Story {
 
   /// The input that the value shows all of, in order; kNoValue: none.
   ValueId input_of(ValueId value) const {
-    const auto& inputs = aliases_.inputs(value);
+    const auto& inputs = memory_.inputs(value);
     if (inputs.size() != 1) return kNoValue;
     const auto& of = graph_.type(inputs[0]);
     const auto& type = graph_.type(value);
@@ -50,7 +50,7 @@ class Story {
   /// The last node that reads memory of the value; none if it is written, or leaves the graph.
   std::optional<int> last_reader(ValueId value) const {
     int last = uses_.definition(value);
-    for (const ValueId other : aliases_.overlapping(value)) {
+    for (const ValueId other : memory_.overlapping(value)) {
       const bool leaves = std::find(leaving_.begin(), leaving_.end(), other) != leaving_.end();
       if (leaves || written_at_[static_cast<size_t>(other)] < uses_.end()) return std::nullopt;
       last = std::max(last, uses_.last(other));
@@ -60,12 +60,12 @@ class Story {
 
   int first_writer(ValueId value) const {
     int first = uses_.end();
-    for (const ValueId other : aliases_.overlapping(value))
+    for (const ValueId other : memory_.overlapping(value))
       first = std::min(first, written_at_[static_cast<size_t>(other)]);
     return first;
   }
 
-  std::vector<ValueId> overlapping(ValueId value) const { return aliases_.overlapping(value); }
+  std::vector<ValueId> overlapping(ValueId value) const { return memory_.overlapping(value); }
 
  private:
   void note_writing(const std::vector<ValueId>& values, int node) {
@@ -77,8 +77,8 @@ class Story {
   }
 
   const Graph& graph_;
-  const Aliases aliases_;
-  const Uses uses_;
+  const MemoryAnalysis memory_;
+  const Uses& uses_ = memory_.uses();
   std::vector<int> written_at_;  // by value
   std::vector<ValueId> leaving_;
 };

@@ -3,11 +3,11 @@
 #include "base/call_boxed.h"
 #include "base/text.h"
 #include "compiler/ir/operators.h"
+#include "compiler/record/random_state.h"
 #include "compiler/spmd/batch_dims.h"
 #include "compiler/spmd/builder.h"
 #include "compiler/spmd/move_rows.h"
 #include "compiler/spmd/node_call.h"
-#include "compiler/trace/random_state.h"
 #include "dtensor/local_scope.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
@@ -20,15 +20,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <set>
 
 namespace tessera::compiler {
 namespace {
 
 bool is_gradient_mark(const Node& node) { return node.op == "tessera::gradient"; }
-bool is_broadcast(const Node& node) {
-  return node.op == "aten::expand" || node.op == "aten::repeat";
-}
 
 const Placement& placed(const at::Tensor& tensor) {
   return dtensor::part_of(tensor).spec->placements[0];
@@ -263,8 +259,7 @@ void DistributedRun::store(const Argument& result, const c10::IValue& value) {
 }
 
 int64_t DistributedRun::made_dim(const Node& node) {
-  static const std::set<std::string> kConstants = {"aten::zeros", "aten::ones", "aten::full"};
-  if (batch_size_ < 2 || (!is_broadcast(node) && !kConstants.contains(node.op))) return -1;
+  if (batch_size_ < 2 || (!is_broadcast(node) && !is_constant_of_sizes(node))) return -1;
   const auto& sizes = graph_.type(node.results[0].values[0]).sizes;
   const auto found = std::find(sizes.begin(), sizes.end(), batch_size_);
   if (found == sizes.end()) return -1;

@@ -2,9 +2,9 @@
 
 #include <tessera/dtensor/tools.h>
 
+#include "compiler/record/recording.h"
 #include "compiler/spmd/locality.h"
 #include "compiler/spmd/one_device.h"
-#include "compiler/trace/recording.h"
 #include "dtensor/part.h"
 
 #include <map>

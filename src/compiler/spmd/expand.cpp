@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 namespace tessera::compiler {
@@ -17,16 +16,8 @@ namespace {
 enum class Class { Other, Parameter, Update };
 using Sizes = std::vector<int64_t>;
 
-/// Elementwise, though not tagged so: each element of a result depends on those at its place.
-bool is_elementwise(const Node& node) {
-  static const std::set<std::string> kOthers = {
-      "aten::clone",     "aten::copy_",     "aten::_to_copy",   "aten::zeros_like",
-      "aten::ones_like", "aten::full_like", "aten::empty_like", "aten::lerp_.Scalar",
-  };
-  if (is_random(node)) return false;  // a rank draws for all of a tensor
-  return is_pointwise(node) || kOthers.contains(node.op) || node.op.starts_with("aten::_fused_") ||
-         node.op.starts_with("aten::_foreach_");
-}
+/// A rank draws for all of a tensor.
+bool is_by_place(const Node& node) { return !is_random(node) && is_elementwise(node); }
 
 /// Tensors of a call that are computed with each other: those at one place of its lists, or all.
 struct Place {
@@ -180,7 +171,7 @@ class Expansion {
 
   void expand(Node node) {
     if (node.op == "tessera::gradient") return expand_gradient(node);
-    const auto places = is_elementwise(node) ? places_of(node) : std::vector<Place>();
+    const auto places = is_by_place(node) ? places_of(node) : std::vector<Place>();
     if (places.empty()) {
       const auto kind = class_of_results(node.used());
       for (const auto value : node.defined()) at(value).kind = kind;

@@ -1,7 +1,7 @@
 #include "compiler/spmd/locality.h"
 
+#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/passes/uses.h"
 
 #include <c10/util/Exception.h>
 

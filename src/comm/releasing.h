@@ -1,0 +1,19 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace tessera::comm {
+
+/// A backend whose threads may hold a tensor a moment longer than those who waited for it.
+class Releasing {
+ public:
+  virtual ~Releasing() = default;
+  /// Returns when no collective that is complete holds its tensors any more. Does not wait for
+  /// those under way.
+  virtual void await_released() = 0;
+};
+
+/// Of all backends of the group.
+void await_released(c10d::ProcessGroup& group);
+
+}  // namespace tessera::comm

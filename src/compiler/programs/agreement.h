@@ -1,0 +1,70 @@
+#pragma once
+
+#include <tessera/compile/graph.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera::compiler {
+
+/// One number of each rank of a group, compared without a wait of the host.
+class ProgramCheck {
+ public:
+  /// By tensors on the device.
+  ProgramCheck(std::string group, c10::Device device) : group_(std::move(group)), device_(device) {}
+
+  /// Collective. Throws a ValueError if the ranks' numbers of an earlier call differed; with `now`,
+  /// of this one.
+  void compare(int64_t mine, bool now);
+
+ private:
+  void read();
+
+  std::string group_;
+  c10::Device device_;
+  int64_t mine_ = 0;
+  at::Tensor told_;  // on the host: the least, and the negated greatest; undefined: nothing to read
+  std::optional<c10::Event> copied_;  // when it is there; none: at once
+};
+
+/// What ranks tell each other of their programs. Note [ranks agree]: a program sends fewer and
+/// larger messages than the function it was made of. So all ranks that talk to each other run
+/// programs, with the same messages, or none does. They agree when a program is made. Afterwards
+/// nobody waits for that: the collectives of a run say of which program they are
+/// (comm::ProgramScope), and a rank whose call no program serves, so that it runs eagerly, makes an
+/// error on all ranks at the first of them. Backends that compare nothing before data moves are
+/// told apart: see announce().
+class Agreement {
+ public:
+  /// The function communicates in these groups, by name; the same on all their ranks.
+  void meet(const std::vector<std::string>& groups);
+
+  struct Range {
+    int64_t least, most;
+    bool is_one() const { return least == most; }
+  };
+  /// Of all ranks that are reached through the groups. Collective; without groups it is this rank's
+  /// alone.
+  Range exchange(int64_t mine) const;
+
+  /// At each call, before anything is sent, in groups whose backends compare no calls: which
+  /// program runs; 0: none. The host does not wait. What others said is read at a later call, and
+  /// at once if this rank runs none; a ValueError if it was something else.
+  void announce(int64_t program);
+
+ private:
+  std::vector<std::string> groups_;
+  std::vector<ProgramCheck> checks_;  // by group that needs it
+};
+
+/// Names the messages that a program sends: kind, sizes and group of each, in order. Above 0.
+int64_t signature_of(const Graph& graph);
+/// The groups in which it sends them.
+std::vector<std::string> groups_of(const Graph& graph);
+
+}  // namespace tessera::compiler

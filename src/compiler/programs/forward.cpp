@@ -1,0 +1,58 @@
+#include <tessera/compile/config.h>
+#include <tessera/compile/module.h>
+
+#include "compiler/programs/overrides.h"
+#include "compiler/programs/pipeline.h"
+#include "compiler/programs/region.h"
+#include "compiler/runtime/listing.h"
+
+#include <c10/util/Exception.h>
+
+namespace tessera::detail {
+
+struct CompiledForward::Impl {
+  Impl(torch::nn::Module& compiled, CompileOptions given)
+      : module(compiled), options(std::move(given)) {}
+
+  torch::nn::Module& module;
+  const CompileOptions options;
+  Graph graph;  // of the last program
+  std::unique_ptr<compiler::Region> region;
+
+  Executable make(Graph graph) {
+    auto prepared = compiler::prepare(std::move(graph), options);
+    this->graph = prepared.graph;
+    return make_executable(std::move(prepared));
+  }
+};
+
+CompiledForward::CompiledForward(torch::nn::Module& module, CompileOptions options)
+    : impl_(std::make_unique<Impl>(module, std::move(options))) {
+  const auto& own = impl_->options;
+  TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer,
+                    "compile(module): expected no parallel_mode, module or optimizer, which belong "
+                    "to compile(function) over a whole step");
+  compiler::check_options(own);
+  impl_->region = std::make_unique<compiler::Region>(compiler::Region::Options{
+      .caller = "compile(" + module.name() + ")",
+      .subject = "its forward",
+      .compiler = [impl = impl_.get()](Graph graph) { return impl->make(std::move(graph)); },
+      .fullgraph = own.fullgraph,
+      .max_programs = own.max_programs});
+}
+
+CompiledForward::~CompiledForward() = default;
+
+void CompiledForward::run(c10::function_ref<void()> forward) {
+  const auto& mode = compile_config().optimize_ddp;
+  if (mode == "python_reducer_without_compiled_forward") return forward();
+  const compiler::OverrideScope overrides(impl_->options.module_override, {&impl_->module});
+  impl_->region->run(forward);
+}
+
+std::string CompiledForward::explain() const { return impl_->region->explain(); }
+std::string CompiledForward::generated_code() const {
+  return impl_->graph.nodes.empty() ? "" : compiler::program_text(impl_->graph);
+}
+
+}  // namespace tessera::detail

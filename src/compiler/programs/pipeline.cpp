@@ -1,0 +1,128 @@
+#include "compiler/programs/pipeline.h"
+
+#include <tessera/compile/config.h>
+
+#include "compiler/ir/operators.h"
+#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/run.h"
+#include "compiler/programs/agreement.h"
+#include "compiler/programs/overrides.h"
+#include "compiler/runtime/listing.h"
+#include "compiler/runtime/program.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace tessera {
+namespace compiler {
+namespace {
+
+/// Where sources go while somebody collects them.
+thread_local std::vector<std::string>* collected = nullptr;
+
+/// The list; what passes demand of it is said where they are, in passes/run.cpp.
+std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
+  const auto& config = compile_config();
+  auto passes = transformations(options);
+  const auto add = [&](const std::string& name) {
+    passes.push_back(find_pass(name, config.bucket_bytes));
+  };
+  for (const char* name :
+       {"skip_overwritten", "remove_dead_code", "fold_constants", "merge_equal", "drop_again"})
+    add(name);
+  if (config.reorder_for_locality) add("launch_early");
+  if (options.compress_gradients)
+    add(options.compress_gradients == at::kHalf ? "compress_to_float16" : "compress_to_bfloat16");
+  add("bucket_reduce_scatters");
+  add("bucket_all_gathers");
+  for (const auto& name : config.fuse_ddp_passes) add(name);
+  passes.insert(passes.end(), further.begin(), further.end());
+  passes.insert(passes.end(), options.passes.begin(), options.passes.end());
+  if (options.backend == "codegen") add("fuse_pointwise");
+  add("reuse_memory");
+  check_functions(passes);
+  check_order(passes);
+  return passes;
+}
+
+/// Kernels were asked for: who doesn't read explain() is to know that there are none.
+void warn_interpreted(const std::string& why) {
+  static std::atomic<bool> has_warned = false;
+  if (has_warned.exchange(true)) return;
+  TORCH_WARN("compile: programs are interpreted, without kernels of their own: ", why,
+             ". To have it so without this warning, take backend = \"interpret\"");
+}
+
+}  // namespace
+
+void check_options(const CompileOptions& options) {
+  TORCH_CHECK_VALUE(options.backend == "codegen" || options.backend == "interpret",
+                    "compile: expected backend \"codegen\" or \"interpret\", got \"",
+                    options.backend, "\"");
+  for (const auto& each : options.module_override)
+    TORCH_CHECK_VALUE(each, "compile: expected an Override in module_override, got null");
+  const auto dtype = options.compress_gradients.value_or(at::kHalf);
+  TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
+                    "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, ",
+                    "got ", dtype, "; leave it out to average gradients as they are");
+  const auto further =
+      options.parallel_mode ? options.parallel_mode->passes() : std::vector<Pass>();
+  check_disabled(passes_for(options, further), options.disabled_passes);
+}
+
+void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
+  run_passes(graph, passes_for(options, further),
+             {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});
+}
+
+Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
+  Prepared prepared{std::move(graph), {}, {}};
+  optimise(prepared.graph, options, further);
+  if (options.backend == "codegen") {
+    if (collected != nullptr) collected->push_back(program_text(prepared.graph));
+    auto loaded = load_kernels(write_kernels(prepared.graph), &prepared.why_interpreted);
+    if (loaded) {
+      prepared.kernels = std::move(*loaded);
+    } else {
+      warn_interpreted(prepared.why_interpreted);
+      unfuse(prepared.graph);
+    }
+  }
+  ++counters()["graphs"];
+  counters()["fused_kernels"] =
+      std::count_if(prepared.graph.nodes.begin(), prepared.graph.nodes.end(),
+                    [](const Node& node) { return node.op == kFused; });
+  return prepared;
+}
+
+Executable make_executable(Prepared prepared) {
+  const auto program = std::make_shared<Program>(prepared.graph, std::move(prepared.kernels));
+  return {[program](const std::vector<at::Tensor>& inputs) { return program->run(inputs); },
+          signature_of(prepared.graph)};
+}
+
+}  // namespace compiler
+
+Executable codegen(Graph graph) {
+  return make_executable(compiler::prepare(std::move(graph), {.backend = "codegen"}));
+}
+Executable interpret(Graph graph) {
+  return make_executable(compiler::prepare(std::move(graph), {.backend = "interpret"}));
+}
+
+std::vector<std::string> detail::code_generated_by(const std::function<void()>& function) {
+  std::vector<std::string> sources;
+  struct Collect {
+    std::vector<std::string>* before;
+    explicit Collect(std::vector<std::string>* into)
+        : before(std::exchange(compiler::collected, into)) {}
+    ~Collect() { compiler::collected = before; }
+  } const collect(&sources);
+  function();
+  return sources;
+}
+
+}  // namespace tessera

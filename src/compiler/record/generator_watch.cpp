@@ -1,0 +1,82 @@
+#include "compiler/record/generator_watch.h"
+
+#include "compiler/record/random_state.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <mutex>
+
+namespace tessera::compiler {
+namespace {
+
+/// What all who watch have in common: threads share the generator.
+struct Mark {
+  std::mutex mutex;
+  int watchers = 0;
+  uint64_t number = 0;
+  uint64_t seed = 0;  // that it stands for
+};
+
+Mark& mark() {
+  static auto& one = *new Mark;
+  return one;
+}
+
+uint64_t kept_seed() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get<at::CPUGeneratorImpl>()->current_seed();
+}
+
+void keep_seed(uint64_t seed) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  auto* own = generator.get<at::CPUGeneratorImpl>();
+  auto data = own->engine().data();
+  data.seed_ = seed;
+  at::mt19937 engine;
+  engine.set_data(data);
+  own->set_engine(engine);
+}
+
+}  // namespace
+
+void GeneratorWatch::begin() {
+  if (is_open_) return;
+  is_open_ = true;
+  auto& shared = mark();
+  {
+    const std::lock_guard lock(shared.mutex);
+    if (shared.watchers++ == 0) {
+      shared.seed = kept_seed();
+      // Alike on ranks whose generators are: distributed operators compare the states.
+      shared.number = shared.seed * 0x9E3779B97F4A7C15ULL + 0x7E55E7AULL;
+    }
+  }
+  note();
+}
+
+void GeneratorWatch::end() {
+  if (!is_open_) return;
+  was_set_ = was_set();
+  is_open_ = false;
+  auto& shared = mark();
+  const std::lock_guard lock(shared.mutex);
+  if (--shared.watchers == 0 && kept_seed() == shared.number) keep_seed(shared.seed);
+}
+
+void GeneratorWatch::note() {
+  if (!is_open_) return;
+  if (was_set()) keep_seed(mark().number);
+  known_ = random_state();
+}
+
+bool GeneratorWatch::was_set() const { return is_open_ ? kept_seed() != mark().number : was_set_; }
+
+GeneratorWatch::Before::Before(const GeneratorWatch& watch) : after_(random_state()) {
+  set_random_state(watch.known_);
+}
+
+GeneratorWatch::Before::~Before() { set_random_state(after_); }
+
+}  // namespace tessera::compiler

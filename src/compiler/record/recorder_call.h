@@ -1,0 +1,43 @@
+#pragma once
+
+#include "compiler/record/recorder.h"
+
+#include <c10/util/StringUtil.h>
+
+namespace tessera::compiler {
+
+/// One operator on its way: what it was called with, before it ran.
+struct Recorder::Call {
+  const c10::OperatorHandle& op;
+  const c10::FunctionSchema& schema;
+  torch::jit::Stack& stack;
+  size_t base;
+  torch::jit::Stack given;  // the arguments, held: the stack has the results once it ran
+  Node node;
+  std::vector<bool> is_fresh;    // by argument: written, and made for it
+  std::vector<bool> is_written;  // by argument
+};
+
+/// Every tensor that an argument or a result is, or that is in its list.
+template <class Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor()) visit(element.toTensor());
+    }
+  }
+}
+
+inline void check_layout(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided)
+    throw CannotRecord(c10::str(schema.name(), " works on a tensor of layout ", tensor.layout()));
+  // Kernels see memory alone.
+  if (tensor.is_neg() || tensor._is_zerotensor())
+    throw CannotRecord(schema.name() +
+                       " works on a tensor whose memory is not what it shows: the "
+                       "imaginary part of a conjugate, or a zero without memory");
+}
+
+}  // namespace tessera::compiler

@@ -174,6 +174,14 @@ void Unit::reduce(bool synchronise, bool in_background) {
   }
   if (!synchronise && !settings_.accumulate_sharded) {
     has_unreduced_ = true;
+    if (auto* observer = capture::observer())
+      observer->at_end(this, [weak = weak_from_this()]() -> std::string {
+        const auto self = weak.lock();
+        if (!self || !self->has_unreduced()) return "";
+        return "gradients of " + self->where +
+               ", which is fully sharded, are added up without being reduced, and wait for a later "
+               "call; reduce them in the same one: leave its last backward out of the NoSync scope";
+      });
     // A sum of many batches in a low dtype would lose the later ones.
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) unreduced_[i] = gradients[i].to(reduction_->dtype(i));

@@ -21,13 +21,15 @@ namespace tessera::sharded {
 
 namespace {
 
-/// Empty if it can be.
-std::string why_not_recorded(Unit& unit) {
+/// Empty if it can be. `is_again`: it has been recorded before in this recording.
+std::string why_not_recorded(Unit& unit, const capture::Observer& observer, bool is_again) {
   if (unit.settings().offloads) return "its parameters are offloaded";
   if (unit.settings().neighbours) return "a part of it is kept after forward";
-  if (!unit.requires_sync) return "its gradients are added up without being reduced";
+  // In a recording that has all of the step they are values like others.
+  if (!unit.requires_sync && !observer.watches_modules())
+    return "its gradients are added up without being reduced";
   const auto& reduction = *unit.reduction();
-  if (unit.has_unreduced() || reduction.has_held() || !reduction.reduces_copies())
+  if ((unit.has_unreduced() && !is_again) || reduction.has_held() || !reduction.reduces_copies())
     return "gradients of several batches are reduced together";
   return "";
 }
@@ -63,7 +65,8 @@ bool Unit::begin_recorded(Use use) {
     if (observer == nullptr) return false;
     recording_ = observer->number;
     note_reduction();
-    const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
+    const auto why_not = observer->takes_averages() ? why_not_recorded(*this, *observer, is_again)
+                                                    : "of optimize_ddp";
     if (!why_not.empty()) {
       observer->give_up(c10::str("fully_shard gathers ", where,
                                  " by itself, which operators do not show, since ", why_not));

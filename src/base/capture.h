@@ -70,6 +70,9 @@ class Observer {
   /// `action` is part of every later run, before its first operator: what the code that issued the
   /// operators did besides them.
   virtual void before_run(const void* who, std::function<void()> action) = 0;
+  /// Asked when the recorded function has ended: why the recording can't be run after all, which
+  /// operators do not show; empty if it can.
+  virtual void at_end(const void* who, std::function<std::string()> objection) = 0;
   /// A message will be sent now that is no part of the recording; programs don't send it.
   virtual void before_hidden_message() = 0;
   /// Something happened that operators do not show, so that the recording can't be run.

@@ -32,10 +32,7 @@ class HookEngine final : public Engine {
       results = Engine::get_base_engine().execute(roots, inputs, keep_graph, create_graph,
                                                   accumulate_grad, outputs);
     };
-    const bool on_cpu = std::all_of(inputs.begin(), inputs.end(), [](const at::Tensor& gradient) {
-      return !gradient.defined() || gradient.is_cpu();
-    });
-    if (auto* runner = on_cpu ? current_runner : nullptr) {
+    if (auto* runner = current_runner) {
       const RunnerScope inside(nullptr);
       runner->run(backward);
     } else {

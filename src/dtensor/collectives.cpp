@@ -56,9 +56,8 @@ at::Tensor packing_memory(const at::Tensor& tensor, const Group& group) {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
     at::Tensor bytes;
   };
-  // A device's stream may still read what the host has done with; a program has memory of its own.
-  if (!tensor.is_cpu() || capture::observer() != nullptr)
-    return at::empty({tensor.numel()}, tensor.options());
+  // A device's stream may still read what the host has done with.
+  if (!tensor.is_cpu()) return at::empty({tensor.numel()}, tensor.options());
   thread_local std::optional<Kept> kept;
   const auto needed = static_cast<int64_t>(tensor.nbytes());
   const auto flat = [&](const at::Tensor& bytes) {
@@ -78,6 +77,13 @@ at::Tensor packing_memory(const at::Tensor& tensor, const Group& group) {
 /// the copy into it.
 at::Tensor pack_chunks(const at::Tensor& tensor, int64_t tensor_dim, const Group& group) {
   const int64_t ranks = group->getSize();
+  // A program has memory of its own.
+  if (capture::observer() != nullptr) {
+    std::vector<at::Tensor> parts;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      parts.push_back(take_chunk(tensor, tensor_dim, ranks, rank).reshape({-1}));
+    return at::cat(parts);
+  }
   const auto numels = chunk_numels(tensor, tensor_dim, ranks);
   auto packed = packing_memory(tensor, group);
   for (int64_t rank = 0, begin = 0; rank < ranks; begin += numels[rank], ++rank) {

@@ -94,7 +94,7 @@ c10::IValue local_value(const c10::FunctionSchema& schema, const c10::IValue& va
   if (value.isTensor()) return local(value.toTensor());
   if (value.isTensorList()) {
     std::vector<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(local(tensor));
+    for (const auto& each : value.toListRef()) tensors.push_back(local(each.toTensor()));
     return tensors;
   }
   if (value.isOptionalTensorList()) {

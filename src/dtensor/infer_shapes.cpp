@@ -22,7 +22,7 @@ c10::IValue meta_value(const c10::IValue& value) {
     return value.toTensor().defined() ? c10::IValue(meta_like(value.toTensor())) : value;
   if (value.isTensorList()) {
     std::vector<at::Tensor> tensors;
-    for (const at::Tensor& tensor : value.toTensorList()) tensors.push_back(meta_like(tensor));
+    for (const auto& each : value.toListRef()) tensors.push_back(meta_like(each.toTensor()));
     return tensors;
   }
   if (value.isOptionalTensorList()) {
@@ -47,7 +47,7 @@ std::vector<ResultShape> shapes_of(const c10::IValue& value) {
   if (value.isTensor()) {
     add(value.toTensor());
   } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
+    for (const auto& each : value.toListRef()) add(each.toTensor());
   }
   return shapes;
 }

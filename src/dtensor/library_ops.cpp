@@ -73,8 +73,8 @@ bool is_distributed(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
 std::vector<std::string> placement_names(const at::Tensor& tensor) {
   std::vector<std::string> texts;
-  for (const auto& placement : DTensor::of(tensor).placements())
-    texts.push_back(to_text(placement));
+  const auto distributed = DTensor::of(tensor);
+  for (const auto& placement : distributed.placements()) texts.push_back(to_text(placement));
   return texts;
 }
 

@@ -99,7 +99,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Source& source() { return recorded_ ? *recorded_ : *source_; }
   void choose_source(Use use);
   Reduction& choose_reduction();
-  void end_recorded();
+  void end_recorded(), note_unreduced();
   void note_writing();
   void show_values_of(const Source& source);
   bool show_shards();

@@ -178,6 +178,7 @@ void Unit::reduce(bool in_background) {
   }
   if (!requires_sync_ && !settings_.accumulate_sharded) {
     unreduced_.resize(parameters_.size());
+    note_unreduced();
     // A sum of many batches in a low dtype would lose the later ones.
     for (size_t i = 0; i < gradients.size(); ++i) {
       if (gradients[i].defined()) unreduced_[i] = gradients[i].to(reduction_->dtype(i));

@@ -17,13 +17,15 @@ namespace tessera::sharded {
 
 namespace {
 
-/// Empty if it can be.
-std::string why_not_recorded(Unit& unit) {
+/// Empty if it can be. `is_again`: it has been recorded before in this recording.
+std::string why_not_recorded(Unit& unit, const capture::Observer& observer, bool is_again) {
   if (unit.settings().offloads) return "its parameters are offloaded";
   if (unit.settings().neighbours) return "a part of it is kept after forward";
-  if (!unit.requires_sync()) return "its gradients are added up without being reduced";
+  // In a recording that has all of the step they are values like others.
+  if (!unit.requires_sync() && !observer.watches_modules())
+    return "its gradients are added up without being reduced";
   const auto& reduction = *unit.reduction();
-  if (unit.has_unreduced() || reduction.has_held() || !reduction.reduces_copies())
+  if ((unit.has_unreduced() && !is_again) || reduction.has_held() || !reduction.reduces_copies())
     return "gradients of several batches are reduced together";
   return "";
 }
@@ -67,7 +69,8 @@ void Unit::choose_source(Use use) {
   if (observer == nullptr) return;
   recording_ = observer->number;
   note_reduction(*this);
-  const auto why_not = observer->takes_averages() ? why_not_recorded(*this) : "of optimize_ddp";
+  const auto why_not =
+      observer->takes_averages() ? why_not_recorded(*this, *observer, is_again) : "of optimize_ddp";
   if (!why_not.empty()) {
     end_recorded();
     return observer->give_up(c10::str("fully_shard gathers ", where,
@@ -96,6 +99,19 @@ void Unit::end_recorded() {
   recorded_.reset();
   if (life_.values() == Values::Kept) life_.free();
   show_values_of(*source_);
+}
+
+/// Gradients of this batch wait for those of a later one, which must come in the same recording.
+void Unit::note_unreduced() {
+  capture::tell([&](capture::Observer& observer) {
+    observer.at_end(this, [weak = weak_from_this()]() -> std::string {
+      const auto self = weak.lock();
+      if (!self || !self->has_unreduced()) return "";
+      return "gradients of " + self->where +
+             ", which is fully sharded, are added up without being reduced, and wait for a later "
+             "call; reduce them in the same one: leave its last backward out of the NoSync scope";
+    });
+  });
 }
 
 void Unit::set_requires_sync(bool required) {

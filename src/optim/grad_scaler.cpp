@@ -1,3 +1,4 @@
+#include "optim/arithmetic.h"
 #include "optim/rule.h"
 
 #include <ATen/Context.h>
@@ -7,8 +8,11 @@
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace tessera::optim {
 
@@ -71,6 +75,47 @@ std::vector<at::Tensor> multiply_and_check(const torch::optim::Optimizer& optimi
   return found;
 }
 
+/// Parameters with gradients, and their state.
+template <class Visit>
+void for_each_updated(const Optimizer& optimizer, const Visit& visit) {
+  for (const ParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (!param.grad().defined()) continue;
+      visit(param);
+      for (const auto& [name, tensor] : optimizer.state_of(param)) visit(tensor);
+    }
+  }
+}
+
+/// A step that is recorded must not ask the host whether it is to be left out: it is taken, and
+/// where `found_inf` is not 0 all that it wrote gets back what it held. State that it made itself
+/// begins with zeros then.
+void step_and_take_back(Optimizer& optimizer, const at::Tensor& found_inf) {
+  const at::NoGradGuard no_grad;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> before;
+  for_each_updated(optimizer, [&](const at::Tensor& tensor) {
+    before.emplace(tensor.unsafeGetTensorImpl(), tensor.clone());
+  });
+  optimizer.step();
+  const at::Tensor is_left_out = found_inf != 0;
+  for_each_updated(optimizer, [&](const at::Tensor& tensor) {
+    const auto known = before.find(tensor.unsafeGetTensorImpl());
+    tensor.copy_(at::where(to_device(is_left_out, tensor.device()),
+                           known == before.end() ? at::zeros_like(tensor) : known->second, tensor));
+  });
+}
+
+/// For an optimizer whose kernels can't be told.
+void step_if_finite(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
+  auto* const own = dynamic_cast<Optimizer*>(&optimizer);
+  if (own != nullptr && is_recorded()) return step_and_take_back(*own, found_inf);
+  if (auto* observer = capture::observer())
+    observer->give_up(
+        "GradScaler::step reads on the host whether gradients are finite, to leave the step of an "
+        "optimizer of torch::optim out; take one of tessera::optim");
+  if (found_inf.item<float>() == 0) optimizer.step();
+}
+
 }  // namespace
 
 struct GradScaler::Impl {
@@ -81,7 +126,9 @@ struct GradScaler::Impl {
     std::vector<at::Tensor> found_inf;  // one per device: 1 if some gradient there is not finite
   };
 
-  GradScalerOptions options;
+  /// Programs that were made of steps look whether they are still there.
+  const std::shared_ptr<GradScalerOptions> shared_options = std::make_shared<GradScalerOptions>();
+  GradScalerOptions& options = *shared_options;
   int64_t init_growth_tracker = 0;
   at::Tensor scale;           // float32, on the device of the first scaled tensor
   at::Tensor growth_tracker;  // int32
@@ -104,6 +151,19 @@ struct GradScaler::Impl {
     TORCH_CHECK(scale.defined(), caller,
                 ": expected scale(loss) to have been called, got no scale yet; use "
                 "scaler.scale(loss).backward()");
+  }
+
+  /// What a step that is recorded does depends on them; the scale itself is a tensor.
+  void note_options() const {
+    auto* observer = capture::observer();
+    if (observer == nullptr) return;
+    observer->depend_on(
+        this, "options of a GradScaler", [weak = std::weak_ptr(shared_options)]() -> uint64_t {
+          const auto alive = weak.lock();
+          return alive ? fingerprint_of(alive->enabled, alive->growth_factor, alive->backoff_factor,
+                                        alive->growth_interval)
+                       : 0;
+        });
   }
 
   /// One answer on the scale's device, the same on every rank of the group.
@@ -165,7 +225,8 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
   const bool in_kernels = own != nullptr && own->impl_->all_fused(own->param_groups());
   if (!is_enabled()) {
     if (found_inf.defined() && in_kernels) return own->step_unless(found_inf);
-    if (!found_inf.defined() || found_inf.item<float>() == 0) optimizer.step();
+    if (found_inf.defined()) return step_if_finite(optimizer, found_inf);
+    optimizer.step();
     return;
   }
   impl_->check_scaled("GradScaler::step");
@@ -187,8 +248,8 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
     const bool scaled = progress.stage == Impl::Stage::Ready;
     const AmpScalingScope scope(own->impl_->scaling, {scaled ? impl_->scale : at::Tensor(), found});
     own->step();
-  } else if (found.item<float>() == 0) {
-    optimizer.step();
+  } else {
+    step_if_finite(optimizer, found);
   }
   progress.found_inf = {found};
   progress.stage = Impl::Stage::Stepped;
@@ -198,6 +259,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (!is_enabled()) return;
   impl_->check_scaled("GradScaler::update");
   const at::NoGradGuard no_grad;
+  impl_->note_options();
   if (new_scale) {
     impl_->scale.fill_(*new_scale);
   } else {

@@ -5,10 +5,12 @@
 #include "dtensor/scopes.h"
 
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -116,6 +118,22 @@ void run_log_softmax_backward(const c10::OperatorHandle& op, const Choice& choic
 
 int64_t class_dim(int64_t ndim) { return ndim == 1 ? 0 : 1; }
 
+/// The targets, if all of them that count are classes. An operator, so that a compiled step checks
+/// them at each run as well.
+at::Tensor checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  const auto outside = (targets != ignore_index) & ((targets < 0) | (targets >= classes));
+  TORCH_CHECK_INDEX(!outside.any().item<bool>(), "cross_entropy: expected targets from 0 to ",
+                    classes - 1, ", got one that is out of bounds");
+  return targets.clone();
+}
+
+at::Tensor call_checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::checked_targets", "")
+                             .typed<decltype(checked_targets)>();
+  return op.call(targets, classes, ignore_index);
+}
+
 /// For every row: where its target is in this rank's chunk, and its weight.
 struct Targets {
   at::Tensor place;   // with a class dimension of 1; 0 where it is not here
@@ -124,9 +142,13 @@ struct Targets {
 
   Targets(const Classes& classes, const at::Tensor& target, const c10::IValue& weights,
           int64_t ignore_index, const at::TensorOptions& options) {
-    const auto spread = target.unsqueeze(target.dim() == 0 ? 0 : classes.dim);
+    // The operator checks while it looks up, which here would be one rank alone. Reading values of
+    // another device would wait for it.
+    const auto checked = target.device().is_cpu()
+                             ? call_checked_targets(target, classes.count, ignore_index)
+                             : target;
+    const auto spread = checked.unsqueeze(target.dim() == 0 ? 0 : classes.dim);
     const auto counts = spread != ignore_index;
-    check(classes, spread, counts);
     const auto valid = at::where(counts, spread, 0);
     is_own = counts & (valid >= classes.offset) & (valid < classes.offset + classes.length);
     place = at::where(is_own, valid - classes.offset, 0);
@@ -134,16 +156,6 @@ struct Targets {
     const bool is_weighted = weights.isTensor() && weights.toTensor().defined();
     weight = is_weighted ? at::where(counts, weights.toTensor().to(options).take(valid), 0.0)
                          : counts.to(options);
-  }
-
- private:
-  /// The operator checks while it looks up, which here would be one rank alone. Reading values of
-  /// another device would wait for it.
-  static void check(const Classes& classes, const at::Tensor& target, const at::Tensor& counts) {
-    if (!target.device().is_cpu()) return;
-    const auto outside = counts & ((target < 0) | (target >= classes.count));
-    TORCH_CHECK_INDEX(!outside.any().item<bool>(), "cross_entropy: expected targets from 0 to ",
-                      classes.count - 1, ", got one that is out of bounds");
   }
 };
 
@@ -248,6 +260,12 @@ const dtensor::RuleTable& loss_rules() {
 }
 
 }  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  library.def("checked_targets(Tensor targets, int classes, int ignore_index) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("checked_targets", &checked_targets); }
+
 }  // namespace parallel
 
 loss_parallel::loss_parallel()

@@ -148,7 +148,7 @@ TEST(IrText, HostileTextsAreRefused) {
     return message_of([&] { Graph::parse(input + text); });
   };
   constexpr int kDeep = 200'000;
-  for (const std::string& word : {"number(", "tensor("}) {
+  for (const char* word : {"number(", "tensor("}) {
     std::string nested = "%1: float32[2] = aten::mul.Tensor(%0, ";
     for (int i = 0; i < kDeep; ++i) nested += word;
     EXPECT_NE(error_of(nested + "1").find("line 2: expected a number"), std::string::npos);

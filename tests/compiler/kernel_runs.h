@@ -8,6 +8,8 @@
 #include "recorded_steps.h"
 #include "support/temporary_folder.h"
 
+#include <gtest/gtest.h>
+
 #include <bit>
 #include <cmath>
 #include <cstdlib>

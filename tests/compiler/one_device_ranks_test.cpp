@@ -74,8 +74,8 @@ std::string expect_as_one_device(const ParallelCase& of, const Way& way, const L
     if (results.size() > 1) {
       auto samples = lengths[i];
       for (auto& each : samples) each *= of.per_sample;
-      ParallelCase output{.dims = {std::nullopt}};
-      if (of.output_dim >= 0) output.dims = {of.output_dim};
+      ParallelCase output;
+      output.dims = {of.output_dim >= 0 ? std::optional(of.output_dim) : std::nullopt};
       expect_near(results[1], part_of_batch(output, {wanted[1].detach()}, samples, rank()).at(0),
                   what + ", output");
     }

@@ -128,7 +128,9 @@ TEST(GmTransformation, RewritesTheCapturedGraphOnce) {
   const auto x = torch::ones({3});
   for (int i = 0; i < 5; ++i) {
     const auto result = compiled(x);
-    if (runs == 1 && i > 2) EXPECT_TRUE(at::allclose(result, x.sin() + 1)) << i;
+    if (runs == 1 && i > 2) {
+      EXPECT_TRUE(at::allclose(result, x.sin() + 1)) << i;
+    }
   }
   EXPECT_EQ(runs, 1);
 }

@@ -221,8 +221,7 @@ TESSERA_MODULE(Narrow);
 /// Of one row, some ranks have none.
 TEST_P(ShardedStepRanks, TrainsLikeTheStepWithEmptyShards) {
   run([] {
-    expect_step_parity<Narrow>(
-        {.prepare = [](Narrow& net) { fully_shard(net); }, .outputs = 1, .may_run_as_it_is = true});
+    expect_step_parity<Narrow>({.prepare = [](Narrow& net) { fully_shard(net); }, .outputs = 1});
   });
 }
 

@@ -22,7 +22,6 @@ struct StepParity {
   int64_t outputs;                    // of the model, which has ten inputs
   int steps = 6;
   bool clips = false;
-  bool may_run_as_it_is = false;
   bool evaluates = false;                     // between steps, as it is
   std::map<std::string, int> operators = {};  // how often the program has those, if it says so
   std::function<int()> batch = [] { return rank(); };  // ranks of one number have one batch
@@ -73,7 +72,6 @@ void expect_step_parity(const StepParity<Net>& which) {
     const torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::allclose(nets[1](x), nets[0](x), 1e-5, 1e-5)) << "step " << i;
   }
-  if (which.may_run_as_it_is) return;
   EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
   EXPECT_EQ(counters()["fallbacks"], 0) << explain(compiled);
   for (const auto& [op, wanted] : which.operators) {

@@ -206,7 +206,7 @@ const ZooEntry kZoo[] = {
      false,
      [] {
        return unrolled(tnn::RNNCell(3, 5), [](auto& cell, const Tensor& x) {
-         auto state = torch::zeros({x.size(0), 5});
+         auto state = torch::zeros({x.size(0), 5}, x.options());
          for (int64_t i = 0; i < x.size(1); ++i) state = cell(x.select(1, i), state);
          return state;
        });
@@ -216,7 +216,7 @@ const ZooEntry kZoo[] = {
      false,
      [] {
        return unrolled(tnn::GRUCell(3, 5), [](auto& cell, const Tensor& x) {
-         auto state = torch::zeros({x.size(0), 5});
+         auto state = torch::zeros({x.size(0), 5}, x.options());
          for (int64_t i = 0; i < x.size(1); ++i) state = cell(x.select(1, i), state);
          return state;
        });
@@ -226,7 +226,8 @@ const ZooEntry kZoo[] = {
      false,
      [] {
        return unrolled(tnn::LSTMCell(3, 5), [](auto& cell, const Tensor& x) {
-         auto hidden = torch::zeros({x.size(0), 5}), memory = torch::zeros({x.size(0), 5});
+         auto hidden = torch::zeros({x.size(0), 5}, x.options()),
+              memory = torch::zeros({x.size(0), 5}, x.options());
          for (int64_t i = 0; i < x.size(1); ++i)
            std::tie(hidden, memory) = cell(x.select(1, i), std::tuple(hidden, memory));
          return hidden;
@@ -253,8 +254,9 @@ const ZooEntry kZoo[] = {
        return model(
            [](auto& linear, const Tensor& x) {
              const auto y = linear(x);
-             const auto places = torch::arange(6).flip(0).expand({x.size(0), 6});
-             return y.gather(1, places) + y.index_select(1, torch::tensor({1, 0, 2, 5, 4, 3}));
+             const auto places = torch::arange(6, x.device()).flip(0).expand({x.size(0), 6});
+             return y.gather(1, places) +
+                    y.index_select(1, torch::tensor({1, 0, 2, 5, 4, 3}, x.device()));
            },
            tnn::Linear(6, 6));
      }},

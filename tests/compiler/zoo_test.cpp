@@ -52,9 +52,10 @@ class Zoo : public ::testing::TestWithParam<ZooEntry> {
 
   /// 50 steps; gradients of two batches add up now and then, and the learning rate changes.
   static void expect_parity(const ZooEntry& entry, const OptimizerEntry& which,
-                            const std::string& backend) {
+                            const std::string& backend, torch::Device device = torch::kCPU) {
     SCOPED_TRACE(std::string(which.name) + ", " + backend);
     const auto eager = seeded(3, entry.make), subject = seeded(3, entry.make);
+    for (const auto& model : {eager, subject}) model.module->to(device);
     const auto eager_optimizer = which.make(eager.module->parameters());
     const auto optimizer = which.make(subject.module->parameters());
     const auto step = [](const ZooModel& model, torch::optim::Optimizer& own, const Tensor& x,
@@ -73,7 +74,7 @@ class Zoo : public ::testing::TestWithParam<ZooEntry> {
                 {.module = *subject.module, .optimizer = *optimizer, .backend = backend});
     for (int i = 0; i < 50; ++i) {
       const bool updates = i % 5 != 3;
-      const auto x = batch(entry, i);
+      const auto x = batch(entry, i).to(device);
       if (i % 10 == 9) {
         for (auto* each : {eager_optimizer.get(), optimizer.get()})
           each->param_groups()[0].options().set_lr(0.02 / (1 + i));
@@ -104,6 +105,16 @@ TEST_P(Zoo, TrainsLikeTheStepWithEachOptimizer) {
 TEST_P(Zoo, TrainsLikeTheStepWithKernelsOfOurs) {
   const auto number = std::string(GetParam().name).size();
   expect_parity(GetParam(), kOptimizers[number % std::size(kOptimizers)], "codegen");
+}
+
+class ZooOnCuda : public Zoo {};
+INSTANTIATE_TEST_SUITE_P(Of, ZooOnCuda, ::testing::ValuesIn(zoo()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(ZooOnCuda, TrainsLikeTheStep) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  const auto number = std::string(GetParam().name).size();
+  expect_parity(GetParam(), kOptimizers[number % std::size(kOptimizers)], "codegen", torch::kCUDA);
 }
 
 }  // namespace

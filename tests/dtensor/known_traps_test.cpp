@@ -267,7 +267,7 @@ TEST(KnownTrapsOnThreads, WritesThatNeedTheTargetElsewhere) {
         {"add_ of another placement",
          [](at::Tensor x) {
            if (!is_dtensor(x)) return void(x.add_(x.clone()));
-           const auto& mesh = DTensor::of(x).mesh();
+           const auto mesh = DTensor::of(x).mesh();
            for (const auto& other : {Shard(0), Shard(1), Replicate(), Partial()})
              x.add_(placed(full_of(x) / 4, mesh, {other}));
          }},

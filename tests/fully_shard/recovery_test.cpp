@@ -110,7 +110,7 @@ TEST_P(FullyShardRecovery, ABatchWithoutSynchronisationIsNotCountedTwiceAfterAFa
 
 TEST_P(FullyShardRecovery, AnErrorBehindAReductionLeavesEarlierGradients) {
   run([] {
-    const auto net = make_stack(9);
+    auto net = make_stack(9);
     shard(net);
     net(own_batch(0)).square().mean().backward();
     const auto& weight = net->block(1)->down->weight;

@@ -17,7 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::vector<json> lines_of(const TrainingGround& ground, const std::string& run) {
   std::vector<json> lines;
@@ -111,6 +113,22 @@ TEST_F(TrainOnCuda, EndsBySignalWithItsLastStepSaved) {
   char name[32];
   std::snprintf(name, sizeof name, "step-%08d", ground_.losses("run").rbegin()->first);
   EXPECT_EQ(ground_.checkpoints("run").back(), name);
+}
+
+TEST_F(TrainOnCuda, CompiledStepsAreOneProgramThatStays) {
+  for (const Words& more : {Words{}, Words{"--precision", "bf16"}, Words{"--ranks", "2"}}) {
+    auto words = on_cuda({"--steps", "24"});
+    if (std::ranges::count(more, "--ranks") == 0) words.insert(words.end(), {"--ranks", "1"});
+    words.insert(words.end(), more.begin(), more.end());
+    ASSERT_TRUE(ground_.train("eager", words).status.ok());
+    words.emplace_back("--compile");
+    const auto result = ground_.train("compiled", words);
+    ASSERT_TRUE(result.status.ok()) << result.output;
+    EXPECT_THAT(result.output, Not(AnyOf(HasSubstr("eagerly"), HasSubstr("dropped"))));
+    EXPECT_THAT(ground_.read("compiled", "program.cpp"), HasSubstr("aten"));
+    EXPECT_LT(largest_difference(ground_.losses("compiled"), ground_.losses("eager")), 2e-2);
+    for (const char* name : {"eager", "compiled"}) fs::remove_all(ground_.run(name));
+  }
 }
 
 TEST_F(TrainOnCuda, LeavesStepsOutThatAreNotFinite) {

@@ -35,12 +35,14 @@ std::string became(const std::string& before, const std::string& after) {
   return c10::str("`", before, "` became `", after, "`");
 }
 
-/// Compares two graphs, node by node.
+/// Compares two graphs, node by node. How values are numbered is no matter: an operator that gave
+/// what was known already takes numbers, too.
 class Comparison {
  public:
-  Comparison(const Graph& before, const Graph& after) : before_(before), after_(after) {}
+  Comparison(const Graph& before, const Graph& after)
+      : before_(before), after_(after), same_(before.value_count(), kNoValue) {}
 
-  std::string run() const {
+  std::string run() {
     for (size_t i = 0; i < std::max(before_.inputs.size(), after_.inputs.size()); ++i) {
       if (auto found = input(i); !found.empty()) return found;
     }
@@ -54,19 +56,20 @@ class Comparison {
   }
 
  private:
-  std::string input(size_t index) const {
+  std::string input(size_t index) {
     const bool is_extra = index >= before_.inputs.size();
     if (is_extra || index >= after_.inputs.size())
       return c10::str("the tensor ", quote((is_extra ? after_ : before_).inputs[index].name),
                       is_extra ? " comes in besides" : " comes in no more");
     const auto& was = before_.inputs[index];
     const auto& is = after_.inputs[index];
-    if (was.kind != is.kind || was.name != is.name || was.value != is.value)
+    if (was.kind != is.kind || was.name != is.name)
       return "a tensor that comes in: " + became(was.name, is.name);
+    same_.at(static_cast<size_t>(was.value)) = is.value;
     return type("the tensor " + quote(was.name), was.value, is.value);
   }
 
-  std::string node(size_t index) const {
+  std::string node(size_t index) {
     const bool is_extra = index >= before_.nodes.size();
     if (is_extra || index >= after_.nodes.size()) {
       const auto& graph = is_extra ? after_ : before_;
@@ -80,7 +83,7 @@ class Comparison {
         was.results.size() != is.results.size())
       return became(text_of(before_, was), text_of(after_, is)) + in_module(is);
     for (size_t i = 0; i < was.arguments.size(); ++i) {
-      if (!same_argument(was.arguments[i], is.arguments[i])) return argument(was, is, i);
+      if (!matches(was.arguments[i], is.arguments[i])) return argument(was, is, i);
     }
     if (auto found = results(was, is); !found.empty()) return found;
     if ((was.body == nullptr) != (is.body == nullptr)) return "the body of " + was.op;
@@ -94,19 +97,35 @@ class Comparison {
                     became(text_of(before_, was), text_of(after_, is)));
   }
 
-  std::string results(const Node& was, const Node& is) const {
+  std::string results(const Node& was, const Node& is) {
     for (size_t i = 0; i < was.results.size(); ++i) {
-      if (!same_argument(was.results[i], is.results[i]))
+      const auto& before = was.results[i].values;
+      const auto& after = is.results[i].values;
+      const auto is_there = [](ValueId value) { return value != kNoValue; };
+      if (was.results[i].kind != is.results[i].kind ||
+          !std::ranges::equal(before, after, {}, is_there, is_there))
         return "what " + is.op + in_module(is) +
                " gives: " + became(text_of(before_, was), text_of(after_, is));
-    }
-    const auto values = was.defined();
-    for (const ValueId value : values) {
-      if (auto found = type("what " + is.op + in_module(is) + " gives", value, value);
-          !found.empty())
-        return found;
+      for (size_t k = 0; k < before.size(); ++k) {
+        if (before[k] == kNoValue) continue;
+        same_.at(static_cast<size_t>(before[k])) = after[k];
+        if (auto found = type("what " + is.op + in_module(is) + " gives", before[k], after[k]);
+            !found.empty())
+          return found;
+      }
     }
     return {};
+  }
+
+  /// Of the second graph: the value that this one of the first is.
+  ValueId counterpart(ValueId value) const {
+    return value == kNoValue ? kNoValue : same_.at(static_cast<size_t>(value));
+  }
+
+  bool matches(const Argument& was, const Argument& is) const {
+    const auto of_first = [&](ValueId value) { return counterpart(value); };
+    return was.kind == is.kind && std::ranges::equal(was.values, is.values, {}, of_first) &&
+           same_constant(was.constant, is.constant);
   }
 
   std::string output(size_t index) const {
@@ -114,7 +133,9 @@ class Comparison {
     if (index >= after_.outputs.size()) return "something goes out no more";
     const auto& was = before_.outputs[index];
     const auto& is = after_.outputs[index];
-    if (was.kind == is.kind && was.value == is.value && was.target == is.target) return {};
+    if (was.kind == is.kind && counterpart(was.value) == is.value &&
+        counterpart(was.target) == is.target)
+      return {};
     return "what goes out: " + became(output_text(before_, was), output_text(after_, is));
   }
 
@@ -134,6 +155,7 @@ class Comparison {
 
   const Graph& before_;
   const Graph& after_;
+  std::vector<ValueId> same_;  // by value of the first: which of the second it is
 };
 
 }  // namespace

@@ -39,6 +39,7 @@ enum Trait : uint32_t {
   Broadcasts = 1U << 24,        // elements of its argument, some of them several times
   MadeOfSizes = 1U << 25,       // a constant of sizes that are given
   Alike = 1U << 26,             // elementwise, though not tagged so
+  Uneven = 1U << 27,            // ranks send tensors of different sizes to each other
 };
 }  // namespace trait
 
@@ -58,6 +59,7 @@ constexpr OperatorRow kOperatorRows[] = {
     {"_c10d_functional::all_reduce_coalesced", trait::Sum | trait::CopiesFirst},
     {"_c10d_functional::all_reduce_coalesced_", trait::Sum},
     {"_c10d_functional::broadcast", trait::CopiesFirst},
+    {"_c10d_functional::all_to_all_single", trait::Uneven},
     {"_c10d_functional::all_gather_into_tensor", trait::Gather},
     {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather},
 
@@ -375,6 +377,8 @@ bool consumes(const Node& node) {
   }
   return false;
 }
+
+bool sends_unevenly(const Node& node) { return has(node.op, trait::Uneven); }
 
 bool must_stay(const Node& node) {
   if (has(node.op, trait::PointToPoint) || is_random(node)) return true;

@@ -83,6 +83,8 @@ bool takes_indices(const c10::FunctionSchema& schema);
 bool compares_tensors(const c10::FunctionSchema& schema);
 /// Whether a launch reads its arguments until its result has been waited for.
 bool reads_until_waited(const Node& node);
+/// A launch whose tensors may have other sizes on other ranks.
+bool sends_unevenly(const Node& node);
 /// Whether it must stay although nobody needs its results: draws, messages, checks.
 bool must_stay(const Node& node);
 /// Does something besides computing results: consumes an argument, or must stay.

@@ -103,7 +103,10 @@ class Verifier {
     }
     const ValueType& from = graph_.type(output.value);
     const ValueType& to = graph_.type(output.target);
-    if (from.sizes != to.sizes || from.dtype != to.dtype)
+    // A distributed gradient may be placed otherwise than its parameter.
+    const bool fits = output.kind == OutputKind::Gradient ? from.sizes.size() == to.sizes.size()
+                                                          : from.sizes == to.sizes;
+    if (!fits || from.dtype != to.dtype)
       fail("the outputs", c10::str("%", output.value, ": ", text_of(from), " does not fit into %",
                                    output.target, ": ", text_of(to)));
   }

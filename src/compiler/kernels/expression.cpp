@@ -113,13 +113,18 @@ std::string store_text(const std::string& number, at::ScalarType dtype) {
 std::string expression_text(const Graph& graph, const Node& node, size_t lane,
                             const PointwiseRule& rule,
                             const std::function<std::string(const Operand&)>& name_of) {
+  const bool is_host = graph.type(result_of(node, lane)).device.is_cpu();
+  const auto is_single = [&](const Operand& operand) {
+    if (operand.kind == Operand::Kind::Number) return true;
+    return is_host &&
+           (operand.rank != Operand::Rank::Tensor || graph.type(operand.value).numel() == 1);
+  };
   const auto substitute = [&](char letter) {
     const auto index = static_cast<size_t>(std::tolower(letter) - 'a');
     const Operand operand = operand_of(graph, node, index, lane);
-    const bool single =
-        operand.rank != Operand::Rank::Tensor || graph.type(operand.value).numel() == 1;
     const bool exact =
-        single && rule.exact.find(static_cast<char>(std::tolower(letter))) != std::string::npos;
+        is_single(operand) &&
+        rule.exact.find(static_cast<char>(std::tolower(letter))) != std::string::npos;
     const bool condition = std::isupper(static_cast<unsigned char>(letter)) != 0;
     const at::ScalarType wanted = condition ? at::kBool : rule.compute;
     if (operand.kind == Operand::Kind::Number) return literal(operand.number, wanted, exact);

@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kListPrefix = "aten::_foreach_";
 
 /// The row of a single tensor that an operator over lists repeats.
-const PointwiseRow* list_row(const std::string& op) {
+const PointwiseRow* list_row(const std::string& op, c10::Device device) {
   const std::string name = op.substr(kListPrefix.size());
   const auto dot = name.find('.');
   const std::string base = "aten::" + name.substr(0, dot);
@@ -26,7 +26,7 @@ const PointwiseRow* list_row(const std::string& op) {
       : numbers        ? std::vector<std::string>{base + ".Scalar", base + ".Tensor_Scalar", base}
                        : std::vector<std::string>{base + ".Tensor", base};
   for (const auto& candidate : candidates) {
-    if (const auto* row = find_row(candidate)) return row;
+    if (const auto* row = find_row(candidate, device)) return row;
   }
   return nullptr;
 }
@@ -82,10 +82,11 @@ std::vector<size_t> arguments_read(const PointwiseRule& rule) {
 }
 
 std::optional<PointwiseRule> pointwise_rule(const Graph& graph, const Node& node, size_t lane) {
-  const PointwiseRow* row =
-      node.op.starts_with(kListPrefix) ? list_row(node.op) : find_row(node.op);
-  if (row == nullptr || node.results.size() != 1) return std::nullopt;
+  if (node.results.size() != 1) return std::nullopt;
   const ValueType& result = graph.type(result_of(node, lane));
+  const PointwiseRow* row = node.op.starts_with(kListPrefix) ? list_row(node.op, result.device)
+                                                             : find_row(node.op, result.device);
+  if (row == nullptr) return std::nullopt;
   PointwiseRule rule{.exact = row->exact, .compute = result.dtype};
   if (row->compute == Compute::Operands) {
     std::vector<Operand> operands;

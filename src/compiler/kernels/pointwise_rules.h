@@ -13,8 +13,8 @@ namespace tessera::compiler {
 /// the number in the dtype of the computation, upper case for whether it is not zero.
 ///
 /// 16-bit floats are computed in float and each result is rounded, as ATen does, so that fusing
-/// changes no bit. Arguments in `exact` are numbers, or tensors of one element, that ATen does not
-/// round to 16 bits first.
+/// changes no bit. Arguments in `exact` are numbers, or on a CPU tensors of one element, that ATen
+/// does not round to 16 bits first.
 struct PointwiseRule {
   std::string expression = {};
   std::string exact = "";

@@ -29,7 +29,7 @@ struct PointwiseRow {
   std::string (*choose)(const PointwiseCall&) = nullptr;  // instead of `expression`; "": not this
 };
 
-/// Null if kernels do not know the operator.
-const PointwiseRow* find_row(const std::string& op);
+/// Null if kernels for the device do not know the operator.
+const PointwiseRow* find_row(const std::string& op, c10::Device device);
 
 }  // namespace tessera::compiler

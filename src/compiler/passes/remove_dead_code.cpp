@@ -26,6 +26,28 @@ void drop_members(Node& node, const std::vector<bool>& needed) {
   node.messages = std::move(kept_messages);
 }
 
+/// By value: whether it is what a message brought, or a view of that.
+std::vector<bool> find_received(const Graph& graph) {
+  std::vector<bool> received(graph.value_count());
+  for (const Node& node : graph.nodes) {
+    const auto used = node.used();
+    const bool is_part =
+        is_view(node) && !used.empty() && received.at(static_cast<size_t>(used.front()));
+    if (!is_wait(node) && !is_part) continue;
+    for (const ValueId value : node.defined()) received.at(static_cast<size_t>(value)) = true;
+  }
+  return received;
+}
+
+/// Of a parameter of which this rank has no row it takes nothing of what comes; the others need
+/// what it sends all the same.
+bool takes_nothing(const Graph& graph, const Node& node) {
+  const auto results = node.defined();
+  return is_view(node) && std::ranges::all_of(results, [&](ValueId value) {
+           return graph.type(value).numel() == 0;
+         });
+}
+
 }  // namespace
 
 void remove_dead_code(Graph& graph) {
@@ -34,11 +56,17 @@ void remove_dead_code(Graph& graph) {
     if (output.value != kNoValue) needed.at(static_cast<size_t>(output.value)) = true;
   }
   const auto is_needed = [&](ValueId value) { return needed.at(static_cast<size_t>(value)); };
+  const auto received = find_received(graph);
   std::vector<bool> dead(graph.nodes.size());
   for (size_t i = graph.nodes.size(); i-- > 0;) {
     const Node& node = graph.nodes[i];
     const auto results = node.defined();
     dead[i] = !must_stay(node) && std::none_of(results.begin(), results.end(), is_needed);
+    if (dead[i] && takes_nothing(graph, node)) {
+      for (const ValueId value : node.used()) {
+        if (received.at(static_cast<size_t>(value))) needed.at(static_cast<size_t>(value)) = true;
+      }
+    }
     if (dead[i]) continue;
     drop_members(graph.nodes[i], needed);
     for (const ValueId value : node.used()) needed.at(static_cast<size_t>(value)) = true;

@@ -125,8 +125,10 @@ int64_t signature_of(const Graph& graph) {
     if (!is_launch(node)) continue;
     messages +=
         c10::str(node.op, " ", groups.try_emplace(group_of(node), groups.size()).first->second);
-    for (const auto value : node.used())
-      messages += c10::str(" ", graph.type(value).dtype, graph.type(value).sizes);
+    for (const auto value : node.used()) {
+      messages += c10::str(" ", graph.type(value).dtype);
+      if (!sends_unevenly(node)) messages += c10::str(graph.type(value).sizes);
+    }
     // Tensors of one size are not to meet others' of that size.
     for (const auto number : node.messages) messages += c10::str(" #", number);
     messages += "\n";

@@ -18,9 +18,18 @@
 namespace tessera::compiler {
 namespace {
 
-void give_gradient(const at::Tensor& parameter, at::Tensor value) {
-  if (value.defined()) value = replication::gradient_of_part(parameter, std::move(value));
+/// `spec`: where it lies, if it is distributed; null: as the parameter does.
+void give_gradient(const at::Tensor& parameter, at::Tensor value, const dtensor::SpecPtr& spec) {
+  if (value.defined())
+    value = spec ? dtensor::wrap(std::move(value), spec, parameter.sizes(), parameter.strides())
+                 : replication::gradient_of_part(parameter, std::move(value));
   parameter.mutable_grad() = std::move(value);
+}
+
+/// This rank's part of it, as it lies; undefined if there is none.
+at::Tensor part_of_gradient(const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  return gradient.defined() ? replication::local_part(gradient) : gradient;
 }
 
 bool has_type(const at::Tensor& tensor, const ValueType& type) {
@@ -50,7 +59,7 @@ Variant::Variant(CallShape shape, Recording recording, const detail::StepArgumen
     for (size_t k = 0; kind == InputKind::Gradient && k < recording_.gradients.size(); ++k) {
       const auto& owner = recording_.gradients[k];
       if (shows_same_memory(tensor, owner.before) ||
-          shows_same_memory(tensor, replication::local_gradient(owner.parameter)))
+          shows_same_memory(tensor, part_of_gradient(owner.parameter)))
         place.owner = static_cast<int>(k);
     }
     needed_grads_.push_back(tensor.requires_grad());
@@ -95,6 +104,11 @@ std::string Variant::changed_inputs() const {
     if (!parameter.requires_grad()) return "requires_grad of a parameter";
     if (nn::fingerprint_of_hooks(parameter) != hooks_[i]) return "hooks of a parameter";
   }
+  for (const auto& [known, needs_gradient] : recording_.need_gradients) {
+    const auto parameter = known.lock();
+    if (parameter && parameter->requires_grad() != needs_gradient)
+      return "requires_grad of a parameter";
+  }
   const auto& graph = is_ready() ? graph_ : recording_.graph;  // parallel modes cut them
   for (size_t i = 0; i < recording_.inputs.size(); ++i) {
     const auto& tensor = recording_.inputs[i].tensor;
@@ -122,7 +136,11 @@ std::string Variant::changed_gradients() const {
   for (size_t i = 0; i < places_.size(); ++i) {
     if (places_[i].owner < 0) continue;
     const auto& owner = recording_.gradients[static_cast<size_t>(places_[i].owner)];
-    read.push_back(replication::local_gradient(owner.parameter));
+    const auto& gradient = owner.parameter.grad();
+    if (owner.spec_before && dtensor::has_part(gradient) &&
+        dtensor::part_of(gradient).spec != owner.spec_before)
+      return "the placements of a distributed gradient before it";
+    read.push_back(part_of_gradient(owner.parameter));
     if (!has_type(read.back(), graph.type(graph.inputs[i].value)))
       return "dtype, device, sizes or strides of a gradient before it";
   }
@@ -205,7 +223,7 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
       inputs.push_back(replication::local_part(given.tensors[static_cast<size_t>(argument)]));
     else if (owner >= 0)
       inputs.push_back(
-          replication::local_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
+          part_of_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
     else if (recording_.inputs[i].content.defined())
       inputs.push_back(recording_.inputs[i].content);
     else
@@ -226,7 +244,7 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   auto results = place_outputs(program_->run(inputs), inputs);
   for (const auto& parameter : recording_.empty) {
     const auto part = replication::local_part(parameter);
-    if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part));
+    if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part), {});
   }
   return results;
 }
@@ -257,9 +275,14 @@ std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
       results.push_back(aliased(recording_.aliases[static_cast<size_t>(target.alias)], inputs));
     else if (target.kind == OutputKind::Result)
       results.push_back(std::move(values[i]));
-    else if (target.kind == OutputKind::Gradient)
-      give_gradient(recording_.gradients[static_cast<size_t>(target.owner)].parameter,
-                    std::move(values[i]));
+    if (target.kind != OutputKind::Gradient) continue;
+    const auto& owner = recording_.gradients[static_cast<size_t>(target.owner)];
+    give_gradient(owner.parameter, std::move(values[i]), owner.spec);
+  }
+  // A parallel mode may have more, and places them itself.
+  for (size_t i = 0; i < std::min(results.size(), recording_.distributed.size()); ++i) {
+    const auto& [spec, sizes, strides] = recording_.distributed[i];
+    if (spec) results[i] = dtensor::wrap(std::move(results[i]), spec, sizes, strides);
   }
   return results;
 }

@@ -11,12 +11,15 @@
 #include <memory>
 #include <stdexcept>
 #include <unordered_map>
+#include <utility>
 
 namespace tessera::compiler {
 
-/// Why a recording can't be made; the operators run all the same.
+/// Why a recording can't be made, and what to do about it; the operators run all the same.
 struct CannotRecord : std::runtime_error {
-  using std::runtime_error::runtime_error;
+  explicit CannotRecord(const std::string& why, std::string what = {})
+      : std::runtime_error(why), remedy(std::move(what)) {}
+  std::string remedy;  // follows the place in a message
 };
 
 /// Where a tensor lies in its storage.

@@ -26,12 +26,21 @@ bool indexes_by_position(const c10::FunctionSchema& schema, const torch::jit::St
 void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(schema, stack))
-    throw CannotRecord(schema.name() + " gives a result whose shape depends on values");
+    throw CannotRecord(schema.name() + " gives a result whose shape depends on values",
+                       "keep the shape, and leave out by a mask what does not count (torch::where, "
+                       "masked_fill, a product with the mask)");
   if (op.hasTag(at::Tag::data_dependent_output))
-    throw CannotRecord(schema.name() + " reads values on the host");
-  if (exchanges_memory(schema)) throw CannotRecord(schema.name() + " gives a tensor other memory");
+    throw CannotRecord(schema.name() + " reads values on the host",
+                       "the program has no host that would decide by them: in place of .item(), or "
+                       "a branch on a tensor, compute with tensors (torch::where), or return the "
+                       "tensor and read it after the call");
+  if (exchanges_memory(schema))
+    throw CannotRecord(schema.name() + " gives a tensor other memory",
+                       "write values into the memory it has, with copy_()");
   if (schema.name().starts_with("c10d::"))
-    throw CannotRecord(schema.name() + " communicates in a way that is not recorded");
+    throw CannotRecord(
+        schema.name() + " communicates in a way that is not recorded",
+        "call a collective of tessera's (all_reduce, all_gather and others) instead");
   for (const auto& result : schema.returns()) {
     const auto kind = result.type()->kind();
     const bool is_list = kind == c10::TypeKind::ListType &&
@@ -39,7 +48,8 @@ void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stac
                              c10::TypeKind::TensorType;
     const bool is_size = kind == c10::TypeKind::IntType && gives_sizes(schema);
     if (kind != c10::TypeKind::TensorType && !is_list && !is_size)
-      throw CannotRecord(schema.name() + " gives a result that is no tensor");
+      throw CannotRecord(schema.name() + " gives a result that is no tensor",
+                         "compute it before the call, and pass it as an argument");
   }
 }
 

@@ -87,6 +87,8 @@ void Recorder::name_modules(const torch::nn::Module& root) {
 void Recorder::watch_module(const torch::nn::Module& module) {
   const auto path = paths_.find(&module);
   if (!guards_.watch_module(module, path == paths_.end() ? "" : path->second)) return;
+  const auto own = module.parameters(/*recurse=*/false);
+  module_parameters_.insert(module_parameters_.end(), own.begin(), own.end());
   for (const auto& child : module.children()) watch_module(*child);
 }
 
@@ -138,6 +140,16 @@ void Recorder::before_run(const void* who, std::function<void()> action) {
   const bool is_known = std::any_of(first_actions_.begin(), first_actions_.end(),
                                     [&](const auto& known) { return known.who == who; });
   if (!is_known) first_actions_.push_back({who, std::move(action)});
+}
+
+void Recorder::at_end(const void* who, std::function<std::string()> objection) {
+  objections_.insert_or_assign(who, std::move(objection));
+}
+
+void Recorder::ask_at_end() {
+  for (const auto& [who, objection] : objections_) {
+    if (const auto why = objection(); !why.empty()) return break_off(why);
+  }
 }
 
 void Recorder::before_hidden_message() {
@@ -244,7 +256,7 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     try {
       before(call);
     } catch (const CannotRecord& why) {
-      break_off(why.what() + in_module());
+      break_off(with_place(why));
     }
   }
   run(call);
@@ -252,12 +264,14 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   try {
     after(call);
   } catch (const CannotRecord& why) {
-    break_off(why.what() + in_module());
+    break_off(with_place(why));
   }
 }
 
-std::string Recorder::in_module() const {
-  return entered_.empty() || entered_.back()->empty() ? "" : ", in " + *entered_.back();
+std::string Recorder::with_place(const CannotRecord& why) const {
+  const bool is_known = !entered_.empty() && !entered_.back()->empty();
+  return why.what() + (is_known ? ", in " + *entered_.back() : "") +
+         (why.remedy.empty() ? "" : "; " + why.remedy);
 }
 
 void Recorder::before(Call& call) {
@@ -272,7 +286,8 @@ void Recorder::before(Call& call) {
   for (size_t i = 0; i < call.given.size(); ++i)
     call.is_written.push_back(call.is_fresh[i] || writes(call.node, i));
   if (overlap_in_lists(call.given, call.is_written))
-    throw CannotRecord(call.schema.name() + " writes tensors of a list that share memory");
+    throw CannotRecord(call.schema.name() + " writes tensors of a list that share memory",
+                       "give it tensors of their own, or write them one by one");
   for (size_t i = 0; i < call.given.size(); ++i) {
     if (!call.is_written[i] || call.is_fresh[i]) continue;
     for_each_tensor(call.given[i], [&](const at::Tensor& tensor) {

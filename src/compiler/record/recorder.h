@@ -13,6 +13,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -49,9 +50,11 @@ class Recorder final : public capture::Observer {
   void cut() override { cut_(); }
   void note_parameters(const std::vector<at::Tensor>& parameters) override;
   void before_run(const void* who, std::function<void()> action) override;
+  void at_end(const void* who, std::function<std::string()> objection) override;
   void before_hidden_message() override;
   void give_up(const std::string& why) override;
 
+  void ask_at_end();                       // those who want to be asked; breaks off if one objects
   void break_off(const std::string& why);  // from here on operators run, unrecorded
   void check_generator();                  // breaks off if somebody has set the random generator
   /// Called before a message is sent that is not put off, and before those that are not seen;
@@ -74,8 +77,8 @@ class Recorder final : public capture::Observer {
   const std::vector<RecordedCall>& calls() const { return calls_; }  // all that came, in order
   /// Names of the groups in which it communicates, also if it can't be run.
   const std::vector<std::string>& groups() const { return groups_; }
-  /// Those that optimizers have.
-  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }  // of optimizers
+  const std::vector<at::Tensor>& module_parameters() const { return module_parameters_; }
   /// Generators that operators were given, as they were before.
   const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
@@ -97,7 +100,7 @@ class Recorder final : public capture::Observer {
   void number_messages(Node& node);
   void run(Call& call);
   void before(Call& call);
-  std::string in_module() const;  // for a message
+  std::string with_place(const CannotRecord& why) const;  // for a message
   void after(Call& call);
   Argument argument(Call& call, size_t index);
   bool make_functional(const Call& call, Node& node);
@@ -118,9 +121,10 @@ class Recorder final : public capture::Observer {
   Memory memory_;
   std::vector<Dependency> dependencies_;
   Guards guards_;
-  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> parameters_, module_parameters_;
   std::vector<Hyperparameter> hyperparameters_;
   std::vector<FirstAction> first_actions_;
+  std::map<const void*, std::function<std::string()>> objections_;
   std::string broken_;
   std::optional<BucketCaps> bucket_caps_;
   const bool is_whole_;  // forward and backward come to it

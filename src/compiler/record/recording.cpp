@@ -28,11 +28,14 @@ class Finish {
       : recorder_(recorder), memory_(recorder.memory()), recording_(recording), known_(known) {}
 
   void add_results(const std::vector<at::Tensor>& results) {
-    for (const auto& result : results) {
+    for (const auto& whole : results) {
+      const auto result = whole.defined() ? replication::local_part(whole) : whole;
       if (result.defined() && !result.has_storage())
-        throw CannotRecord(
-            "it returns a distributed tensor, or one of another layout; return its "
-            "to_local()");
+        throw CannotRecord(c10::str("it returns a tensor of layout ", result.layout(),
+                                    ", which has no memory of its own; return a dense one"));
+      auto& distributed = recording_.distributed.emplace_back();
+      if (dtensor::has_part(whole))
+        distributed = {dtensor::part_of(whole).spec, whole.sizes().vec(), whole.strides().vec()};
       const auto value = result.defined() ? memory_.read(result) : kNoValue;
       if (result.defined()) note_alias(result);
       if (result.defined()) keep(result);
@@ -49,10 +52,29 @@ class Finish {
       GradientOwner owner{parameter, value, std::nullopt};
       if (known != before.end()) {
         owner.had_gradient = known->second.defined();
-        owner.before = known->second;
+        owner.before = part_of(known->second);
+        owner.spec_before = spec_of(known->second);
       }
+      owner.spec = spec_of(parameter.grad());
       recording_.gradients.push_back(owner);
       add_gradient(owner);
+    }
+  }
+
+  /// Of a distributed parameter, or one of fully_shard, a recorder sees a tensor in the same
+  /// memory, or nothing; neither tells when it is frozen or needs a gradient again.
+  void add_needs() {
+    for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
+      for (const auto& parameter : *parameters) {
+        const auto part = replication::local_part(parameter);
+        const auto is_used = [&](const RecordedInput& input) {
+          return !input.is_constant && !input.tensor.is_same(parameter) &&
+                 shows_same_memory(part, input.tensor);
+        };
+        if (part.numel() == 0 || std::ranges::any_of(memory_.inputs(), is_used))
+          recording_.need_gradients.emplace_back(parameter.getIntrusivePtr(),
+                                                 parameter.requires_grad());
+      }
     }
   }
 
@@ -64,7 +86,7 @@ class Finish {
       if (std::ranges::any_of(recording_.bystanders, is_it)) continue;
       // No operator shows a tensor without elements, but it has a gradient like any other.
       if (parameter.grad().defined() && replication::local_part(parameter).numel() == 0) {
-        keep(replication::local_gradient(parameter));
+        keep(part_of(parameter.grad()));
         recording_.empty.push_back(parameter);
         continue;
       }
@@ -105,7 +127,7 @@ class Finish {
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (const auto& owner : recording_.gradients) {
         // The function may have cleared the one that it read.
-        for (const auto& gradient : {part_of(owner), owner.before}) {
+        for (const auto& gradient : {part_of(owner.parameter.grad()), owner.before}) {
           if (!gradient.defined() || !same_storage(gradient, memory_.inputs()[i].tensor)) continue;
           if (inputs[i].kind == InputKind::Argument)
             throw CannotRecord(inputs[i].name +
@@ -154,20 +176,20 @@ class Finish {
   at::Tensor parameter_of(const at::Tensor& tensor) const {
     if (may_have_gradient(tensor)) return tensor;
     for (const auto& parameter : known_) {
-      if (is_dtensor(parameter) && parameter.requires_grad() &&
+      if (parameter.requires_grad() &&
           shows_same_memory(replication::local_part(parameter), tensor))
         return parameter;
     }
     return {};
   }
 
-  /// This rank's part of a gradient, as a plain tensor.
-  at::Tensor part_of(const GradientOwner& owner) const {
-    const auto& gradient = owner.parameter.grad();
-    if (!gradient.defined() || !is_dtensor(gradient)) return gradient;
-    if (DTensor::of(gradient).placements() != DTensor::of(owner.parameter).placements())
-      throw CannotRecord("a gradient is placed otherwise than its parameter");
-    return replication::local_part(gradient);
+  /// This rank's part of a gradient, if there is one.
+  static at::Tensor part_of(const at::Tensor& gradient) {
+    return gradient.defined() ? replication::local_part(gradient) : gradient;
+  }
+
+  static dtensor::SpecPtr spec_of(const at::Tensor& gradient) {
+    return dtensor::has_part(gradient) ? dtensor::part_of(gradient).spec : dtensor::SpecPtr();
   }
 
   void note_alias(const at::Tensor& result) {
@@ -194,7 +216,7 @@ class Finish {
 
   void add_gradient(const GradientOwner& owner) {
     auto& outputs = recorder_.graph().outputs;
-    const auto gradient = part_of(owner);
+    const auto gradient = part_of(owner.parameter.grad());
     if (!gradient.defined()) {
       if (owner.had_gradient.value_or(true))
         outputs.push_back({kNoValue, OutputKind::Gradient, owner.input});
@@ -266,6 +288,25 @@ std::string different_inputs(const Recording& first, const Recording& second) {
   return {};
 }
 
+/// What is still on its way comes by operators that belong to the function.
+void wait_for_parts(const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (dtensor::has_part(tensor)) dtensor::part_of(tensor).local();
+  }
+}
+
+/// Of where distributed gradients and results lie.
+std::string different_placements(const Recording& first, const Recording& second) {
+  const auto same = [](const GradientOwner& one, const GradientOwner& other) {
+    const bool both_had_one = one.spec_before && other.spec_before;
+    return one.spec == other.spec && (!both_had_one || one.spec_before == other.spec_before);
+  };
+  if (first.gradients.size() == second.gradients.size() &&
+      !std::ranges::equal(first.gradients, second.gradients, same))
+    return "the placements of a distributed gradient";
+  return first.distributed == second.distributed ? "" : "the placements of what it returns";
+}
+
 }  // namespace
 
 void TensorNames::add(const at::Tensor& tensor, InputKind kind, const std::string& name) {
@@ -283,8 +324,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
                  const std::vector<at::Tensor>& parameters, Guards guards) {
   std::map<const c10::TensorImpl*, at::Tensor> gradients;
   for (const auto& parameter : parameters)
-    gradients[parameter.unsafeGetTensorImpl()] =
-        parameter.grad().defined() ? replication::local_gradient(parameter) : at::Tensor();
+    gradients[parameter.unsafeGetTensorImpl()] = parameter.grad();
   Recorder recorder;
   recorder.guards() = std::move(guards);
   for (const auto* root : names.roots) recorder.name_modules(*root);
@@ -299,12 +339,17 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
     {
       const Recorder::Scope scope(recorder);
       results = function();
+      wait_for_parts(results);
+      for (const auto* owners : {&parameters, &recorder.parameters()}) {
+        for (const auto& parameter : *owners) wait_for_parts({parameter.grad()});
+      }
     }
     // As a program's: their history would keep what was made inside.
     for (auto& result : results) {
       if (result.defined()) result = result.detach();
     }
     recorder.check_generator();
+    recorder.ask_at_end();
     auto known = parameters;
     known.insert(known.end(), recorder.parameters().begin(), recorder.parameters().end());
     Finish finish(recorder, recording, known);
@@ -313,6 +358,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
         finish.add_results(results);
         finish.add_gradients(gradients);
         finish.add_bystanders(gradients);
+        finish.add_needs();
         finish.add_writes();
         finish.name_inputs(names);
         recorder.settle();
@@ -338,7 +384,8 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
 
 std::string difference(const Recording& first, const Recording& second) {
   auto found = different_inputs(first, second);
-  return found.empty() ? first_difference(first.graph, second.graph) : found;
+  if (found.empty()) found = first_difference(first.graph, second.graph);
+  return found.empty() ? different_placements(first, second) : found;
 }
 
 }  // namespace tessera::compiler

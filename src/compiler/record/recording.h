@@ -1,6 +1,7 @@
 #pragma once
 
 #include "compiler/record/recorder.h"
+#include "dtensor/part.h"
 
 #include <c10/util/FunctionRef.h>
 
@@ -26,7 +27,9 @@ struct GradientOwner {
   at::Tensor parameter;
   ValueId input = kNoValue;          // of the parameter
   std::optional<bool> had_gradient;  // when the recording began; none: unknown
-  at::Tensor before = {};            // that gradient, as a plain tensor
+  at::Tensor before = {};            // this rank's part of that gradient
+  /// Of a distributed gradient: where that lay, and where the one lies that the function leaves.
+  dtensor::SpecPtr spec_before = {}, spec = {};
 };
 
 /// A parameter that the recorded function does not use, but whose gradient it may clear.
@@ -42,6 +45,13 @@ struct ResultAlias {
   int64_t distance;  // from the input's first element
 };
 
+/// A result that is a distributed tensor, of which the graph gives this rank's part.
+struct DistributedResult {
+  dtensor::SpecPtr spec = {};  // null: it is a plain one
+  std::vector<int64_t> sizes = {}, strides = {};
+  bool operator==(const DistributedResult&) const = default;
+};
+
 /// One run of a function, as a graph.
 struct Recording {
   Graph graph;
@@ -50,7 +60,11 @@ struct Recording {
   std::vector<Bystander> bystanders;     // parameters that are not among them
   std::vector<at::Tensor> noted;         // parameters of optimizers that it calls
   std::vector<at::Tensor> empty;         // parameters of which this rank has no row, with gradients
-  std::vector<at::Tensor> results;       // what the run gave, without history
+  /// Parameters that are no inputs themselves, but whose memory it uses, or of which this rank has
+  /// no row: whether they need gradients.
+  std::vector<std::pair<c10::weak_intrusive_ptr<c10::TensorImpl>, bool>> need_gradients;
+  std::vector<at::Tensor> results;             // what the run gave, without history
+  std::vector<DistributedResult> distributed;  // by result
   std::vector<ResultAlias> aliases;
   std::vector<Dependency> dependencies;
   Guards guards;

@@ -2,6 +2,7 @@
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -26,6 +27,8 @@ class LibtorchGraph final : public CudaGraph {
   void capture(c10::function_ref<void()> work) override {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     wait(stream_, current);
+    // What earlier runs left in the cache is of no use to the graph, whose memory is its own.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     {
       const c10::cuda::CUDAStreamGuard guard(stream_);

@@ -75,7 +75,7 @@ class StrictBuilder final : public nlohmann::json_sax<Json> {
 };
 
 const Json& typed_field(const FileName& file, const Json& object, const char* name,
-                        const std::string& where, const char* type, bool (*is)(const Json&)) {
+                        std::string_view where, const char* type, bool (*is)(const Json&)) {
   const auto found = object.is_object() ? object.find(name) : object.end();
   file.require(object.is_object() && found != object.end(), "expected '", name, "' of ", where,
                ", got none; the file is damaged or of another kind");
@@ -106,33 +106,33 @@ std::string to_text(const std::string& function, const Json& value) {
 }
 
 const Json& object_field(const FileName& file, const Json& object, const char* name,
-                         const std::string& where) {
+                         std::string_view where) {
   return typed_field(file, object, name, where, "an object",
                      [](const Json& value) { return value.is_object(); });
 }
 
 const Json& array_field(const FileName& file, const Json& object, const char* name,
-                        const std::string& where) {
+                        std::string_view where) {
   return typed_field(file, object, name, where, "a list",
                      [](const Json& value) { return value.is_array(); });
 }
 
 std::string string_field(const FileName& file, const Json& object, const char* name,
-                         const std::string& where) {
+                         std::string_view where) {
   return typed_field(file, object, name, where, "text",
                      [](const Json& value) { return value.is_string(); })
       .get<std::string>();
 }
 
 uint64_t count_field(const FileName& file, const Json& object, const char* name,
-                     const std::string& where) {
+                     std::string_view where) {
   return typed_field(file, object, name, where, "a number from 0",
                      [](const Json& value) { return value.is_number_unsigned(); })
       .get<uint64_t>();
 }
 
 std::vector<int64_t> sizes_field(const FileName& file, const Json& object, const char* name,
-                                 const std::string& where) {
+                                 std::string_view where) {
   const auto& list = array_field(file, object, name, where);
   file.require(list.size() <= kMaxDimensions, "expected at most 64 dimensions in '", name, "' of ",
                where, ", got ", list.size());

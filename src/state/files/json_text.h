@@ -23,15 +23,15 @@ std::string to_text(const std::string& function, const Json& value);
 
 /// The field of this name; a ValueError that says `where` it is missing, or of another type.
 const Json& object_field(const FileName& file, const Json& object, const char* name,
-                         const std::string& where);
+                         std::string_view where);
 const Json& array_field(const FileName& file, const Json& object, const char* name,
-                        const std::string& where);
+                        std::string_view where);
 std::string string_field(const FileName& file, const Json& object, const char* name,
-                         const std::string& where);
+                         std::string_view where);
 uint64_t count_field(const FileName& file, const Json& object, const char* name,
-                     const std::string& where);
+                     std::string_view where);
 /// A list of numbers from 0 to the largest int64_t, at most 64 of them: a shape or an offset.
 std::vector<int64_t> sizes_field(const FileName& file, const Json& object, const char* name,
-                                 const std::string& where);
+                                 std::string_view where);
 
 }  // namespace tessera::state

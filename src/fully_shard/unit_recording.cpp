@@ -35,7 +35,7 @@ uint64_t way_of_reduction(Unit& unit) {
   uint64_t way = unit.requires_sync() ? 2 : 1;
   auto* reduction = unit.reduction();
   if (reduction == nullptr) return way;
-  way = 2 * way + (reduction->reduces_copies() ? 1 : 0);
+  way = 4 * way + (reduction->reduces_copies() ? 2 : 0) + (unit.has_unreduced() ? 1 : 0);
   return way ^ (std::bit_cast<uint64_t>(reduction->divisor().value_or(0)) << 3U);
 }
 

@@ -3,6 +3,7 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -376,6 +377,20 @@ TEST(CompiledStepErrors, AnArgumentThatGetsAGradient) {
     EXPECT_TRUE(torch::equal(x.grad(), torch::full({2}, 2.F)));
   });
   EXPECT_THAT(explain(compiled), HasSubstr("argument 0 gets a gradient"));
+}
+
+/// As somebody's own activation checkpointing does.
+TEST(CompiledStepGuards, SeeStatesOfTheGeneratorThatArePutBack) {
+  const auto difference = [](Tensor x) {
+    auto generator = at::detail::getDefaultCPUGenerator();
+    const auto state = generator.get_state();
+    const auto first = torch::dropout(x, 0.5, true);
+    generator.set_state(state);
+    return first - torch::dropout(x, 0.5, true);
+  };
+  auto step = compile(difference);
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(step(torch::ones({64})).abs().sum().item<float>(), 0) << i << explain(step);
 }
 
 }  // namespace

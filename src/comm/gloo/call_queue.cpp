@@ -230,6 +230,10 @@ void CallQueue::await_released() {
     };
     while (has_ended()) std::this_thread::yield();
   }
+  lock.lock();
+  for (const auto& part : parts) {
+    if (!part.expired()) parts_.push_back(part);
+  }
 }
 
 void CallQueue::run_until_started(const CollectiveWork& work) {

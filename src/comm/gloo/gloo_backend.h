@@ -48,6 +48,7 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing,
   void await_released() override {
     if (queue_) queue_->await_released();
   }
+  bool compares_calls() const override { return queue_ != nullptr; }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;

@@ -74,6 +74,7 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing, 
 
   std::string recent() const override { return executor_->channel().recent(); }
   void await_released() override { executor_->await_released(); }
+  bool compares_calls() const override { return executor_->channel().checks_calls(); }
 
   Channel& channel() { return executor_->channel(); }
   /// Collectives that this rank has issued.

@@ -39,7 +39,7 @@ MemoryAnalysis::MemoryAnalysis(const Graph& graph)
   }
   for (const Node& node : graph.nodes) add(node);
   find_last_reads(graph);
-  find_fates(graph);
+  find_ends(graph);
 }
 
 void MemoryAnalysis::put(ValueId value, int region, int place) {
@@ -200,7 +200,7 @@ void MemoryAnalysis::find_last_reads(const Graph& graph) {
   }
 }
 
-void MemoryAnalysis::find_fates(const Graph& graph) {
+void MemoryAnalysis::find_ends(const Graph& graph) {
   const auto mark = [&](std::vector<bool>& marks, ValueId value) {
     if (value == kNoValue) return;
     for (const ValueId other : overlapping(value)) marks.at(static_cast<size_t>(other)) = true;

@@ -97,7 +97,7 @@ class MemoryAnalysis {
   int merge(const std::vector<ValueId>& bases);
   size_t place(ValueId value) const;
   void find_last_reads(const Graph& graph);
-  void find_fates(const Graph& graph);
+  void find_ends(const Graph& graph);
 
   const Uses uses_;
   std::vector<int> last_reads_;

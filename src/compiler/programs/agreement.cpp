@@ -74,48 +74,54 @@ Agreement::Range Agreement::exchange(int64_t mine) const {
   return range;
 }
 
-void ProgramCheck::read() {
-  if (!told_.defined() || (copied_ && !copied_->query())) return;
-  const auto told = std::exchange(told_, at::Tensor());
-  const int64_t least = told.const_data_ptr<int64_t>()[0];
-  const int64_t most = -told.const_data_ptr<int64_t>()[1];
+void ProgramCheck::check(const Comparison& comparison) const {
+  const int64_t least = comparison.told.const_data_ptr<int64_t>()[0];
+  const int64_t most = -comparison.told.const_data_ptr<int64_t>()[1];
   TORCH_CHECK_VALUE(
       least == most, "compile: expected all ranks of the group '", group_,
       "' to run the same program, or none, but this rank ",
-      mine_ == 0   ? "ran eagerly and some rank ran a program"
-      : least == 0 ? "ran a program and some rank ran eagerly"
-                   : "ran one program and some rank another one",
+      comparison.mine == 0 ? "ran eagerly and some rank ran a program"
+      : least == 0         ? "ran a program and some rank ran eagerly"
+                           : "ran one program and some rank another one",
       "; make compiled calls of one kind on all ranks at the same time, e.g. with batches of one "
       "size");
 }
 
+void ProgramCheck::read(bool all) {
+  while (!pending_.empty()) {
+    auto& next = pending_.front();
+    if (next.copied && all) next.copied->synchronize();
+    if (next.copied && !next.copied->query()) return;
+    const auto comparison = std::move(next);
+    pending_.pop_front();
+    check(comparison);
+  }
+}
+
 void ProgramCheck::compare(int64_t mine, bool now) {
-  read();
+  read(/*all=*/false);
   const auto group = c10d::resolve_process_group(group_);
   // Filled there: a copy from the host would make it wait.
   const auto numbers = at::empty({2}, at::TensorOptions(at::kLong).device(device_));
   numbers.select(0, 0).fill_(mine);
   numbers.select(0, 1).fill_(-mine);
   const auto told = all_reduce(numbers, ReduceOp::MIN, group);
-  if (told_.defined() && !now) return;  // the last one is still on its way
-  mine_ = mine;
-  copied_.reset();
-  if (told.is_cpu() || now) {
-    told_ = told.to(at::kCPU);
-    if (now) read();
-    return;
+  Comparison comparison{mine, told};
+  if (!told.is_cpu()) {
+    comparison.told = at::empty(told.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
+    comparison.told.copy_(told, /*non_blocking=*/true);
+    comparison.copied.emplace(told.device().type());
+    comparison.copied->record(current_stream(told.device()));
   }
-  told_ = at::empty(told.sizes(), at::TensorOptions(at::kLong).pinned_memory(true));
-  told_.copy_(told, /*non_blocking=*/true);
-  copied_.emplace(told.device().type());
-  copied_->record(current_stream(told.device()));
+  pending_.push_back(std::move(comparison));
+  if (now || told.is_cpu()) read(/*all=*/true);
 }
 
-void Agreement::announce(int64_t program) {
+void Agreement::announce(int64_t program, bool now) {
   const RunScope run;
   const capture::ObserverScope unseen(nullptr);
   const at::NoGradGuard no_grad;
-  for (auto& check : checks_) check.compare(program, /*now=*/program == 0);
+  for (auto& check : checks_) check.compare(program, now || program == 0);
 }
 
 int64_t signature_of(const Graph& graph) {

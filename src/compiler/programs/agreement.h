@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,17 +20,21 @@ class ProgramCheck {
   ProgramCheck(std::string group, c10::Device device) : group_(std::move(group)), device_(device) {}
 
   /// Collective. Throws a ValueError if the ranks' numbers of an earlier call differed; with `now`,
-  /// of this one.
+  /// or by tensors on the CPU, of this one.
   void compare(int64_t mine, bool now);
 
  private:
-  void read();
+  struct Comparison {
+    int64_t mine;
+    at::Tensor told;  // on the host: the least, and the negated greatest
+    std::optional<c10::Event> copied = std::nullopt;  // when it is there; none: it is
+  };
+  void read(bool all);
+  void check(const Comparison& comparison) const;
 
   std::string group_;
   c10::Device device_;
-  int64_t mine_ = 0;
-  at::Tensor told_;  // on the host: the least, and the negated greatest; undefined: nothing to read
-  std::optional<c10::Event> copied_;  // when it is there; none: at once
+  std::deque<Comparison> pending_;  // in the order of calls; the host may be some of them ahead
 };
 
 /// What ranks tell each other of their programs. Note [ranks agree]: a program sends fewer and
@@ -54,8 +59,8 @@ class Agreement {
 
   /// At each call, before anything is sent, in groups whose backends compare no calls: which
   /// program runs; 0: none. The host does not wait. What others said is read at a later call, and
-  /// at once if this rank runs none; a ValueError if it was something else.
-  void announce(int64_t program);
+  /// at once if this rank runs none, or with `now`; a ValueError if it was something else.
+  void announce(int64_t program, bool now = false);
 
  private:
   std::vector<std::string> groups_;

@@ -7,7 +7,6 @@
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <tuple>

@@ -345,18 +345,25 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   note_capture();
   auto& variant = variants.add(Variant(shape, std::move(made.recording), given));
   if (made.ignores_gradients) variant.ignore_gradients();
-  accept(variant, std::move(graph), options.parallel_mode->passes());
-  // Sizes may differ by rank: the program has one name on all of them.
-  variant.name_messages(variants.agreement.exchange(variant.messages()).least);
-  const auto misfit = variant.misfit(shape);
-  TORCH_CHECK(misfit.empty(), "compile: expected a step in a parallel mode that a call of another ",
-              "kind finds as the first did, but there was a change in ", misfit,
-              "; call zero_grad() before, or in the step");
   tell(call);
   call.arguments.clear();
   call.captured.clear();
   call.inputs.clear();
   variant.parallel = std::move(call);
+  try {
+    accept(variant, std::move(graph), options.parallel_mode->passes());
+    // Sizes may differ by rank: the program has one name on all of them.
+    variant.name_messages(variants.agreement.exchange(variant.messages()).least);
+    const auto misfit = variant.misfit(shape);
+    TORCH_CHECK(misfit.empty(),
+                "compile: expected a step in a parallel mode that a call of another kind finds as "
+                "the first did, but there was a change in ",
+                misfit, "; call zero_grad() before, or in the step");
+  } catch (...) {
+    variant.withdraw();
+    throw;
+  }
+  announces = true;
   return placed(variant, variant.run(given));
 }
 

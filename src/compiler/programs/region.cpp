@@ -3,6 +3,7 @@
 #include <tessera/comm.h>
 #include <tessera/compile/pass.h>
 
+#include "base/device_streams.h"
 #include "comm/call_check.h"
 #include "compiler/ir/operators.h"
 #include "compiler/record/fake.h"
@@ -15,6 +16,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -25,9 +27,13 @@ constexpr const char* kRests = "it rests, since many trials failed";
 
 bool has_other_ranks() { return is_initialized() && world_size() > 1; }
 
+/// Read on the caller's stream, on which they may not have been made.
 std::vector<at::Tensor> tensors_of(const std::vector<RecordedInput>& inputs) {
   std::vector<at::Tensor> tensors;
-  for (const auto& input : inputs) tensors.push_back(input.tensor);
+  for (const auto& [value, tensor, is_constant, content] : inputs) {
+    if (tensor.is_cuda()) tensor.record_stream(current_stream(tensor.device()));
+    tensors.push_back(tensor);
+  }
   return tensors;
 }
 
@@ -86,7 +92,7 @@ struct Region::Run {
         rests(is_resting) {
     follower.watch(recorder.graph());
     recorder.before_sending([this] { note_sending(); });
-    recorder.before_hidden([this] { communicates = true; });
+    recorder.before_hidden([this] { note_hidden(); });
     recorder.at_cuts([this] { region.cut(*this); });
     if (rests && owner.known_.empty()) recorder.break_off(kRests);
   }
@@ -97,6 +103,16 @@ struct Region::Run {
     follower.watch(recorder.graph());
     recorder.restart(region.known_.empty() ? nullptr : &follower);
     communicates = has_announced = false;
+  }
+
+  /// A message comes for which the host waits, while those of the recording may be put off: on all
+  /// ranks, or on none.
+  void note_hidden() {
+    communicates = true;
+    if (has_announced) return;
+    const bool follows = follower.is_following() && !region.known_.empty();
+    has_announced = !follows;
+    region.known_.agreement.announce(follows ? 1 : 0, /*now=*/true);
   }
 
   /// It goes on without a program.
@@ -275,7 +291,8 @@ bool Region::Failures::rest() {
 
 Region::Compiled& Region::learn(Run& run) {
   if (!known_.empty()) ++counters()["recaptures"];
-  Compiled compiled{.path = run.path()};
+  Compiled compiled;
+  compiled.path = run.path();
   auto graph = compiled.path.graph;
   run.add_outputs(graph, run.recorder.memory().alive());
   known_.reasons.note(c10::str("captured: ", graph.nodes.size(), " operators, ",
@@ -287,7 +304,13 @@ Region::Compiled& Region::learn(Run& run) {
 /// Why the program that was made of this run is not used; empty if it is.
 std::string Region::learn_together(Run& run, bool is_known) {
   using Agreed = decltype(known_)::Agreed;
-  auto* made = is_known ? nullptr : &learn(run);
+  Compiled* made = nullptr;
+  try {
+    if (!is_known) made = &learn(run);
+  } catch (...) {
+    known_.agree_on(0);  // the others wait
+    throw;
+  }
   const auto agreed = known_.agree_on(made == nullptr ? 0 : made->executable.messages);
   if (agreed == Agreed::Yes) return {};
   if (made != nullptr) known_.drop_if([&](const Compiled& each) { return &each == made; });

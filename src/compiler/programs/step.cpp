@@ -217,8 +217,15 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   else if (recheck.is_due())
     recheck.pass(all % kUnit);
   for (auto& variant : variants) {
-    if (variant.matches(shape, recording))
-      return agree_on(confirm(variant, std::move(shape), std::move(recording), given));
+    if (!variant.matches(shape, recording)) continue;
+    Variant* made = nullptr;
+    try {
+      made = confirm(variant, std::move(shape), std::move(recording), given);
+    } catch (...) {
+      agree_on(nullptr);  // the others wait
+      throw;
+    }
+    return agree_on(made);
   }
   note_capture();
   warn_of_scalars(shape);
@@ -251,7 +258,7 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   // In a parallel mode the function would not be run, but undone.
   const bool records_again = recheck.is_due() && !options.parallel_mode;
   if (ready != nullptr && records_again) ready = nullptr;
-  if (has_programs()) variants.agreement.announce(ready == nullptr ? 0 : ready->messages());
+  if (announces) variants.agreement.announce(ready == nullptr ? 0 : ready->messages());
   return ready;
 }
 
@@ -259,7 +266,9 @@ void Step::Impl::agree_on(Variant* made) {
   using Agreed = decltype(variants)::Agreed;
   const auto agreed = variants.agree_on(made == nullptr ? 0 : made->messages());
   if (agreed == Agreed::Yes) {
-    if (made != nullptr) recheck.add_program(static_cast<int64_t>(options.max_programs));
+    if (made == nullptr) return;
+    announces = true;
+    recheck.add_program(static_cast<int64_t>(options.max_programs));
     return;
   }
   if (made != nullptr) made->withdraw();

@@ -6,7 +6,6 @@
 #include "compiler/programs/recheck.h"
 #include "compiler/programs/variant.h"
 
-#include <algorithm>
 #include <mutex>
 
 namespace tessera::detail {
@@ -29,6 +28,7 @@ struct Step::Impl {
   std::string why_again;  // why no program served the last call
   bool has_warned_of_scalars = false;
   compiler::Recheck recheck;
+  bool announces = false;  // all ranks have had a program
   std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known
 
   using Run = c10::function_ref<std::vector<at::Tensor>()>;
@@ -87,9 +87,6 @@ struct Step::Impl {
   void note_eviction();
   void tell_masked(const compiler::Variant& variant);
   compiler::Variant* find_ready(const compiler::CallShape& shape);
-  bool has_programs() const {
-    return std::ranges::any_of(variants, [](const auto& variant) { return variant.is_ready(); });
-  }
   /// Ready only if all ranks made theirs of this call.
   void agree_on(compiler::Variant* made);
   std::vector<at::Tensor> run(compiler::Variant& variant, const StepArguments& given);

@@ -71,6 +71,14 @@ void GeneratorWatch::note() {
   known_ = random_state();
 }
 
+void GeneratorWatch::renew() {
+  if (!is_open_ || was_set()) return;
+  auto& shared = mark();
+  const std::lock_guard lock(shared.mutex);
+  shared.number = shared.number * 0xD1342543DE82EF95ULL + 1;
+  keep_seed(shared.number);
+}
+
 bool GeneratorWatch::was_set() const { return is_open_ ? kept_seed() != mark().number : was_set_; }
 
 GeneratorWatch::Before::Before(const GeneratorWatch& watch) : after_(random_state()) {

@@ -20,6 +20,9 @@ class GeneratorWatch {
   /// As it is now, it is known.
   void note();
   bool was_set() const;
+  /// Somebody draws: a state from before, which has the mark of then, is known as such if it is
+  /// set.
+  void renew();
 
   /// While it lives, the generator is as it was when it was noted last.
   class Before {

@@ -261,6 +261,7 @@ void Recorder::record(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   run(call);
   if (!broken_.empty() || call.node.op.empty()) return;
+  if (is_random(call.node)) generator_.renew();
   try {
     after(call);
   } catch (const CannotRecord& why) {

@@ -64,7 +64,7 @@ class Agreement {
 
  private:
   std::vector<std::string> groups_;
-  std::vector<ProgramCheck> checks_;  // by group that needs it
+  std::deque<ProgramCheck> checks_;  // by group that needs it
 };
 
 /// Names the messages that a program sends: kind, sizes and group of each, in order. Above 0.

@@ -201,6 +201,18 @@ TEST(WrittenStepErrors, GivesAResultWhoseShapeDependsOnValues) {
                           HasSubstr("shape depends on values"), HasSubstr("mask")));
 }
 
+TEST(WrittenStepErrors, IsGivenMemoryOfAParameter) {
+  Tower net;
+  Warnings warnings;
+  const auto run = [&](Tensor x) { return net->first(torch::ones({2, 8})).sum() + x.sum(); };
+  auto step = compile(run, {.module = net});
+  for (int i = 0; i < 4; ++i) {
+    const auto x = i < 3 ? net->first->weight.detach() : torch::zeros({8, 8});
+    EXPECT_EQ(step(x).item<float>(), run(x).item<float>()) << i;
+  }
+  EXPECT_THAT(warnings.text, HasSubstr("argument 0 lies in the memory of a parameter"));
+}
+
 TEST(WrittenStepErrors, KeepsATensorInAList) {
   const auto text = warning_of([](auto& layer, const Tensor& x) {
     layer.kept.push_back(x.detach().sin());

@@ -113,6 +113,7 @@ class Finish {
       if (const auto* known = names.find(tensor)) {
         inputs[i].kind = known->first;
         inputs[i].name = known->second;
+        if (known->first == InputKind::Argument) check_argument(tensor, known->second);
       } else if (const auto* number = find_hyperparameter(tensor)) {
         inputs[i].kind = InputKind::State;
         inputs[i].name = number->name;
@@ -181,6 +182,22 @@ class Finish {
         return parameter;
     }
     return {};
+  }
+
+  /// Operators on the parameter would be taken for operators on the argument, which is another
+  /// tensor at the next call.
+  void check_argument(const at::Tensor& argument, const std::string& name) const {
+    for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
+      for (const auto& parameter : *parameters) {
+        const auto part = replication::local_part(parameter);
+        if (part.is_same(argument) || !part.has_storage() || !same_storage(part, argument))
+          continue;
+        const auto own = bytes_of(part), given = bytes_of(argument);
+        if (own.first < given.second && given.first < own.second)
+          throw CannotRecord(name +
+                             " lies in the memory of a parameter that it uses; give it as a clone");
+      }
+    }
   }
 
   /// This rank's part of a gradient, if there is one.

@@ -1,4 +1,4 @@
-// Whole values while a recorder writes the step down: by operators that it sees.
+// Unsharded values while a recorder writes the step down: by operators that it sees.
 #include "base/capture.h"
 #include "base/open_backwards.h"
 #include "comm/functional_ops.h"
@@ -11,7 +11,7 @@
 namespace tessera::sharded {
 namespace {
 
-at::Tensor whole_of(const at::Tensor& gathered, const Rows& rows) {
+at::Tensor unsharded(const at::Tensor& gathered, const Rows& rows) {
   if (rows.is_even()) return gathered.view(rows.sizes());
   std::vector<at::Tensor> parts;
   for (int64_t rank = 0; rank < rows.ranks(); ++rank) {
@@ -84,7 +84,7 @@ class RecordedSource final : public Source {
       for (const size_t i : members) sent.push_back(rows_[i].padded(shards[i].to(dtype)));
       const auto received = comm::functional::wait(comm::functional::all_gather(sent, group_));
       for (size_t k = 0; k < members.size(); ++k)
-        wholes[members[k]] = whole_of(received[k], rows_[members[k]]);
+        wholes[members[k]] = unsharded(received[k], rows_[members[k]]);
     }
     return wholes;
   }

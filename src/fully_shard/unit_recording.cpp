@@ -1,8 +1,8 @@
 // Note [recorded units]
-// While a recorder watches, a unit's parameters are made whole by operators from its shards, and
+// While a recorder watches, a unit is unsharded by operators on its shards, and
 // its gradients are reduced by operators, for the recorder to see: RecordedSource and
 // RecordedReduction take the place of the eager ones. Here it is decided which of them a use takes.
-// In forward the whole values become another inner face. In backward they are gathered once more
+// In forward parameters show the unsharded values. In backward they are gathered once more
 // and copied over the first, so that all that autograd saved of these, views included, means the
 // new ones: in the recording values never change, so forward's are free when forward has ended.
 // What is gathered is made of capture::again(shard), or it would be taken for the same.
@@ -63,7 +63,8 @@ void Unit::choose_source(Use use) {
       observer->give_up("the forward of " + where + ", which is fully sharded, was not recorded");
     return;
   }
-  // A second call before backward: both have one inner face, whose gradients autograd adds up.
+  // A second call before backward: both use the same unsharded values, whose gradients autograd
+  // adds up.
   const bool is_again = observer != nullptr && recording_ == observer->number;
   if (!is_again) end_recorded();
   if (observer == nullptr) return;
@@ -93,7 +94,7 @@ Reduction& Unit::choose_reduction() {
   return *recorded_reduction_;
 }
 
-/// No backward comes for what a recorded forward made whole.
+/// No backward comes for what a recorded forward unsharded.
 void Unit::end_recorded() {
   if (!recorded_) return;
   recorded_.reset();

@@ -7,6 +7,8 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
+#include "parallel/warnings.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,17 +27,6 @@ template <class F>
 void call_times(int times, const F& call) {
   for (int i = 0; i < times; ++i) call();
 }
-
-/// What a program is out of date by is told by libtorch's warnings.
-class Warnings final : public c10::WarningHandler {
- public:
-  Warnings() : scope_(this) {}
-  void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }
-  std::string text;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard scope_;
-};
 
 struct TunedImpl : torch::nn::Module {
   bool use_tanh = false;  // lies in the padding behind torch::nn::Module's last member
@@ -302,7 +293,7 @@ TEST(StepResultsErrors, AStructOfMoreThanTensors) {
 
 TEST(StepRecheck, FindsANumberThatIsCapturedByReference) {
   counters().clear();
-  Warnings warnings;
+  const CaughtWarnings warnings;
   double beta = 2;
   int calls = 0;
   auto step = compile([&](Tensor x) {
@@ -318,18 +309,18 @@ TEST(StepRecheck, FindsANumberThatIsCapturedByReference) {
   call_times(6, [&] { EXPECT_EQ(step(x)[0].item<float>(), 5) << explain(step); });
   EXPECT_EQ(counters()["outdated"], 1);
   EXPECT_EQ(calls, 4);
-  EXPECT_THAT(warnings.text, HasSubstr("argument 'other' of aten::mul.Scalar: "));
-  EXPECT_THAT(warnings.text, HasSubstr("CompileOptions::watch"));
+  EXPECT_THAT(warnings.text(), HasSubstr("argument 'other' of aten::mul.Scalar: "));
+  EXPECT_THAT(warnings.text(), HasSubstr("CompileOptions::watch"));
 }
 
 TEST(StepRecheck, NamesTheOperatorThatChanged) {
-  Warnings warnings;
+  const CaughtWarnings warnings;
   bool use_tanh = false;
   auto step = compile([&](Tensor x) { return use_tanh ? torch::tanh(x) : torch::sin(x); });
   call_times(4, [&] { step(torch::ones({2})); });
   use_tanh = true;
   call_times(10, [&] { step(torch::ones({2})); });
-  EXPECT_THAT(warnings.text, HasSubstr("aten::sin(%0)` became `"));
+  EXPECT_THAT(warnings.text(), HasSubstr("aten::sin(%0)` became `"));
 }
 
 TEST(StepRecheckErrors, UnderFullgraph) {
@@ -381,7 +372,7 @@ TEST(StepRecheck, ComesAtGrowingIntervals) {
 
 TEST(StepGuards, AListOfLossesGetsThemAll) {
   for (const bool detaches : {true, false}) {
-    Warnings warnings;
+    const CaughtWarnings warnings;
     nn::Linear net(3, 1);
     std::vector<Tensor> history;
     auto step = compile([&](Tensor x) {
@@ -391,9 +382,9 @@ TEST(StepGuards, AListOfLossesGetsThemAll) {
     });
     call_times(20, [&] { step(torch::randn({4, 3})); });
     EXPECT_EQ(history.size(), 20) << explain(step);
-    EXPECT_THAT(warnings.text, HasSubstr(detaches ? ", by aten::mean" : ", by aten::addmm"));
-    EXPECT_THAT(warnings.text, HasSubstr("is still held after it returned"));
-    EXPECT_THAT(warnings.text, HasSubstr("return it, and keep it outside of the function"));
+    EXPECT_THAT(warnings.text(), HasSubstr(detaches ? ", by aten::mean" : ", by aten::addmm"));
+    EXPECT_THAT(warnings.text(), HasSubstr("is still held after it returned"));
+    EXPECT_THAT(warnings.text(), HasSubstr("return it, and keep it outside of the function"));
   }
 }
 
@@ -461,13 +452,13 @@ TEST(StepPrograms, TheLeastRecentlyUsedGoes) {
 }
 
 TEST(StepPrograms, TooManyKindsAreToldOnceAndRunEagerly) {
-  Warnings warnings;
+  const CaughtWarnings warnings;
   auto step = compile([](Tensor x) { return x * 2; }, {.max_programs = 2, .backend = "interpret"});
   for (int64_t size = 1; size < 60; ++size) EXPECT_EQ(step(torch::ones({size})).numel(), size);
   const std::string told = "pass a value that changes often as a tensor";
-  const auto first = warnings.text.find(told);
-  ASSERT_NE(first, std::string::npos) << warnings.text;
-  EXPECT_EQ(warnings.text.find(told, first + 1), std::string::npos);
+  const auto first = warnings.text().find(told);
+  ASSERT_NE(first, std::string::npos) << warnings.text();
+  EXPECT_EQ(warnings.text().find(told, first + 1), std::string::npos);
   EXPECT_LT(counters()["evictions"], 30);
   // One that stays gets a program again.
   call_times(80, [&] { step(torch::ones({100})); });

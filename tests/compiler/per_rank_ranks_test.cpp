@@ -1,5 +1,6 @@
 // Under DataParallelSemantics::PerRank, the default, the batch-dimension analysis is in force: it
 // checks batch dimensions, finds what mixes samples, and places what is returned.
+#include "parallel/warnings.h"
 #include "parallel_cases.h"
 #include "support/ranks.h"
 
@@ -12,18 +13,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
-
-/// Warnings of this thread, while it lives.
-class Warnings : public c10::WarningHandler {
- public:
-  Warnings() : guard_(this) {}
-  void process(const c10::Warning& warning) override { text_ += warning.msg() + "\n"; }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-  c10::WarningUtils::WarningHandlerGuard guard_;
-};
 
 void one_layer(PartsImpl& net) { net.parameter(torch::randn({2, 3}, real())); }
 
@@ -58,7 +47,7 @@ Told tell(const ParallelCase& of, const Tensors& given, DataParallelOptions opti
         return train_parts(module, opt, tensors);
       },
       {.parallel_mode = DataParallel("replicate", std::move(options)), .backend = "interpret"});
-  Warnings warnings;
+  const CaughtWarnings warnings;
   compiled(net, optimizer, given);
   compiled(net, optimizer, given);
   return {warnings.text(), explain(compiled)};

@@ -6,7 +6,8 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
-#include <c10/util/Exception.h>
+#include "parallel/warnings.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -144,16 +145,6 @@ TEST(WrittenStep, StructsOfOptionalTensors) {
 
 // What can't be compiled
 
-class Warnings final : public c10::WarningHandler {
- public:
-  Warnings() : scope_(this) {}
-  void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }
-  std::string text;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard scope_;
-};
-
 /// A layer that does something more with what it computes.
 struct PeculiarImpl : torch::nn::Module {
   std::function<Tensor(const Tensor&)> also;
@@ -180,10 +171,10 @@ std::string warning_of(const std::function<Tensor(PeculiarImpl&, const Tensor&)>
   StackOfTwo net;
   auto& layer = *net->peculiar;
   layer.also = [&](const Tensor& x) { return also(layer, x); };
-  Warnings warnings;
+  const CaughtWarnings warnings;
   auto step = compile([&](Tensor x) { return net(x).sum(); }, {.module = net});
   for (int i = 0; i < 6; ++i) step(torch::ones({2, 8}));
-  return warnings.text;
+  return warnings.text();
 }
 
 TEST(WrittenStepErrors, ReadsAValueOnTheHost) {
@@ -203,14 +194,14 @@ TEST(WrittenStepErrors, GivesAResultWhoseShapeDependsOnValues) {
 
 TEST(WrittenStepErrors, IsGivenMemoryOfAParameter) {
   Tower net;
-  Warnings warnings;
+  const CaughtWarnings warnings;
   const auto run = [&](Tensor x) { return net->first(torch::ones({2, 8})).sum() + x.sum(); };
   auto step = compile(run, {.module = net});
   for (int i = 0; i < 4; ++i) {
     const auto x = i < 3 ? net->first->weight.detach() : torch::zeros({8, 8});
     EXPECT_EQ(step(x).item<float>(), run(x).item<float>()) << i;
   }
-  EXPECT_THAT(warnings.text, HasSubstr("argument 0 lies in the memory of a parameter"));
+  EXPECT_THAT(warnings.text(), HasSubstr("argument 0 lies in the memory of a parameter"));
 }
 
 TEST(WrittenStepErrors, KeepsATensorInAList) {

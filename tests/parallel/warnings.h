@@ -11,6 +11,12 @@ namespace tessera::testing {
 class CaughtWarnings : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  /// One line each.
+  std::string text() const {
+    std::string lines;
+    for (const auto& each : texts) lines += each + "\n";
+    return lines;
+  }
   std::vector<std::string> texts;
 
  private:

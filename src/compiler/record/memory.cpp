@@ -123,7 +123,7 @@ Memory::Region& Memory::add_unseen(const at::Tensor& seen) {
     return region;
   }
   region.input = static_cast<int>(inputs_.size());
-  const bool is_constant = births_.contains(storage_of(tensor)->data_ptr().get());
+  const bool is_constant = made_.contains(storage_of(tensor)->data_ptr().get());
   inputs_.push_back({value, tensor, is_constant});
   graph_.inputs.push_back({value, InputKind::Outside, ""});
   return region;
@@ -132,7 +132,7 @@ Memory::Region& Memory::add_unseen(const at::Tensor& seen) {
 bool Memory::is_fresh(const at::Tensor& tensor) const {
   // An empty one may be resized by what writes it.
   return find(tensor) == nullptr &&
-         (tensor.numel() == 0 || births_.contains(storage_of(tensor)->data_ptr().get()));
+         (tensor.numel() == 0 || made_.contains(storage_of(tensor)->data_ptr().get()));
 }
 
 void Memory::before_write(const at::Tensor& tensor) {

@@ -2,7 +2,7 @@
 
 #include <tessera/compile/graph.h>
 
-#include "compiler/record/births.h"
+#include "compiler/record/allocations.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
@@ -78,7 +78,7 @@ enum class Inputs {
 /// sizes and strides, not by TensorImpl: autograd hands out what it saved as new impls.
 class Memory {
  public:
-  Memory(Graph& graph, const Births& births, Inputs by) : graph_(graph), births_(births), by_(by) {}
+  Memory(Graph& graph, const Allocations& made, Inputs by) : graph_(graph), made_(made), by_(by) {}
 
   /// The value that the tensor holds; one whose memory nobody has seen becomes an input.
   ValueId read(const at::Tensor& tensor);
@@ -141,7 +141,7 @@ class Memory {
   ValueId emit(const char* op, std::vector<Argument> arguments, ValueType type);
 
   Graph& graph_;
-  const Births& births_;
+  const Allocations& made_;
   const Inputs by_;
   std::unordered_map<const c10::StorageImpl*, Block> blocks_;
   std::vector<RecordedInput> inputs_;

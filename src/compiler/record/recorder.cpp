@@ -48,7 +48,9 @@ bool is_tensors(const c10::IValue& value) {
 }  // namespace
 
 Recorder::Recorder(Inputs inputs, StandIn* stand_in)
-    : stand_in_(stand_in), memory_(graph_, births_, inputs), is_whole_(inputs == Inputs::ByTensor) {
+    : stand_in_(stand_in),
+      memory_(graph_, allocations_, inputs),
+      is_whole_(inputs == Inputs::ByTensor) {
   ensure_registered();
 }
 
@@ -73,7 +75,7 @@ void Recorder::hyperparameter(const void* who, std::string name,
   const bool is_known = std::any_of(hyperparameters_.begin(), hyperparameters_.end(),
                                     [&](const auto& known) { return known.number == number; });
   if (is_known) return;
-  births_.forget(number->tensor().const_data_ptr());  // it is there at later calls
+  allocations_.forget(number->tensor().const_data_ptr());  // it is there at later calls
   const double value = read();
   hyperparameters_.push_back({who, std::move(name), number, std::move(read), value});
 }
@@ -126,7 +128,7 @@ void Recorder::restart(StandIn* stand_in) {
   generators_.clear();
   next_messages_.clear();
   graph_ = {};
-  births_.clear();
+  allocations_.clear();
   memory_.clear();
   broken_.clear();
   generator_.note();
@@ -348,7 +350,7 @@ void Recorder::after(Call& call) {
 struct Recorder::Scope::Guards {
   c10::DebugInfoGuard current;
   capture::ObserverScope observer;
-  Births::Scope births = {};
+  Allocations::Scope allocations = {};
   RecordScope record = {};
   std::optional<nn::WatchCalls> watch = std::nullopt;
   // What autocast has cast it would keep after the recording.

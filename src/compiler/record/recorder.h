@@ -82,7 +82,7 @@ class Recorder final : public capture::Observer {
   /// Generators that operators were given, as they were before.
   const auto& generators() const { return generators_; }
   Memory& memory() { return memory_; }
-  Births& births() { return births_; }
+  Allocations& allocations() { return allocations_; }
   Guards& guards() { return guards_; }
   /// What the function does to modules is as it was when it began; those that it made are gone.
   void end_modules();
@@ -117,7 +117,7 @@ class Recorder final : public capture::Observer {
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   std::unordered_map<std::string, int64_t> next_messages_;  // by group
   Graph graph_;
-  Births births_;
+  Allocations allocations_;
   Memory memory_;
   std::vector<Dependency> dependencies_;
   Guards guards_;

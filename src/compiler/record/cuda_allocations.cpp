@@ -1,4 +1,4 @@
-#include "compiler/record/births.h"
+#include "compiler/record/allocations.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -15,7 +15,7 @@ void watch_cuda_allocations() {
     // Under the allocator's lock, in the thread that allocates.
     caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
       if (entry.action_ == caching::TraceEntry::ALLOC)
-        Births::note(reinterpret_cast<const void*>(entry.addr_));
+        Allocations::note(reinterpret_cast<const void*>(entry.addr_));
     });
   } catch (const c10::Error&) {
     // cudaMallocAsync tells nobody: what a recorded function makes by factories there looks like a

@@ -8,24 +8,24 @@ namespace tessera::compiler {
 /// Memory that was allocated since a moment, by threads that a recorder sees: tells a tensor that
 /// the recorded function made by means no recorder sees, as factories do, from one that was there
 /// before.
-class Births {
+class Allocations {
  public:
   bool contains(const void* memory) const {
     const std::lock_guard lock(mutex_);
-    return born_.contains(memory);
+    return found_.contains(memory);
   }
   void add(const void* memory) {
     const std::lock_guard lock(mutex_);
-    born_.insert(memory);
+    found_.insert(memory);
   }
   /// Whoever allocated it keeps it, as if it had been there before.
   void forget(const void* memory) {
     const std::lock_guard lock(mutex_);
-    born_.erase(memory);
+    found_.erase(memory);
   }
   void clear() {
     const std::lock_guard lock(mutex_);
-    born_.clear();
+    found_.clear();
   }
 
   /// While one lives, allocations are looked at; they go to the thread's recorder.
@@ -42,11 +42,11 @@ class Births {
 
  private:
   mutable std::mutex mutex_;  // on a GPU backward allocates in a thread of its own
-  std::unordered_set<const void*> born_;
+  std::unordered_set<const void*> found_;
 };
 
-/// From now on Births::note() is called for memory of GPUs, too; nothing where the build is without
-/// CUDA, or CUDA is not in use yet.
+/// From now on Allocations::note() is called for memory of GPUs, too; nothing where the build is
+/// without CUDA, or CUDA is not in use yet.
 void watch_cuda_allocations();
 
 }  // namespace tessera::compiler

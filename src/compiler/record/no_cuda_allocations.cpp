@@ -1,4 +1,4 @@
-#include "compiler/record/births.h"
+#include "compiler/record/allocations.h"
 
 namespace tessera::compiler {
 

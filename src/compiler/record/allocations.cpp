@@ -1,4 +1,4 @@
-#include "compiler/record/births.h"
+#include "compiler/record/allocations.h"
 
 #include "compiler/record/recorder.h"
 
@@ -19,7 +19,7 @@ class WatchedAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     auto memory = inner_->allocate(bytes);
-    Births::note(memory.get());
+    Allocations::note(memory.get());
     return memory;
   }
   c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
@@ -41,17 +41,17 @@ void watch_cpu_allocations() {
 
 }  // namespace
 
-void Births::note(const void* memory) {
+void Allocations::note(const void* memory) {
   if (watching.load(std::memory_order_relaxed) == 0) return;
-  if (auto* recorder = Recorder::current()) recorder->births().add(memory);
+  if (auto* recorder = Recorder::current()) recorder->allocations().add(memory);
 }
 
-Births::Scope::Scope() {
+Allocations::Scope::Scope() {
   watch_cpu_allocations();
   watch_cuda_allocations();
   ++watching;
 }
 
-Births::Scope::~Scope() { --watching; }
+Allocations::Scope::~Scope() { --watching; }
 
 }  // namespace tessera::compiler

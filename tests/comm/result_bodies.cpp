@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <memory>
 #include <thread>
 
 namespace tessera::collective_bodies {
@@ -58,6 +60,35 @@ void completes_by_wait_future_and_polling(const Setting& setting) {
     }
     EXPECT_LT(works[0]->getSequencenumber(), works[4]->getSequencenumber());
     EXPECT_TRUE(works[0]->result()[0].is_same(tensors[0][0]));
+  }
+}
+
+/// Not at the next collective: memory of a whole layer would stay until then.
+void lets_go_of_tensors_when_complete(const Setting& setting) {
+  for (const int64_t count : kShortAndLong) {
+    SCOPED_TRACE(c10::str(count, " elements"));
+    std::vector<std::weak_ptr<int>> memories;
+    const auto make = [&](int64_t numel) {
+      auto alive = std::make_shared<int>();
+      memories.push_back(alive);
+      const auto memory = at::ones({numel}, setting.on());
+      return at::from_blob(memory.data_ptr(), {numel}, [memory, alive](void*) {}, setting.on());
+    };
+    {
+      const auto backend = default_group()->getBackend(setting.device.type());
+      Tensors reduced{make(count)};
+      default_group()->allreduce(reduced)->wait();
+      auto output = make(setting.ranks * count);
+      auto input = make(count);
+      backend->_allgather_base(output, input, {})->wait();
+      backend->_reduce_scatter_base(input, output, {})->wait();
+    }
+    const auto is_held = [&] {
+      return std::ranges::any_of(memories, [](const auto& memory) { return !memory.expired(); });
+    };
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (is_held() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    EXPECT_FALSE(is_held());
   }
 }
 
@@ -236,6 +267,7 @@ void runs_alone_in_a_world_of_one(const Setting& setting) {
 const std::vector<Body>& result_bodies() {
   static const std::vector<Body> kBodies = {
       {"CompletesByWaitFutureAndPolling", completes_by_wait_future_and_polling, true},
+      {"LetsGoOfTensorsWhenComplete", lets_go_of_tensors_when_complete, true},
       {"CallbacksMayIssueFurtherCollectives", callbacks_may_issue_further_collectives, true},
       {"CallbacksMaySendAndReceive", callbacks_may_send_and_receive},
       {"WaitsForCollectivesInAnyOrder", waits_for_collectives_in_any_order, true},

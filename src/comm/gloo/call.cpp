@@ -10,14 +10,7 @@
 
 namespace tessera::comm::gloo {
 
-at::Tensor memory_as(const at::Tensor& tensor, c10::ScalarType dtype) {
-  const auto count = static_cast<int64_t>(tensor.nbytes() / c10::elementSize(dtype));
-  return at::from_blob(tensor.data_ptr(), {count}, [tensor](void*) {}, at::TensorOptions(dtype));
-}
-
 namespace {
-
-at::Tensor bytes_of(const at::Tensor& tensor) { return memory_as(tensor, at::kByte); }
 
 /// Whether the tensor's memory is the host's and holds its elements in order, with nothing between
 /// and nothing left to apply.
@@ -73,6 +66,12 @@ void GlooBackend::Call::describe_exchange(const std::vector<uint64_t>& sent,
   set_parts(descriptor_, backend_.getRank(), sent, received);
   descriptor_.largest_part = std::max(*std::max_element(sent.begin(), sent.end()),
                                       *std::max_element(received.begin(), received.end()));
+}
+
+at::Tensor GlooBackend::Call::memory_as(const at::Tensor& tensor, c10::ScalarType dtype) const {
+  const auto count = static_cast<int64_t>(tensor.nbytes() / c10::elementSize(dtype));
+  return at::from_blob(
+      tensor.data_ptr(), {count}, [tensor, held = held_](void*) {}, at::TensorOptions(dtype));
 }
 
 bool GlooBackend::Call::is_carried() const {
@@ -228,7 +227,8 @@ void GlooBackend::Call::add_barrier(const c10d::BarrierOptions& opts) {
 
 std::function<void()> GlooBackend::Call::take_afterwards() {
   if (afterwards_.empty() && copies_.empty()) return {};
-  return [functions = std::move(afterwards_), copies = std::move(copies_), call = device_call_] {
+  return [functions = std::move(afterwards_), copies = std::move(copies_), call = device_call_,
+          held = held_] {
     for (const auto& function : functions) function();
     for (const auto& [to, from] : copies) call ? call->copy_back(to, from) : void(to.copy_(from));
   };
@@ -248,6 +248,7 @@ WorkPtr GlooBackend::Call::submit() {
                              .movements = std::move(movements_),
                              .starts = std::move(starts_),
                              .sends = {},
+                             .held = held_,
                              .deadline = Clock::now() + std::min(timeout, kLongestTimeout)},
                             in_background_ || backend_.coalescing_);
   } else {

@@ -73,6 +73,10 @@ class GlooBackend::Call {
   /// Whether headers carry the data: what gloo would reduce is gathered instead.
   bool is_carried() const;
   void move(Tensors sent, Tensors received);
+  /// `tensor`'s memory, which must be contiguous, as elements of `dtype`, which are not larger;
+  /// 1-D. Counts as held by gloo while it lives.
+  at::Tensor memory_as(const at::Tensor& tensor, c10::ScalarType dtype) const;
+  at::Tensor bytes_of(const at::Tensor& tensor) const { return memory_as(tensor, at::kByte); }
   template <class Start>
   void start(Start start) {
     starts_.emplace_back(std::move(start));
@@ -86,15 +90,13 @@ class GlooBackend::Call {
   const bool in_background_;
   std::optional<c10::Device> device_;
   DeviceCallPtr device_call_;  // null: CPU tensors
+  const std::shared_ptr<void> held_ = std::make_shared<char>();
   Descriptor descriptor_;
   std::vector<Movement> movements_;
   std::vector<std::function<WorkPtr(Engine&)>> starts_;
   std::vector<std::function<void()>> afterwards_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // to, from; after everything else
 };
-
-/// `tensor`'s memory, which must be contiguous, as elements of `dtype`, which are not larger; 1-D.
-at::Tensor memory_as(const at::Tensor& tensor, c10::ScalarType dtype);
 
 /// What gloo can reduce in place of `dtype` and `op`; none: only whole reductions of what was
 /// gathered.

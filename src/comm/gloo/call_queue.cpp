@@ -205,8 +205,8 @@ void CallQueue::run_front(Lock& lock) {
   call.work->mark_started();
   if (queue_.empty()) worker_wanted_ = false;
   ++ending_;
-  std::erase_if(parts_, [](const auto& part) { return part.expired(); });
-  for (const auto& part : parts) parts_.emplace_back(part);
+  std::erase_if(held_, [](const auto& call) { return call.second.expired(); });
+  held_.emplace_back(call.work->issue(), call.held);
   changed_.notify_all();
   lock.unlock();
   // With no role held: callbacks may issue collectives and wait for them.
@@ -219,20 +219,11 @@ void CallQueue::run_front(Lock& lock) {
 void CallQueue::await_released() {
   Lock lock(mutex_);
   changed_.wait(lock, [&] { return ending_ == 0; });
-  const auto parts = std::exchange(parts_, {});
+  const auto calls = held_;
   lock.unlock();
-  for (const auto& part : parts) {
+  for (const auto& [issue, held] : calls) {
     // A thread of gloo's lets go of what it has ended as its next step, of which nobody is told.
-    // The future is complete before those who wait for it go on; isCompleted() is so later.
-    const auto has_ended = [&] {
-      const auto held = part.lock();
-      return held && held->getFuture()->completed();
-    };
-    while (has_ended()) std::this_thread::yield();
-  }
-  lock.lock();
-  for (const auto& part : parts) {
-    if (!part.expired()) parts_.push_back(part);
+    while (issue->state == Issue::State::Done && !held.expired()) std::this_thread::yield();
   }
 }
 

@@ -40,6 +40,7 @@ struct QueuedCall {
   std::vector<Movement> movements;
   std::vector<std::function<WorkPtr(Engine&)>> starts;  // of gloo's collectives
   std::vector<WorkPtr> sends;                           // of headers
+  std::weak_ptr<void> held;                             // while gloo holds tensors of the call
   Clock::time_point deadline;
 };
 
@@ -103,7 +104,7 @@ class CallQueue {
   std::deque<QueuedCall> queue_;
   bool running_ = false;  // somebody runs the front of the queue
   int ending_ = 0;        // calls that are being ended, and are held
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> parts_;  // that gloo works on, or has
+  std::vector<std::pair<IssuePtr, std::weak_ptr<void>>> held_;  // of calls, while gloo holds some
   bool worker_wanted_ = false;
   bool closed_ = false;
   std::thread worker_;

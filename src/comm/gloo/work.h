@@ -77,6 +77,8 @@ class CollectiveWork final : public GlooWork {
                      const std::vector<WorkPtr>& parts);
   void end(const std::exception_ptr& error);
 
+  const IssuePtr& issue() const { return issue_; }
+
   // --- for the queue, under its lock
   bool has_started() const { return has_started_; }
   void mark_started() { has_started_ = true; }

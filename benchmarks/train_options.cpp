@@ -64,7 +64,9 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
                  "whom to compare with, with attention as it is by default there, while Tessera's "
                  "side asks cuDNN's first on a GPU: pytorch is DistributedDataParallel in Python, "
                  "pytorch_malloc the same with glibc told to keep freed memory, pytorch_compile "
-                 "with torch.compile, pytorch_graph the whole step as one CUDA graph (mode "
+                 "with torch.compile, jax the whole step as one jitted function (modes eager and "
+                 "compile, on "
+                 "a CPU), pytorch_graph the whole step as one CUDA graph (mode "
                  "eager alone), pytorch_graph_compile both, reducer_* its engine in C++")
       ->delimiter(',');
   const auto* pairs = tool::add_number(

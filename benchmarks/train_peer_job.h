@@ -59,7 +59,7 @@ class PeerJob {
     std::string name;  // as the errors call the peer
     std::string job;
     std::string mode;
-    std::string variant;  // how Python runs a step: eager, compile, graph, graph_compile
+    std::string variant;  // how Python runs a step: eager, compile, graph, graph_compile, jax
   };
   explicit PeerJob(const PeerGroup& group);
 

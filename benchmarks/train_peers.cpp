@@ -20,9 +20,6 @@ std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& ar
                                   PeerJobs& processes, const std::string& variant,
                                   Environment environment = {}) {
   const auto& [job, mode, device] = arrangement;
-  TORCH_CHECK_VALUE(mode != "compile" || device.is_cuda(), "bench train: peer ", peer,
-                    " expects ranks that train together on a CPU, got the mode compile; choose "
-                    "eager with --peer");
   return make_python_side(processes,
                           {.device = device.is_cuda() ? "cuda" : "cpu",
                            .world_size = world_size(),
@@ -65,7 +62,7 @@ const Row kPeers[] = {
        return python_peer(peer, it, in, "eager", keeping_memory());
      }},
     {"pytorch_compile",
-     [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "compile"); }, false,
+     [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "compile"); }, true,
      true},
     {"pytorch_graph",
      [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "graph"); }, false,
@@ -73,6 +70,7 @@ const Row kPeers[] = {
     {"pytorch_graph_compile",
      [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "graph_compile"); },
      false, true},
+    {"jax", [](auto& peer, auto& it, auto& in) { return python_peer(peer, it, in, "jax"); }},
     {"eager", [](auto&, auto& it, auto&) { return eager_peer(it); }},
     {"reducer_gloo", [](auto& peer, auto& it, auto&) { return reducer_peer(peer, it, "gloo"); }},
     {"reducer_shm", [](auto& peer, auto& it, auto&) { return reducer_peer(peer, it, "shm"); }},
@@ -89,7 +87,8 @@ std::vector<std::string> peer_names(c10::DeviceType device) {
 }
 
 bool goes_with(const std::string& peer, const std::string& mode) {
-  return !peer.starts_with("pytorch_graph") || mode == "eager" || mode == "compile";
+  const bool is_of_one = peer == "jax" || peer.starts_with("pytorch_graph");
+  return !is_of_one || mode == "eager" || mode == "compile";
 }
 
 std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement,

@@ -120,7 +120,7 @@ class Trainer:
 
     def train(self, steps):
         losses = [self.step().item() for _ in range(steps)]
-        return {"losses": losses, "parameters": [fingerprint(p) for p in self.job.model.parameters()]}
+        return {"losses": losses, "parameters": list(self.job.model.parameters())}
 
     def time(self, steps):
         for _ in range(steps // 10 + 1):
@@ -174,10 +174,15 @@ class Peer:
             name, mode, variant = words
             batch_rank = 0 if mode == "tp" else self.rank  # under tensor parallelism all ranks work on one
             job = Job(name, batch_rank, self.device)
-            self.trainer = Trainer(job, importlib.import_module(MODES[mode]), self.device, variant)
+            if variant == "jax":
+                self.trainer = importlib.import_module("jax_trainer").Trainer(name, job)
+            else:
+                self.trainer = Trainer(job, importlib.import_module(MODES[mode]), self.device, variant)
             return {"job": name}
-        actions = {"train": self.trainer.train, "time": self.trainer.time, "kernels": self.trainer.kernels}
-        return actions[what](int(words[0]))
+        answer = getattr(self.trainer, what)(int(words[0]))
+        if what == "train":
+            answer["parameters"] = [fingerprint(each) for each in answer["parameters"]]
+        return answer
 
 
 def main():

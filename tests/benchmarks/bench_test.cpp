@@ -157,7 +157,7 @@ TEST(BenchTrain, ListsTheChoicesOfBothDevices) {
             "  jobs: mlp,net2000,gpt\n"
             "  modes: eager,replicate,fully_shard,tp,compile,replicate+compile,"
             "fully_shard+compile,tp+compile\n"
-            "  peers: pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm\n"
+            "  peers: pytorch,pytorch_malloc,pytorch_compile,jax,eager,reducer_gloo,reducer_shm\n"
             "--device cuda\n"
             "  jobs: mlp,gpt,gpt12x768,gpt2\n"
             "  modes: eager,replicate,fully_shard,compile\n"
@@ -195,6 +195,29 @@ TEST(BenchTrain, ComparesCompiledStepsWithOurOwn) {
   EXPECT_EQ(Table(path).rows.size(), 1);
 }
 
+/// What a process does alone: PyTorch needs no parallel function for it.
+TEST(BenchTrain, ComparesOneProcessWithPyTorch) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "train.csv";
+  const auto result = bench({"train", "--ranks", "1", "--jobs", "mlp", "--modes", "eager,compile",
+                             "--peer", "pytorch", "--pairs", "1", "--steps", "2", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  ASSERT_EQ(table.rows.size(), 2);
+  EXPECT_EQ(table.rows[1].at("mode"), "compile");
+  EXPECT_EQ(table.rows[1].at("ranks"), "1");
+  EXPECT_GT(table.number(1, "ratio"), 0);
+}
+
+TEST(BenchTrain, ComparesWithJaxWhereItIs) {
+  const auto result = bench({"train", "--ranks", "1", "--jobs", "mlp,gpt", "--modes", "compile",
+                             "--peer", "jax", "--pairs", "1", "--steps", "2"});
+  if (result.output.find("pip install jax") != std::string::npos)
+    GTEST_SKIP() << "jax is not installed";
+  EXPECT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("gpt,compile,1,"));
+}
+
 TEST(BenchCompile, TellsHowLongItTakes) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "compile.csv";
@@ -214,8 +237,8 @@ TEST(BenchTrain, NamesWhatItKnows) {
   expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
   expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");
   expect_refused({"train", "--kernels"}, "--kernels", "expected --device cuda");
-  expect_refused({"train", "--peer", "jax"}, "jax not in",
-                 "pytorch,pytorch_malloc,eager,reducer_gloo,reducer_shm");
+  expect_refused({"train", "--peer", "mxnet"}, "mxnet not in",
+                 "pytorch,pytorch_malloc,pytorch_compile,jax,eager,reducer_gloo,reducer_shm");
 }
 
 TEST(BenchMemory, ListsItsChoices) {

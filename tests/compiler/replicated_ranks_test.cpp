@@ -228,6 +228,28 @@ TEST_P(ReplicatedStepRanks, OneRankAloneRunsBackwards) {
   });
 }
 
+/// They take no place from those that all ranks have.
+TEST_P(ReplicatedStepRanks, OneRankAloneHasMoreBackwardsThanAreKept) {
+  run([] {
+    auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });
+    replicate(net);
+    replicate(reference);
+    for (int i = 0; i < 4; ++i) {
+      for (auto* each : {&net, &reference}) (*each)->zero_grad();
+      {
+        const CompiledBackward scope(interpret);
+        net(torch::ones({2, 10})).square().sum().backward();
+        for (int k = 0; k < (i == 2 && rank() == 0 ? 70 : 0); ++k) {
+          const auto own = torch::ones({k + 1}, torch::requires_grad());
+          (own * 2).exp().sum().backward();
+        }
+      }
+      reference(torch::ones({2, 10})).square().sum().backward();
+      expect_equal_gradients(net, reference, i);
+    }
+  });
+}
+
 const auto kIsTold =
     ::testing::AllOf(::testing::HasSubstr("the ranks disagree"), ::testing::HasSubstr("program "),
                      ::testing::HasSubstr("a rank without it runs eagerly"));

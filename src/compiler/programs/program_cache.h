@@ -36,11 +36,13 @@ class Reasons {
 };
 
 /// The programs that were made of some code: a step, the forward of a module, backwards. Which of
-/// them serves a call, who has them finds out; `last_use` of a program is the cache's.
+/// them serves a call, who has them finds out; `last_use` of a program is the cache's, is_shared()
+/// says whether all ranks have it.
 template <class P>
 class ProgramCache {
  public:
-  /// Keeps `most` programs.
+  /// Keeps `most` programs that all ranks have, and as many of this rank's own, so that ranks drop
+  /// the same ones of the former.
   ProgramCache(Reasons given, size_t most) : reasons(std::move(given)), most_(most) {}
 
   Reasons reasons;
@@ -52,7 +54,7 @@ class ProgramCache {
   auto end() const { return programs_.end(); }
   bool empty() const { return programs_.empty(); }
   size_t size() const { return programs_.size(); }
-  bool is_full() const { return programs_.size() >= most_; }
+  bool is_full(bool of_shared) const { return count(of_shared) >= most_; }
 
   P& add(P program) {
     programs_.push_back(std::move(program));
@@ -81,11 +83,13 @@ class ProgramCache {
     programs_.remove_if(is_it);
   }
   /// The least recently used ones go, down to as many as are kept. How many did.
-  int drop_oldest() {
+  int drop_oldest(bool of_shared) {
     int dropped = 0;
-    for (; programs_.size() > most_; ++dropped) {
-      note_dropped(programs_.size());
-      programs_.erase(std::ranges::min_element(programs_, {}, &P::last_use));
+    for (size_t kept = count(of_shared); kept > most_; --kept, ++dropped) {
+      note_dropped(kept);
+      programs_.erase(std::ranges::min_element(programs_, {}, [&](const P& program) {
+        return std::pair(program.is_shared() != of_shared, program.last_use);
+      }));
     }
     return dropped;
   }
@@ -100,6 +104,9 @@ class ProgramCache {
   }
 
  private:
+  size_t count(bool of_shared) const {
+    return static_cast<size_t>(std::ranges::count(programs_, of_shared, &P::is_shared));
+  }
   void note_dropped(size_t of);
 
   const size_t most_;

@@ -207,7 +207,7 @@ struct Region::Run {
     if (why.empty() && !recorder.hyperparameters().empty())
       why = "an optimizer steps in it, which compile() of the whole step can run";
     if (why.empty()) verdict.is_known = is_known();
-    const bool needs_place = !verdict.is_known && region.known_.is_full();
+    const bool needs_place = !verdict.is_known && region.known_.is_full(communicates);
     const Finding mine = !why.empty() ? why == kRests ? Rests : Broken : needs_place ? Full : Fine;
     const auto worst = communicates ? region.known_.agreement.exchange(mine).most : mine;
     if (worst == Rests) why = kRests;
@@ -268,7 +268,7 @@ void Region::finish(Run& run) {
     why = learn_together(run, is_known);
   else if (why.empty() && !is_known)
     learn(run);
-  known_.drop_oldest();
+  known_.drop_oldest(run.communicates);
   if (why == kRests || (why.empty() && !is_full)) return;
   // Code that takes more and more forms is not worth a program each time.
   const bool is_lasting = !why.empty();
@@ -293,6 +293,7 @@ Region::Compiled& Region::learn(Run& run) {
   if (!known_.empty()) ++counters()["recaptures"];
   Compiled compiled;
   compiled.path = run.path();
+  compiled.communicates = run.communicates;
   auto graph = compiled.path.graph;
   run.add_outputs(graph, run.recorder.memory().alive());
   known_.reasons.note(c10::str("captured: ", graph.nodes.size(), " operators, ",

@@ -43,7 +43,9 @@ class Region {
   struct Compiled {
     Path path;
     Executable executable;
+    bool communicates = false;
     uint64_t last_use = 0;
+    bool is_shared() const { return communicates; }
   };
   struct Run;
   struct Failures {

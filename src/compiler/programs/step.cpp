@@ -137,7 +137,7 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
 
 /// Whether there are as many programs as there may be, and none for this recording.
 bool Step::Impl::has_no_place(const CallShape& shape, const Recording& recording) const {
-  return recording.broken.empty() && variants.is_full() &&
+  return recording.broken.empty() && variants.is_full(/*of_shared=*/true) &&
          std::ranges::none_of(
              variants, [&](const Variant& variant) { return variant.matches(shape, recording); });
 }
@@ -325,7 +325,8 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   for (auto& variant : self.variants) {
     if (!variant.form) variant.form = form;
   }
-  if (self.variants.drop_oldest() > 0 && self.options.parallel_mode) self.note_eviction();
+  if (self.variants.drop_oldest(/*of_shared=*/true) > 0 && self.options.parallel_mode)
+    self.note_eviction();
   return results;
 }
 

@@ -17,6 +17,7 @@ class Variant {
   std::shared_ptr<const void> form;  // what the function returned, without tensors
   std::optional<ParallelCall> parallel = std::nullopt;  // that it was made for, in a parallel mode
   uint64_t last_use = 0;
+  bool is_shared() const { return true; }  // see ProgramCache
 
   /// Why it can't serve this call; empty if it can.
   std::string misfit(const CallShape& shape) const;

@@ -90,23 +90,23 @@ std::vector<std::string> PeerJob::receive(const std::vector<int>& ranks) {
   // All at once: when one ends, the others wait for it in vain, and the one that ended knows why.
   const auto deadline = Clock::now() + kPeerTimeout;
   std::map<int, std::string> lines;
-  while (lines.size() < ranks.size()) {
+  while (true) {
     std::vector<pollfd> waiting;
     std::vector<int> silent;
     for (const int rank : ranks) {
       if (lines.contains(rank)) continue;
+      std::string line;
+      const auto received = processes_[rank].receive(line);
+      if (received == PeerProcess::Received::Line) lines[rank] = line;
+      if (received == PeerProcess::Received::End) fail_ended(rank);
+      if (received != PeerProcess::Received::Nothing) continue;
       silent.push_back(rank);
       waiting.push_back({.fd = processes_[rank].descriptor(), .events = POLLIN, .revents = 0});
     }
+    if (silent.empty()) break;
     if (poll(waiting.data(), waiting.size(), milliseconds_until(deadline)) == 0) {
       fail(silent[0], c10::str("said nothing for ", kPeerTimeout.count(), " s and was killed"),
            "Give fewer --steps, or a machine that is less busy");
-    }
-    for (size_t i = 0; i < silent.size(); ++i) {
-      std::string line;
-      const auto received = processes_[silent[i]].receive(line);
-      if (received == PeerProcess::Received::Line) lines[silent[i]] = line;
-      if (received == PeerProcess::Received::End) fail_ended(silent[i]);
     }
   }
   std::vector<std::string> result;

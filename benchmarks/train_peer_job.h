@@ -22,7 +22,7 @@ class PeerProcess {
 
   /// False: it has closed its side.
   bool send(const std::string& line) const;
-  /// Becomes readable when there is something to receive, or at the end of the process.
+  /// Becomes readable when there is something new to receive, or at the end of the process.
   int descriptor() const { return channel_; }
   enum class Received { Nothing, Line, End };
   /// Takes what has arrived, without waiting; `line` is set if that completes one.
@@ -33,6 +33,8 @@ class PeerProcess {
   std::string last_words() const;
 
  private:
+  bool take_line(std::string& line);
+
   pid_t pid_ = -1;
   int channel_ = -1;
   int log_ = -1;  // standard error: memory, so that nothing stays behind

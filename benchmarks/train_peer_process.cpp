@@ -111,16 +111,21 @@ bool PeerProcess::send(const std::string& line) const {
 }
 
 PeerProcess::Received PeerProcess::receive(std::string& line) {
+  if (take_line(line)) return Received::Line;  // came with the one before it
   char bytes[1 << 16];
   const auto count = recv(channel_, bytes, sizeof(bytes), MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Received::Nothing;
   if (count <= 0) return Received::End;
   arrived_.append(bytes, static_cast<size_t>(count));
+  return take_line(line) ? Received::Line : Received::Nothing;
+}
+
+bool PeerProcess::take_line(std::string& line) {
   const auto end = arrived_.find('\n');
-  if (end == std::string::npos) return Received::Nothing;
+  if (end == std::string::npos) return false;
   line = arrived_.substr(0, end);
   arrived_.erase(0, end + 1);
-  return Received::Line;
+  return true;
 }
 
 std::string PeerProcess::last_words() const {

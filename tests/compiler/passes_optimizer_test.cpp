@@ -46,6 +46,60 @@ TEST(SplitFusedOptimizer, LetsEachPartWaitForItsBucket) {
     write %11 to %1)"));
 }
 
+constexpr const char* kTwoWeights = R"(
+    input %0: float32[1024, 1024] = parameter "a"
+    input %1: float32[1024] = parameter "b"
+    input %2: float32[16, 1024] = argument "x"
+    input %3: float32[1024, 16] = argument "y"
+    input %4: float32[1024] = argument "z"
+    input %5: float32[] = outside "lr"
+    %6: float32[1024, 1024] = aten::mm(%3, %2)
+    %7: float32[1024] = aten::neg(%4)
+    {between}
+    [%8: float32[1024, 1024], %9: float32[1024]], [] = aten::_fused_sgd_.tensor_lr([%0!, %1!], [%6, %7], [], weight_decay=0., momentum=0., lr=%5, dampening=0., nesterov=False, maximize=False, is_first_step=False)
+    return %10
+    gradient %6 of %0
+    write %8 to %0
+    write %9 to %1)";
+
+std::string two_weights(const std::string& between) {
+  std::string text = kTwoWeights;
+  const std::string mark = "{between}";
+  return dedent(text.replace(text.find(mark), mark.size(), between));
+}
+
+TEST(UpdateEarly, UpdatesALargeWeightBehindItsGradient) {
+  const auto text = after_pass("update_early", two_weights("%10: float32[1024] = aten::exp(%4)"));
+  EXPECT_THAT(text, HasSubstr("aten::mm(%3, %2)\n[%8: float32[1024, 1024]], [] = "
+                              "aten::_fused_sgd_.tensor_lr([%0!], [%6],"));
+  EXPECT_THAT(text,
+              HasSubstr("[%9: float32[1024]], [] = aten::_fused_sgd_.tensor_lr([%1!], [%7],"));
+}
+
+TEST(UpdateEarly, WaitsForTheLastReadOfTheWeight) {
+  const auto text =
+      after_pass("update_early", two_weights("%10: float32[16, 1024] = aten::mm(%2, %0)"));
+  EXPECT_THAT(text, HasSubstr("aten::mm(%2, %0)\n%6: float32[1024, 1024] = aten::mm(%3, %2)\n"
+                              "[%8: float32[1024, 1024]], [] = aten::_fused_sgd_.tensor_lr([%0!]"));
+}
+
+/// What the product reads is another by then.
+TEST(UpdateEarly, LeavesAProductWhoseFactorsAreOverwritten) {
+  const auto text = two_weights(
+      "%11: float32[16, 1024] = aten::neg_(%2!)\n%10: float32[16, 1024] = aten::mm(%11, %0)");
+  EXPECT_THAT(after_pass("update_early", text + "write %11 to %2\n"),
+              HasSubstr("aten::_fused_sgd_.tensor_lr([%0!, %1!], [%6, %7],"));
+}
+
+TEST(UpdateEarly, LeavesWhatIsReadOrMayFailInBetween) {
+  for (const char* between :
+       {"%10: float32[1024, 1024] = aten::neg(%6)",  // reads the gradient
+        "%10: float32[1024] = _c10d_functional::all_reduce(%4, \"sum\", \"0\")"}) {
+    EXPECT_THAT(after_pass("update_early", two_weights(between)),
+                HasSubstr("aten::_fused_sgd_.tensor_lr([%0!, %1!], [%6, %7],"));
+  }
+}
+
 TEST(SplitFusedOptimizer, TakesEachPartsNumbers) {
   const auto text = after_pass("split_fused_optimizer", dedent(R"(
     input %0: float32[4] = parameter "a"

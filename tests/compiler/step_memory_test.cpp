@@ -4,9 +4,15 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
+#include "compiler/ir/operators.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
 
 namespace tessera::testing {
 namespace {
@@ -165,6 +171,66 @@ TEST(CompiledStepMemory, CheckpointedPartsAreComputedAgain) {
               checkpoints ? 2 : 1)
         << *compiled.step().graph();
   }
+}
+
+/// Large enough to be updated by blocks of rows, the last of which is short.
+constexpr int64_t kLarge = 1100;
+
+template <class Optimizer, class Options>
+void expect_updates_by_rows(const Options& options, int updates,
+                            const std::function<torch::Tensor(std::vector<torch::Tensor>&)>& loss) {
+  std::vector<torch::Tensor> weights[2];
+  for (auto& each : weights) {
+    torch::manual_seed(5);
+    for (int i = 0; i < 2; ++i)
+      each.push_back((torch::randn({kLarge, kLarge}) / 30).requires_grad_());
+    each.push_back(torch::randn({kLarge}).requires_grad_());
+  }
+  Optimizer optimizers[2] = {Optimizer(weights[0], options), Optimizer(weights[1], options)};
+  const auto step = [&](int of) {
+    optimizers[of].zero_grad();
+    auto value = loss(weights[of]);
+    value.backward();
+    optimizers[of].step();
+    return value.detach();
+  };
+  auto compiled = compile([&] { return step(1); }, {.optimizer = optimizers[1], .fullgraph = true});
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(torch::allclose(compiled(), step(0))) << i;
+    for (size_t k = 0; k < weights[0].size(); ++k) {
+      EXPECT_TRUE(torch::allclose(weights[1][k], weights[0][k], 1e-6, 1e-7)) << i << ", " << k;
+      EXPECT_TRUE(torch::allclose(weights[1][k].grad(), weights[0][k].grad(), 1e-5, 1e-8))
+          << i << ", " << k;
+    }
+  }
+  EXPECT_THAT(explain(compiled), HasSubstr(kRan));
+  const auto* graph = compiled.step().graph();
+  ASSERT_NE(graph, nullptr);
+  EXPECT_EQ(std::ranges::count_if(graph->nodes, compiler::is_fused_update), updates)
+      << graph->str();
+}
+
+TEST(CompiledStepMemory, LargeWeightsAreUpdatedByRows) {
+  const auto x = torch::randn({3, kLarge});
+  const auto chain = [&](std::vector<torch::Tensor>& weights) {
+    const auto hidden = torch::tanh(torch::linear(x, weights[0], weights[2]));
+    return torch::linear(hidden, weights[1]).square().mean();
+  };
+  expect_updates_by_rows<optim::AdamW>(optim::AdamWOptions{.lr = 1e-3, .fused = true}, 3, chain);
+  expect_updates_by_rows<optim::Adam>(
+      optim::AdamOptions{.lr = 1e-3, .weight_decay = 0.1, .amsgrad = true, .fused = true}, 3,
+      chain);
+  expect_updates_by_rows<optim::SGD>(
+      optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true, .fused = true}, 3, chain);
+}
+
+/// The rows of such a gradient are made of all rows of the weight.
+TEST(CompiledStepMemory, AGradientThatIsMadeOfItsWeight) {
+  expect_updates_by_rows<optim::SGD>(
+      optim::SGDOptions{.lr = 10, .fused = true}, 2, [](std::vector<torch::Tensor>& weights) {
+        return weights[0].mm(weights[0].detach()).mean() + weights[1].square().mean() +
+               weights[2].square().mean();
+      });
 }
 
 }  // namespace

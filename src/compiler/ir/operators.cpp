@@ -331,6 +331,10 @@ bool is_constant_of_sizes(const Node& node) { return has(node.op, trait::MadeOfS
 bool is_over_lists(const Node& node) {
   return node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_");
 }
+bool is_fused_update(const Node& node) {
+  return node.op.starts_with("aten::_fused_") && consumes(node);
+}
+bool is_matrix_product(const Node& node) { return node.op == "aten::mm"; }
 bool is_elementwise(const Node& node) {
   return is_pointwise(node) || has(node.op, trait::Alike) || is_over_lists(node);
 }

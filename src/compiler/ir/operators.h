@@ -64,6 +64,10 @@ bool is_broadcast(const Node& node);
 bool is_constant_of_sizes(const Node& node);
 /// Lists of tensors, place by place: aten::_foreach_add.List, aten::_fused_adamw_ ...
 bool is_over_lists(const Node& node);
+/// An optimizer's step of all parameters: lists of parameters, gradients, state.
+bool is_fused_update(const Node& node);
+/// Of two matrices.
+bool is_matrix_product(const Node& node);
 /// Each element of a result depends on those at its place, also where it is not tagged so.
 bool is_elementwise(const Node& node);
 enum class Arithmetic { Scales, Adds, Subtracts };

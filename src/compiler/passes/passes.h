@@ -26,6 +26,7 @@ void comm_fusion_with_concat(Graph& graph, const Caps& caps);  // launch_early, 
 void remove_copy_from_optimizer(Graph& graph);                 // copies that nobody reads
 void split_fused_optimizer(Graph& graph);                      // a part for each bucket
 
+void update_early(Graph& graph);    // large weights right behind their gradients
 void launch_early(Graph& graph);    // collectives right behind what they need
 void schedule_waits(Graph& graph);  // waits just before somebody needs the result
 void reuse_memory(Graph& graph);    // operators write over what nobody needs any more

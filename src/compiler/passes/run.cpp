@@ -82,6 +82,8 @@ const std::vector<Entry>& all_passes() {
                bucket,
                of_optimizer,
                {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
+      // An update writes copies of parameters until memory is reused.
+      {"update_early", update_early, {"reuse_memory"}},
   };
   return passes;
 }

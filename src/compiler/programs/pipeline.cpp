@@ -43,6 +43,7 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") add("fuse_pointwise");
   add("reuse_memory");
+  add("update_early");
   check_functions(passes);
   check_order(passes);
   return passes;

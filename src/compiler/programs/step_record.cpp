@@ -186,6 +186,11 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
   auto results = std::exchange(recording.results, {});
   if (const auto name = find_set(recording, before); !name.empty() && recording.broken.empty())
     recording.broken = "it sets " + name + " itself, which its program would not do; set it before";
+  const auto numbers = compiler::shape_of(given, {}, optimizers_of(given)).hyperparameters;
+  if (numbers != shape.hyperparameters && recording.broken.empty())
+    recording.broken =
+        "it sets the learning rate, or another option, of an optimizer of torch::optim itself, "
+        "which its program would not do; set it before";
   if (recording.broken.empty()) recording.broken = objection_to_tensors(given.tensors, known);
   std::erase_if(recording.bystanders, [&](const auto& bystander) {
     return std::ranges::any_of(

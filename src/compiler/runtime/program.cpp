@@ -64,11 +64,15 @@ Program::Program(const Graph& graph, std::vector<Launch> kernels)
     written_.push_back(output.kind == OutputKind::Write ? static_cast<int>(target - inputs_.begin())
                                                         : -1);
   }
-  const auto freed = last_uses(graph);
+  auto freed = last_uses(graph);
+  const auto by_rows = updated_by_rows(graph);
   const auto in_place = in_place_targets(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const auto& node = graph.nodes[i];
-    Instruction instruction{.freed = freed[i], .op = node.op, .module = node.module};
+    if (by_rows[i])
+      std::ranges::move(std::exchange(freed[i], {}), std::back_inserter(freed[i + 1]));
+    Instruction instruction{
+        .runs_by_rows = by_rows[i], .freed = freed[i], .op = node.op, .module = node.module};
     if (node.op == kFused) {
       TORCH_INTERNAL_ASSERT(i < kernels.size() && kernels[i], "compile: a kernel is missing");
       instruction.kernel = make_kernel_call(node, std::move(kernels[i]), in_place);
@@ -206,7 +210,11 @@ void Program::execute() {
     const auto& instruction = instructions_[i];
     running_ = &instruction;
     if (!shared_.is_empty()) shared_.reach(i);
-    instruction.call ? execute(*instruction.call, i) : execute(*instruction.kernel);
+    if (instruction.runs_by_rows) continue;  // with the next one
+    if (i > 0 && instructions_[i - 1].runs_by_rows)
+      execute_by_rows(*instructions_[i - 1].call, *instruction.call);
+    else
+      instruction.call ? execute(*instruction.call, i) : execute(*instruction.kernel);
     for (const auto value : instruction.freed) at(value).reset();
   }
 }
@@ -271,13 +279,20 @@ std::string Program::where() const {
          ", in a compiled program";
 }
 
-void Program::execute(const Call& call, size_t node) {
-  if (!shared_.is_empty()) {
-    for (const size_t index : call.written) {
-      for (const auto value : call.arguments[index].values) shared_.before_write(value);
-    }
+void Program::note_writes(const Call& call) {
+  if (shared_.is_empty()) return;
+  for (const size_t index : call.written) {
+    for (const auto value : call.arguments[index].values) shared_.before_write(value);
   }
+}
+
+void Program::execute(const Call& call, size_t node) {
+  note_writes(call);
   if (!call.is_gather || !see_in_place(call, node)) this->call(call);
+  check_results(call);
+}
+
+void Program::check_results(const Call& call) const {
   if (is_checked_) return;
   for (const auto& values : call.results) {
     for (const auto value : values) check_result(call, value);

@@ -67,6 +67,7 @@ class Program {
   };
   struct Instruction {
     std::optional<Call> call = std::nullopt;
+    bool runs_by_rows = false;  // with the next one, which updates a weight by its product
     std::optional<KernelCall> kernel = std::nullopt;
     std::vector<ValueId> freed;
     std::string op, module;  // for messages
@@ -82,17 +83,22 @@ class Program {
   static KernelCall make_kernel_call(const Node& node, Launch launch,
                                      const std::vector<ValueId>& in_place);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
+  /// By node: whether it is run with the next one, by rows.
+  static std::vector<bool> updated_by_rows(const Graph& graph);
   void find_sent(const Graph& graph);
   at::Tensor memory_for(Sent& sent, const ValueType& type) const;
   std::vector<at::Tensor> run_instructions(const std::vector<at::Tensor>& inputs);
   void execute();
   void execute(const Call& call, size_t node);
   void execute(const KernelCall& call);
+  void note_writes(const Call& call);
+  void execute_by_rows(const Call& product, const Call& update);
   void call(const Call& call);
   bool see_in_place(const Call& call, size_t node);
   void push(const Slot& slot);
   at::Tensor make_value(ValueId value);
   at::Tensor& at(ValueId value) { return values_[static_cast<size_t>(value)]; }
+  void check_results(const Call& call) const;
   void check_result(const Call& call, ValueId value) const;
   void write_inputs(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs);
   std::string where() const;

@@ -29,11 +29,32 @@ class Compiled {
   template <class... A>
     requires(!(detail::kIsLastTrainStep<A> || ...) && std::invocable<F&, A...>)
   std::invoke_result_t<F&, A...> operator()(A&&... arguments) const {
-    using R = std::invoke_result_t<F&, A...>;
+    return run<std::invoke_result_t<F&, A...>>(/*leaves_work=*/false, arguments...);
+  }
+
+  template <class... A>
+    requires(detail::kIsLastTrainStep<A> || ...)
+  decltype(auto) operator()(A&&... arguments) const {
+    const bool is_last = (detail::is_last(arguments) && ...);
+    return std::apply(
+        [&]<class... G>(G&&... given) {
+          return run<std::invoke_result_t<F&, G...>>(!is_last, given...);
+        },
+        std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
+  }
+
+  /// What was captured, what was not and why, and why it was captured again.
+  std::string explain() const { return step_->explain(); }
+  const detail::Step& step() const { return *step_; }
+
+ private:
+  template <class R, class... A>
+  R run(bool leaves_work, A&... arguments) const {
     static_assert(std::invocable<F&, A&...>,
                   "tessera::compile: expected a function that takes its arguments by value or "
                   "reference, not as T&&: some calls run it more than once");
     detail::StepArguments given;
+    given.leaves_work = leaves_work;
     (detail::add_argument(given, arguments), ...);
     if constexpr (std::is_void_v<R>) {
       std::shared_ptr<const void> none;
@@ -56,17 +77,6 @@ class Compiled {
     }
   }
 
-  template <class... A>
-    requires(detail::kIsLastTrainStep<A> || ...)
-  decltype(auto) operator()(A&&... arguments) const {
-    return std::apply(*this, std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
-  }
-
-  /// What was captured, what was not and why, and why it was captured again.
-  std::string explain() const { return step_->explain(); }
-  const detail::Step& step() const { return *step_; }
-
- private:
   template <class R, class... A>
   R call(const detail::StepArguments& given, A&... arguments) const {
     std::optional<R> returned;

@@ -152,15 +152,16 @@ TEST(IterMoveGradsAndOptimizers, PutsTheUpdateOfTheLastBucketBehindTheMark) {
     write %6 to %1)"));
 }
 
-/// Needed now: what is returned; sent on; drawn in between. Of two buckets the other one moves.
+/// Needed now: what is returned, and checks. The average of a loss is no bucket.
 TEST(IterMoveGradsAndOptimizers, LeavesWhatCannotWait) {
   const std::string begin = dedent(R"(
     input %0: float32[4] = parameter "a"
     %1: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
     %2: float32[4] = _c10d_functional::wait_tensor(%1))");
-  for (const char* end : {"%3: float32[4] = aten::neg(%2)\nreturn %2\nwrite %3 to %0\n",
-                          "%3: float32[4] = aten::bernoulli(%2)\nwrite %3 to %0\n",
-                          "%3: float32[] = aten::sum(%2)\nreturn %3\n"})
+  for (const char* end :
+       {"%3: float32[4] = aten::neg(%2)\nreturn %2\nwrite %3 to %0\n",
+        "%3: float32[] = aten::sum(%2)\naten::_assert_async(%3)\nwrite %2 to %0\n",
+        "%3: float32[] = aten::sum(%2)\nreturn %3\n"})
     EXPECT_EQ(after_pass("iter_move_grads_and_optimizers", begin + end), begin + end);
   const auto two = after_pass("iter_move_grads_and_optimizers", dedent(R"(
     input %0: float32[4] = parameter "a"
@@ -230,10 +231,9 @@ TEST(OptimizerPassErrors, DeclareWhatTheyNeed) {
   EXPECT_THAT(message_for({"remove_copy_from_optimizer", "iter_move_grads_and_optimizers"}),
               HasSubstr("expected the pass split_fused_optimizer before "
                         "iter_move_grads_and_optimizers, which can't be without it"));
-  const ConfigPatch all(
-      {.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
-                            "remove_copy_from_optimizer", "split_fused_optimizer",
-                            "iter_move_grads_and_optimizers"}}});
+  const ConfigPatch all({.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
+                                              "remove_copy_from_optimizer", "split_fused_optimizer",
+                                              "iter_move_grads_and_optimizers"}}});
 }
 
 }  // namespace

@@ -39,8 +39,7 @@ const LowCase kLowCases[] = {
     {"OnlyReduced", {.reduce_dtype = at::kHalf}, at::kHalf},
 };
 
-class CompiledPrecisionRanks
-    : public ::testing::TestWithParam<std::tuple<LowCase, const char*>> {
+class CompiledPrecisionRanks : public ::testing::TestWithParam<std::tuple<LowCase, const char*>> {
  protected:
   static void run(const std::function<void(const LowCase&)>& body) {
     const auto [which, backend] = GetParam();

@@ -19,26 +19,43 @@ namespace {
 
 class Mover {
  public:
-  explicit Mover(const Graph& graph) : graph_(graph), memory_(graph) {}
+  explicit Mover(const Graph& graph)
+      : graph_(graph), memory_(graph), is_late_(graph.value_count(), false) {}
 
-  /// By node: whether it can wait for the next iteration, as it needs this launch. Empty if the
-  /// caller, or another rank, needs one of them before that, or if no parameter is updated there.
+  /// By node: whether it needs what this launch brings.
   std::vector<bool> behind(size_t launch) {
     const Node& sent = graph_.nodes[launch];
     is_late_.assign(graph_.value_count(), false);
     read_ = reads_until_waited(sent) ? sent.used() : std::vector<ValueId>();
     mark(sent);
+    has_effect_ = false;
     std::vector<bool> moves(graph_.nodes.size());
     for (size_t i = launch + 1; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
       moves[i] = needs_late(node) || writes_over_read(node);
       if (!moves[i]) continue;
-      if (is_launch(node) || must_stay(node)) return {};
+      has_effect_ = has_effect_ || is_launch(node) || must_stay(node);
       mark(node);
       const auto used = node.used();
       read_.insert(read_.end(), used.begin(), used.end());
     }
-    return can_leave_outputs() ? moves : std::vector<bool>();
+    return moves;
+  }
+
+  /// Of what was found last: whether a parameter is updated there.
+  bool updates() const {
+    return std::ranges::any_of(graph_.outputs, [&](const GraphOutput& each) {
+      const auto target = std::ranges::find(graph_.inputs, each.target, &GraphInput::value);
+      return each.kind == OutputKind::Write && is_late(each.value) &&
+             target != graph_.inputs.end() && target->kind == InputKind::Parameter;
+    });
+  }
+
+  /// … whether neither the caller nor another rank needs any of it now.
+  bool can_wait() const {
+    return !has_effect_ && std::ranges::none_of(graph_.outputs, [&](const GraphOutput& each) {
+      return each.kind == OutputKind::Result && is_late(each.value);
+    });
   }
 
  private:
@@ -65,23 +82,11 @@ class Mover {
     return false;
   }
 
-  bool can_leave_outputs() const {
-    const auto is_returned = [&](const GraphOutput& each) {
-      return each.kind == OutputKind::Result && is_late(each.value);
-    };
-    const auto is_update = [&](const GraphOutput& each) {
-      const auto target = std::ranges::find(graph_.inputs, each.target, &GraphInput::value);
-      return each.kind == OutputKind::Write && is_late(each.value) &&
-             target != graph_.inputs.end() && target->kind == InputKind::Parameter;
-    };
-    return std::ranges::none_of(graph_.outputs, is_returned) &&
-           std::ranges::any_of(graph_.outputs, is_update);
-  }
-
   const Graph& graph_;
   const MemoryAnalysis memory_;
-  std::vector<bool> is_late_;   // by value
+  std::vector<bool> is_late_;  // by value
   std::vector<ValueId> read_;  // by what moves
+  bool has_effect_ = false;    // something that moves sends, draws or checks
 };
 
 }  // namespace
@@ -91,10 +96,11 @@ void iter_move_grads_and_optimizers(Graph& graph) {
   if (std::ranges::any_of(graph.nodes, is_gather)) return;
   Mover mover(graph);
   std::vector<bool> moves;
-  for (size_t i = graph.nodes.size(); i-- > 0 && moves.empty();) {
+  // What updates no parameter, such as the average of a loss, is no bucket.
+  for (size_t i = graph.nodes.size(); i-- > 0 && !mover.updates();) {
     if (is_all_reduce(graph.nodes[i])) moves = mover.behind(i);
   }
-  if (moves.empty()) return;
+  if (!mover.updates() || !mover.can_wait()) return;
   std::vector<Node> nodes, late;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     (moves[i] ? late : nodes).push_back(std::move(graph.nodes[i]));

@@ -101,7 +101,7 @@ class Variant {
   std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one
   std::unique_ptr<Program> program_;
   std::unique_ptr<PartedProgram> parted_;  // the same in two parts, if it can be
-  Graph graph_;  // as the program runs it
+  Graph graph_;                            // as the program runs it
   int64_t messages_ = 0;
   std::vector<Target> targets_;  // by output
 };

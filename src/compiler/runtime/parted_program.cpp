@@ -60,8 +60,8 @@ PartedProgram::Parts PartedProgram::split(const Graph& graph, size_t mark) {
   return parts;
 }
 
-/// What is carried and lies in the memory of an input is copied: a tensor with gaps would not lie as
-/// it did, and what is on its way is waited for where it lies.
+/// What is carried and lies in the memory of an input is copied: a tensor with gaps would not lie
+/// as it did, and what is on its way is waited for where it lies.
 bool PartedProgram::can_be_kept(const Graph& graph, const Parts& parts) {
   const MemoryAnalysis memory(graph);
   for (size_t i = 0; i < parts.sources.size(); ++i) {

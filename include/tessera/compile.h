@@ -50,35 +50,25 @@ class Compiled {
  private:
   template <class R, class... A>
   R run(bool leaves_work, A&... arguments) const {
-    static_assert(std::invocable<F&, A&...>,
-                  "tessera::compile: expected a function that takes its arguments by value or "
-                  "reference, not as T&&: some calls run it more than once");
+    detail::check_takes<F, A...>();
     detail::StepArguments given;
     given.leaves_work = leaves_work;
     (detail::add_argument(given, arguments), ...);
     if constexpr (std::is_void_v<R>) {
       std::shared_ptr<const void> none;
-      step_->call(
-          given,
-          [&]() -> std::vector<at::Tensor> {
-            (*function_)(arguments...);
-            return {};
-          },
-          none);
+      const auto body = [&]() -> std::vector<at::Tensor> {
+        (*function_)(arguments...);
+        return {};
+      };
+      step_->call(given, body, none);
     } else {
-      using Plain = std::remove_cvref_t<R>;
-      static_assert(detail::kIsTensors<Plain> || detail::TensorStruct<Plain>,
-                    "tessera::compile: the function must return tensors, or vectors, tuples, "
-                    "pairs, optionals or maps of tensors, or a struct of these that opts in with "
-                    "tessera_tensors (see nn/values.h): anything else would be what it was when "
-                    "the program was made");
-      if constexpr (!detail::kIsTensors<Plain>) detail::check_holds_tensors<Plain>();
-      return call<Plain>(given, arguments...);
+      return call<std::remove_cvref_t<R>>(given, arguments...);
     }
   }
 
   template <class R, class... A>
   R call(const detail::StepArguments& given, A&... arguments) const {
+    detail::check_result<R>();
     std::optional<R> returned;
     std::shared_ptr<const void> form;
     const auto tensors = step_->call(

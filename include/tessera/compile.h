@@ -29,37 +29,18 @@ class Compiled {
   template <class... A>
     requires(!(detail::kIsLastTrainStep<A> || ...) && std::invocable<F&, A...>)
   std::invoke_result_t<F&, A...> operator()(A&&... arguments) const {
-    using R = std::invoke_result_t<F&, A...>;
-    static_assert(std::invocable<F&, A&...>,
-                  "tessera::compile: expected a function that takes its arguments by value or "
-                  "reference, not as T&&: some calls run it more than once");
-    detail::StepArguments given;
-    (detail::add_argument(given, arguments), ...);
-    if constexpr (std::is_void_v<R>) {
-      std::shared_ptr<const void> none;
-      step_->call(
-          given,
-          [&]() -> std::vector<at::Tensor> {
-            (*function_)(arguments...);
-            return {};
-          },
-          none);
-    } else {
-      using Plain = std::remove_cvref_t<R>;
-      static_assert(detail::kIsTensors<Plain> || detail::TensorStruct<Plain>,
-                    "tessera::compile: the function must return tensors, or vectors, tuples, "
-                    "pairs, optionals or maps of tensors, or a struct of these that opts in with "
-                    "tessera_tensors (see nn/values.h): anything else would be what it was when "
-                    "the program was made");
-      if constexpr (!detail::kIsTensors<Plain>) detail::check_holds_tensors<Plain>();
-      return call<Plain>(given, arguments...);
-    }
+    return run<std::invoke_result_t<F&, A...>>(/*leaves_work=*/false, arguments...);
   }
 
   template <class... A>
     requires(detail::kIsLastTrainStep<A> || ...)
   decltype(auto) operator()(A&&... arguments) const {
-    return std::apply(*this, std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
+    const bool is_last = (detail::is_last(arguments) && ...);
+    return std::apply(
+        [&]<class... G>(G&&... given) {
+          return run<std::invoke_result_t<F&, G...>>(!is_last, given...);
+        },
+        std::tuple_cat(detail::handed_on(std::forward<A>(arguments))...));
   }
 
   /// What was captured, what was not and why, and why it was captured again.
@@ -68,7 +49,26 @@ class Compiled {
 
  private:
   template <class R, class... A>
+  R run(bool leaves_work, A&... arguments) const {
+    detail::check_takes<F, A...>();
+    detail::StepArguments given;
+    given.leaves_work = leaves_work;
+    (detail::add_argument(given, arguments), ...);
+    if constexpr (std::is_void_v<R>) {
+      std::shared_ptr<const void> none;
+      const auto body = [&]() -> std::vector<at::Tensor> {
+        (*function_)(arguments...);
+        return {};
+      };
+      step_->call(given, body, none);
+    } else {
+      return call<std::remove_cvref_t<R>>(given, arguments...);
+    }
+  }
+
+  template <class R, class... A>
   R call(const detail::StepArguments& given, A&... arguments) const {
+    detail::check_result<R>();
     std::optional<R> returned;
     std::shared_ptr<const void> form;
     const auto tensors = step_->call(

@@ -43,7 +43,8 @@ bool LoweredParameters::lower() {
       continue;
     original = parameter.variable_data();
     version = parameter._version();
-    parameter.set_data(original.to(dtype_));
+    // Of the parameter itself: a recorder reads its input from it at each call.
+    parameter.set_data(parameter.to(dtype_));
     is_first = true;
   }
   return is_first;

@@ -1,6 +1,5 @@
 // What options change of parameters and of how their gradients travel: mixed precision, delayed
 // averages.
-#include "base/capture.h"
 #include "replicate/hook_futures.h"
 #include "replicate/state_impl.h"
 
@@ -55,9 +54,6 @@ CommHook State::hook_for_reducer() const {
 }
 
 void State::lower_parameters(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
-  capture::tell([&](capture::Observer& observer) {
-    observer.give_up("parameters of " + module_name() + " are cast at each forward, by replicate");
-  });
   const auto dtype = *options_.mixed_precision->param_dtype;
   for_each_input([&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(dtype);

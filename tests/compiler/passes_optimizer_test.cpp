@@ -2,6 +2,7 @@
 // reads.
 #include <tessera/compile/config.h>
 
+#include "compiler/runtime/parted_program.h"
 #include "pass_cases.h"
 #include "support/message_of.h"
 
@@ -165,6 +166,108 @@ TEST(CommFusionWithConcat, SendsEarlyAndTogether) {
   EXPECT_EQ(counters()["ddp_buckets"], 1);
 }
 
+//   all_reduce a, all_reduce b, wait a, update a, wait b, update b
+//   =>  all_reduce a, all_reduce b, wait a, update a | wait b, update b
+TEST(IterMoveGradsAndOptimizers, PutsTheUpdateOfTheLastBucketBehindTheMark) {
+  EXPECT_EQ(after_pass("iter_move_grads_and_optimizers", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[2] = aten::neg(%1)
+    %4: float32[2] = _c10d_functional::all_reduce(%3, "sum", "0")
+    %5: float32[2] = _c10d_functional::wait_tensor(%4)
+    %6: float32[2] = aten::sub.Tensor(%1, %5)
+    %7: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %8: float32[4] = _c10d_functional::wait_tensor(%7)
+    %9: float32[4] = aten::sub.Tensor(%0, %8)
+    %10: float32[] = aten::sum(%2)
+    return %10
+    gradient %8 of %0
+    gradient %5 of %1
+    write %9 to %0
+    write %6 to %1)")),
+            dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[2] = parameter "b"
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[2] = aten::neg(%1)
+    %4: float32[2] = _c10d_functional::all_reduce(%3, "sum", "0")
+    %5: float32[2] = _c10d_functional::wait_tensor(%4)
+    %6: float32[2] = aten::sub.Tensor(%1, %5)
+    %7: float32[4] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %10: float32[] = aten::sum(%2)
+    tessera::next_iteration()
+    %8: float32[4] = _c10d_functional::wait_tensor(%7)
+    %9: float32[4] = aten::sub.Tensor(%0, %8)
+    return %10
+    gradient %8 of %0
+    gradient %5 of %1
+    write %9 to %0
+    write %6 to %1)"));
+}
+
+/// Needed now: what is returned, and checks. The average of a loss is no bucket.
+TEST(IterMoveGradsAndOptimizers, LeavesWhatCannotWait) {
+  const std::string begin = dedent(R"(
+    input %0: float32[4] = parameter "a"
+    %1: float32[4] = _c10d_functional::all_reduce(%0, "sum", "0")
+    %2: float32[4] = _c10d_functional::wait_tensor(%1))");
+  for (const char* end :
+       {"%3: float32[4] = aten::neg(%2)\nreturn %2\nwrite %3 to %0\n",
+        "%3: float32[] = aten::sum(%2)\naten::_assert_async(%3)\nwrite %2 to %0\n",
+        "%3: float32[] = aten::sum(%2)\nreturn %3\n"})
+    EXPECT_EQ(after_pass("iter_move_grads_and_optimizers", begin + end), begin + end);
+  const auto two = after_pass("iter_move_grads_and_optimizers", dedent(R"(
+    input %0: float32[4] = parameter "a"
+    %1: float32[4] = aten::neg(%0)
+    %2: float32[] = aten::sum(%0)
+    %3: float32[4] = _c10d_functional::all_reduce(%1, "sum", "0")
+    %4: float32[4] = _c10d_functional::wait_tensor(%3)
+    %5: float32[] = _c10d_functional::all_reduce(%2, "sum", "0")
+    %6: float32[] = _c10d_functional::wait_tensor(%5)
+    return %6
+    write %4 to %0)"));
+  EXPECT_LT(two.find("next_iteration"), two.find("%4: ")) << two;
+  EXPECT_GT(two.find("next_iteration"), two.find("%6: ")) << two;
+}
+
+/// What the second part reads is as it was, but for what it writes itself.
+TEST(PartedProgram, KeepsWhatItReadsUntilItGoesOn) {
+  const auto graph = Graph::parse(dedent(R"(
+    input %0: float32[4] = parameter "a"
+    input %1: float32[] = state "rate"
+    %2: float32[4] = aten::neg(%0)
+    %3: float32[] = aten::sum(%2)
+    tessera::next_iteration()
+    %4: float32[4] = aten::mul.Tensor(%2, %1)
+    %5: float32[4] = aten::add.Tensor(%0, %4)
+    return %3
+    write %5 to %0)"));
+  compiler::verify(graph, "parse");
+  const auto parted = compiler::PartedProgram::make(graph, {});
+  ASSERT_NE(parted, nullptr);
+  const auto a = at::full({4}, 2.0), rate = at::full({}, 0.25);
+  for (const double wanted : {1.5, 1.125}) {
+    const auto before = a.clone();
+    const auto made = parted->begin({a, rate});
+    EXPECT_TRUE(at::equal(made[0], before.neg().sum()));
+    EXPECT_TRUE(at::equal(a, before));
+    EXPECT_TRUE(parted->has_begun());
+    rate.fill_(100);
+    parted->finish();
+    EXPECT_FALSE(parted->has_begun());
+    EXPECT_TRUE(at::equal(a, at::full({4}, wanted)));
+    rate.fill_(0.25);
+  }
+  EXPECT_EQ(compiler::PartedProgram::make(Graph::parse(dedent(R"(
+    input %0: float32[4] = parameter "a"
+    tessera::next_iteration()
+    %1: float32[4] = aten::neg(%0)
+    return %1)")),
+                                          {}),
+            nullptr);
+}
+
 TEST(OptimizerPassErrors, DeclareWhatTheyNeed) {
   const auto message_for = [](const std::vector<std::string>& passes) {
     return message_of<c10::ValueError>([&] { ConfigPatch patch({.fuse_ddp_passes = passes}); });
@@ -179,9 +282,12 @@ TEST(OptimizerPassErrors, DeclareWhatTheyNeed) {
       HasSubstr("expected the pass schedule_waits before split_fused_optimizer"));
   EXPECT_THAT(message_for({"comm_fusion_with_concat", "comm_fusion_with_concat"}),
               HasSubstr("once at most"));
-  const ConfigPatch all(
-      {.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
-                            "remove_copy_from_optimizer", "split_fused_optimizer"}}});
+  EXPECT_THAT(message_for({"remove_copy_from_optimizer", "iter_move_grads_and_optimizers"}),
+              HasSubstr("expected the pass split_fused_optimizer before "
+                        "iter_move_grads_and_optimizers, which can't be without it"));
+  const ConfigPatch all({.fuse_ddp_passes = {{"comm_fusion_with_concat", "schedule_comm_wait",
+                                              "remove_copy_from_optimizer", "split_fused_optimizer",
+                                              "iter_move_grads_and_optimizers"}}});
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ struct CompileConfig {
   /// "bucket_all_reduces_by_size" of one tensor and of the large ones as they are;
   /// "schedule_comm_wait" ("schedule_waits") puts waits off. "comm_fusion_with_concat" sends early,
   /// then as one tensor; "split_fused_optimizer", behind "remove_copy_from_optimizer", updates the
-  /// parameters of each bucket by themselves.
+  /// parameters of each bucket by themselves; "iter_move_grads_and_optimizers", behind both, lets
+  /// calls leave the update of the last bucket to the next one, see LastTrainStep.
   std::vector<std::string> fuse_ddp_passes = {"bucket_all_reduces_by_size", "schedule_waits"};
   /// Whether collectives move up to what they need.
   bool reorder_for_locality = true;
@@ -22,7 +23,8 @@ struct CompileConfig {
   /// "python_reducer": averages are operators of the program.
   /// "python_reducer_without_compiled_forward": the same, but compile(module) runs forward eagerly.
   /// "ddp_optimizer": replicate's engine averages, and a compiled backward is cut where a bucket is
-  ///   complete, into a program each, so that the bucket travels while the next one runs.
+  ///   complete, into a program each, so that the bucket travels while the next one runs. A
+  ///   compiled forward is one program: its backward has the operators' own nodes in any case.
   ///   A compiled step, which is one program, averages by operators.
   /// "no_optimization": replicate's engine averages; forwards are compiled, a backward or step in
   ///   which it averages runs eagerly.

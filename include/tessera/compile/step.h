@@ -110,4 +110,21 @@ void check_holds_tensors() {
                    "; anything else would be what it was when the program was made");
 }
 
+template <class T>
+void check_result() {
+  static_assert(kIsTensors<T> || TensorStruct<T>,
+                "tessera::compile: the function must return tensors, or vectors, tuples, pairs, "
+                "optionals or maps of tensors, or a struct of these that opts in with "
+                "tessera_tensors (see nn/values.h): anything else would be what it was when the "
+                "program was made");
+  if constexpr (!kIsTensors<T>) check_holds_tensors<T>();
+}
+
+template <class F, class... A>
+constexpr void check_takes() {
+  static_assert(std::invocable<F&, A&...>,
+                "tessera::compile: expected a function that takes its arguments by value or "
+                "reference, not as T&&: some calls run it more than once");
+}
+
 }  // namespace tessera::detail

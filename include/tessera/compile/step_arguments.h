@@ -25,6 +25,7 @@ struct StepArguments {
   std::vector<uint64_t> numbers;  // guards: scalars bit by bit, of strings their hashes
   std::vector<torch::nn::Module*> modules;
   std::vector<torch::optim::Optimizer*> optimizers;
+  bool leaves_work = false;  // the call may leave some to the next; see LastTrainStep
 
   void add_number(uint64_t bits) { numbers.push_back(bits); }
   /// All that is in it. Throws a TypeError if it holds what can't be compared.

@@ -11,6 +11,8 @@ namespace tessera::compiler {
 
 /// The node that runs one kernel of ours; its body says what the kernel computes.
 constexpr const char* kFused = "tessera::fused";
+/// Does nothing: what comes behind it may wait until the next call; see Note [next iteration].
+constexpr const char* kNextIteration = "tessera::next_iteration";
 
 /// The operator a node names, from the dispatcher; null for "tessera::fused" and unknown names.
 std::optional<c10::OperatorHandle> find_operator(const std::string& name);

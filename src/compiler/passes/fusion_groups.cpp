@@ -83,6 +83,8 @@ class Grouping {
         users_(graph.value_count()),
         is_output_(graph.value_count(), false) {
     for (size_t i = 0; i < graph.nodes.size(); ++i) note(i);
+    const auto mark = std::ranges::find(graph.nodes, std::string(kNextIteration), &Node::op);
+    mark_ = static_cast<size_t>(mark - graph.nodes.begin());
     for (const GraphOutput& output : graph.outputs) {
       if (output.value != kNoValue) is_output_.at(static_cast<size_t>(output.value)) = true;
     }
@@ -184,9 +186,10 @@ class Grouping {
   }
 
   /// Whether nothing between a member and the last one needs its result, or takes away what it
-  /// reads.
+  /// reads; and all run in the same call.
   bool can_run_at_last(const Group& group) const {
     const size_t last = group.members.back();
+    if (group.members.front() < mark_ && mark_ < last) return false;
     for (const size_t member : group.members) {
       const Node& node = graph_.nodes[member];
       for (const ValueId value : node.defined()) {
@@ -237,6 +240,7 @@ class Grouping {
 
   const Graph& graph_;
   const MemoryAnalysis memory_;
+  size_t mark_;  // position of next_iteration, or of the end
   std::vector<Group> groups_;
   std::vector<size_t> group_of_;            // by node
   std::vector<size_t> definition_;          // by value: the node

@@ -25,6 +25,7 @@ void bucket_all_gathers(Graph& graph, const Caps& caps);
 void comm_fusion_with_concat(Graph& graph, const Caps& caps);  // launch_early, then by concat
 void remove_copy_from_optimizer(Graph& graph);                 // copies that nobody reads
 void split_fused_optimizer(Graph& graph);                      // a part for each bucket
+void iter_move_grads_and_optimizers(Graph& graph);  // the last bucket, behind next_iteration
 
 void update_early(Graph& graph);    // large weights right behind their gradients
 void launch_early(Graph& graph);    // collectives right behind what they need

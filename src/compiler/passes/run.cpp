@@ -47,7 +47,8 @@ const std::vector<Entry>& all_passes() {
                                "bucket_all_reduces_by_size", "bucket_reduce_scatters",
                                "bucket_all_gathers",         "compress_to_bfloat16",
                                "compress_to_float16",        "comm_fusion_with_concat"};
-  static const Names of_optimizer = {"remove_copy_from_optimizer", "split_fused_optimizer"};
+  static const Names of_optimizer = {"remove_copy_from_optimizer", "split_fused_optimizer",
+                                     "iter_move_grads_and_optimizers"};
   static const std::vector<Entry> passes = {
       {"skip_overwritten", skip_overwritten},
       {"remove_dead_code", remove_dead_code},
@@ -73,6 +74,12 @@ const std::vector<Entry>& all_passes() {
        split_fused_optimizer,
        joined({bucket, {"schedule_waits"}}),
        {"remove_copy_from_optimizer"},
+       true},
+      // The part of the last bucket moves, with the wait for it.
+      {"iter_move_grads_and_optimizers",
+       iter_move_grads_and_optimizers,
+       joined({bucket, {"schedule_waits"}}),
+       {"remove_copy_from_optimizer", "split_fused_optimizer"},
        true},
       // A kernel hides the operators that those look for.
       {"fuse_pointwise", fuse_pointwise, joined({simplify, bucket, of_optimizer, {"drop_again"}})},

@@ -88,6 +88,8 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
                         prepared.graph.inputs.size(), " tensors in, ",
                         prepared.graph.outputs.size(), " out"));
   variant.accept(std::move(prepared.graph), std::move(prepared.kernels));
+  if (variant.can_leave_work())
+    reasons.note("calls with LastTrainStep{false} leave the update of the last bucket to the next");
 }
 
 void Step::Impl::make_ready(Variant& variant) {
@@ -243,6 +245,25 @@ std::vector<at::Tensor> Step::Impl::run(Variant& variant, const StepArguments& g
   return results;
 }
 
+void Step::Impl::finish_work() {
+  auto* variant = variants.find([](const Variant& each) { return each.has_left_work(); });
+  if (variant == nullptr) return;
+  variant->finish_work();
+  drop_gradients(variant->recording());
+}
+
+/// A training that ended without LastTrainStep{true} ends here, unless an error has ended it.
+Step::Impl::~Impl() {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    finish_work();
+  } catch (const std::exception& error) {
+    TORCH_WARN("compile: the last call of a compiled step left an update of parameters to the ",
+               "next, which failed at the end: ", error.what(),
+               "; pass LastTrainStep{true} to the last call");
+  }
+}
+
 /// What the program that ran last, of all there are, does not fit.
 std::string Step::Impl::why_no_program(const CallShape& shape) const {
   const auto* latest = variants.latest([](const Variant& /*any*/) { return true; });
@@ -287,13 +308,14 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
                                    c10::function_ref<std::vector<at::Tensor>()> run,
                                    std::shared_ptr<const void>& form) {
   auto& self = *impl_;
-  // Inside another function that is being recorded, this one is a part of it.
-  if (capture::observer() != nullptr) return run();
   std::unique_lock alone(self.mutex);
+  self.finish_work();
   const auto run_eagerly = [&] {
     alone.unlock();
     return run();
   };
+  // Inside another function that is being recorded, this one is a part of it.
+  if (capture::observer() != nullptr) return run_eagerly();
   self.variants.reasons.require_program();
   if (!self.variants.reasons.why_eager().empty()) return run_eagerly();
   // A rank that has run out of batches would not tell whether it has a program.

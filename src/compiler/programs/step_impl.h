@@ -13,6 +13,7 @@ namespace tessera::detail {
 /// What a compiled function knows: its programs, and why there are no others.
 struct Step::Impl {
   Impl(CompileOptions given, std::span<const std::byte> function_object);
+  ~Impl();
 
   static constexpr int kMostKept = 4;  // recordings in a row that leave tensors behind
 
@@ -90,6 +91,8 @@ struct Step::Impl {
   /// Ready only if all ranks made theirs of this call.
   void agree_on(compiler::Variant* made);
   std::vector<at::Tensor> run(compiler::Variant& variant, const StepArguments& given);
+  /// What the call before has left to this one; see LastTrainStep.
+  void finish_work();
   std::string why_no_program(const compiler::CallShape& shape) const;
   void make_ready(compiler::Variant& variant);
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);

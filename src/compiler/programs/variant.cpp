@@ -186,6 +186,7 @@ void Variant::notice(const at::Tensor& parameter) {
 void Variant::accept(Graph graph, std::vector<Launch> kernels) {
   graph_ = std::move(graph);
   messages_ = signature_of(graph_);
+  parted_ = PartedProgram::make(graph_, kernels);
   program_ = std::make_unique<Program>(graph_, std::move(kernels));
   program_->enable_replay(graph_);
   const auto input_of = [&](ValueId value) {
@@ -241,12 +242,20 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
     if (is_cleared.value_or(false)) parameter.mutable_grad().reset();
   }
   const comm::ProgramScope scope(static_cast<uint64_t>(messages_));
-  auto results = place_outputs(program_->run(inputs), inputs);
+  const bool leaves_work = given.leaves_work && can_leave_work();
+  auto results = place_outputs(leaves_work ? parted_->begin(inputs) : program_->run(inputs), inputs,
+                               [&](size_t i) { return !leaves_work || !parted_->is_late(i); });
   for (const auto& parameter : recording_.empty) {
     const auto part = replication::local_part(parameter);
     if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part), {});
   }
   return results;
+}
+
+void Variant::finish_work() {
+  const comm::ProgramScope scope(static_cast<uint64_t>(messages_));
+  const auto inputs = parted_->written();
+  place_outputs(parted_->finish(), inputs, [&](size_t i) { return parted_->is_late(i); });
 }
 
 /// Gradients that the program replaces without reading them: their memory is wanted.
@@ -259,9 +268,11 @@ void Variant::drop_gradients() const {
 }
 
 std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
-                                               const std::vector<at::Tensor>& inputs) {
+                                               const std::vector<at::Tensor>& inputs,
+                                               c10::function_ref<bool(size_t)> is_here) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < targets_.size(); ++i) {
+    if (!is_here(i)) continue;
     const RunScope below_autograd;
     const auto& target = targets_[i];
     if (target.is_constant && target.alias < 0) values[i] = values[i].clone();
@@ -270,6 +281,7 @@ std::vector<at::Tensor> Variant::place_outputs(std::vector<at::Tensor> values,
   }
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < targets_.size(); ++i) {
+    if (!is_here(i)) continue;
     const auto& target = targets_[i];
     if (target.alias >= 0)
       results.push_back(aliased(recording_.aliases[static_cast<size_t>(target.alias)], inputs));

@@ -2,7 +2,9 @@
 
 #include "compiler/programs/call_shape.h"
 #include "compiler/record/recording.h"
-#include "compiler/runtime/program.h"
+#include "compiler/runtime/parted_program.h"
+
+#include <c10/util/FunctionRef.h>
 
 #include <memory>
 #include <optional>
@@ -40,7 +42,10 @@ class Variant {
   /// for Program.
   void accept(Graph graph, std::vector<Launch> kernels);
   /// Other ranks have none of this call: it is not ready any more, and may be made again.
-  void withdraw() { program_.reset(); }
+  void withdraw() {
+    program_.reset();
+    parted_.reset();
+  }
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.
@@ -56,6 +61,10 @@ class Variant {
   void name_messages(int64_t name) { messages_ = name; }
 
   std::vector<at::Tensor> run(const detail::StepArguments& given);
+  /// Whether a call may leave work for the next one; see Note [next iteration].
+  bool can_leave_work() const { return parted_ != nullptr; }
+  bool has_left_work() const { return can_leave_work() && parted_->has_begun(); }
+  void finish_work();
 
  private:
   /// What a tensor of the program is to the caller.
@@ -77,8 +86,10 @@ class Variant {
   std::string changed_inputs() const;
   void drop_gradients() const;
   std::vector<at::Tensor> gather_inputs(const detail::StepArguments& given) const;
+  /// `is_here`: whether this output, by number, is among the values.
   std::vector<at::Tensor> place_outputs(std::vector<at::Tensor> values,
-                                        const std::vector<at::Tensor>& inputs);
+                                        const std::vector<at::Tensor>& inputs,
+                                        c10::function_ref<bool(size_t)> is_here);
 
   CallShape shape_;
   Recording recording_;
@@ -89,7 +100,8 @@ class Variant {
   std::vector<uint64_t> hooks_;     // by owner of a gradient: what tells its hooks apart
   std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one
   std::unique_ptr<Program> program_;
-  Graph graph_;  // as the program runs it
+  std::unique_ptr<PartedProgram> parted_;  // the same in two parts, if it can be
+  Graph graph_;                            // as the program runs it
   int64_t messages_ = 0;
   std::vector<Target> targets_;  // by output
 };

@@ -22,6 +22,14 @@ at::Tensor whole_storage(const at::Tensor& part) {
   return whole;
 }
 
+/// A parameter, as it shows its memory now: with replicate's mixed precision it may show a copy
+/// when the code has come to its end.
+at::Tensor as_shown(const at::Tensor& parameter) {
+  auto shown = parameter.variable_data();
+  shown.set_requires_grad(true);
+  return shown;
+}
+
 at::Tensor copy_of(const at::Tensor& tensor) {
   const RunScope run;
   auto copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
@@ -112,10 +120,13 @@ Memory::Region& Memory::add(const at::Tensor& tensor, ValueId value) {
 }
 
 Memory::Region& Memory::add_unseen(const at::Tensor& seen) {
-  const bool is_part = !seen.is_non_overlapping_and_dense() &&
-                       !(seen.is_leaf() && seen.requires_grad()) &&
-                       !blocks_.contains(storage_of(seen));
-  const auto tensor = by_ == Inputs::ByStorage && is_part ? whole_storage(seen) : seen;
+  const bool is_parameter = seen.is_leaf() && seen.requires_grad();
+  const bool is_part =
+      !seen.is_non_overlapping_and_dense() && !is_parameter && !blocks_.contains(storage_of(seen));
+  const auto tensor = by_ == Inputs::ByTensor ? seen
+                      : is_parameter          ? as_shown(seen)
+                      : is_part               ? whole_storage(seen)
+                                              : seen;
   const auto value = new_value(tensor);
   auto& region = add(tensor, value);
   if (tensor.numel() == 0) {

@@ -1,6 +1,7 @@
-// Where the batch is in the values of a step, operator by operator.
+// Where the batch is in the values of a step, operator by operator, and what is a rank's own.
 #include "compiler/spmd/batch_dims.h"
 
+#include "compiler/spmd/locality.h"
 #include "recorded_steps.h"
 #include "support/ranks.h"
 
@@ -60,14 +61,22 @@ class BatchDims : public ::testing::Test {
     return found;
   }
   void find() {
-    if (!is_found_) mixes_ = find_batch_dims(steps_.graph, mesh_).mixes;
+    if (is_found_) return;
+    auto found = find_batch_dims(steps_.graph, mesh_);
+    mixes_ = std::move(found.mixes);
+    interleaved_ = std::move(found.interleaved);
     is_found_ = true;
+  }
+  bool is_interleaved(ValueId value) {
+    find();
+    return interleaved_.at(static_cast<size_t>(value));
   }
 
   testing::FakeWorld world_{0, 2};
   DeviceMesh mesh_ = init_device_mesh(at::kCPU, {2}, {"dp"});
   Steps steps_;
   std::vector<SampleMix> mixes_;
+  std::vector<bool> interleaved_;
   ValueId x_ = sharded(at::randn({8, 6}));
   bool is_found_ = false;
 };
@@ -124,6 +133,35 @@ TEST_F(BatchDims, TakeWhatIsMadeInside) {
   const auto sum = apply("aten::add.Tensor", {x_, made});
   expect(made, std::nullopt);
   expect(sum, Shard(0));
+  EXPECT_THAT(mixes(), IsEmpty());
+}
+
+TEST_F(BatchDims, GoThroughWritesAndParts) {
+  const auto written = apply("aten::relu_", {apply("aten::clone", {x_})});
+  const auto part = apply("aten::slice.Tensor", {x_}, {0, 1, 3});  // of each rank's samples
+  const auto soft = apply("aten::_softmax", {written}, {0, false});
+  expect(written, Shard(0));
+  expect(part, Shard(0));
+  expect(soft, Shard(0));
+  EXPECT_THAT(mixes(), ElementsAre("aten::_softmax: shares among its own samples"));
+}
+
+/// Tensors of a list have nothing to do with each other.
+TEST_F(BatchDims, AreThoseOfEachTensorOfAList) {
+  const auto list = std::vector{x_, whole(at::randn({4, 6}))};
+  const auto doubled =
+      steps_.lists("aten::_foreach_mul.Scalar", {Argument::of(list), Argument::of(c10::IValue(2))});
+  expect(doubled[0], Shard(0));
+  EXPECT_THAT(mixes(), IsEmpty());
+}
+
+TEST_F(BatchDims, AreGuessedByLength) {
+  const auto square = sharded(at::randn({8, 8}), 1), turned = sharded(at::randn({6, 8}), 1);
+  const auto sums = apply("aten::cumsum", {square}, {1});
+  const std::vector<int64_t> sizes = {8, 6, 8}, strides = {1, 8, 0};
+  const auto first = apply("aten::as_strided", {turned}, {sizes, strides});
+  expect(sums, Shard(1));   // where it was
+  expect(first, Shard(0));  // the first that is as long
 }
 
 TEST_F(BatchDims, AreWhereTheyWereAfterAMix) {
@@ -144,6 +182,8 @@ TEST_F(BatchDims, AreFollowedThroughJoinedAndSplitDimensions) {
   expect(back, Shard(1));
   expect(outer, Shard(0));
   expect(split, Shard(0));
+  EXPECT_TRUE(is_interleaved(joined));
+  EXPECT_FALSE(is_interleaved(back) || is_interleaved(outer) || is_interleaved(split));
   EXPECT_THAT(mixes(), IsEmpty());
 }
 
@@ -154,11 +194,13 @@ TEST_F(BatchDims, EndInMeansAndLosses) {
       apply("aten::mse_loss", {x_, sharded(at::randn({8, 6}))}, {at::Reduction::Sum});
   const auto total = apply("aten::add.Tensor", {mean, loss});
   const auto scaled = apply("aten::mul.Tensor", {total, whole(at::ones({}))});
+  const auto regular = apply("aten::add.Tensor", {total, whole(at::ones({}))});
   expect(mean, Partial("avg"));
   expect(loss, Partial("avg"));
   expect(summed, Partial());
   expect(total, Partial("avg"));
   expect(scaled, Partial("avg"));
+  expect(regular, Partial("avg"));
   EXPECT_THAT(mixes(), IsEmpty());
 }
 
@@ -168,6 +210,15 @@ TEST_F(BatchDims, ShowMeansOverAPart) {
   const auto part = apply("aten::sum", {apply("aten::mul.Tensor", {x_, mask})});
   apply("aten::div.Tensor", {part, apply("aten::sum", {mask})});
   EXPECT_THAT(mixes(), ElementsAre("aten::div.Tensor: a quotient of its own sums"));
+}
+
+/// Every rank would add it.
+TEST_F(BatchDims, ShowWhatIsAddedToASum) {
+  apply("aten::add.Tensor", {apply("aten::sum", {x_}), whole(at::ones({}))});
+  apply("aten::sub.Tensor", {apply("aten::sum", {x_}), whole(at::ones({}))});
+  steps_.graph.nodes.back().arguments[1] = Argument::of(c10::IValue(1.0));  // a literal
+  EXPECT_THAT(mixes(), ElementsAre("aten::add.Tensor: it of the sum over its own samples",
+                                   "aten::sub.Tensor: it of the sum over its own samples"));
 }
 
 TEST_F(BatchDims, ShowPairsOfSamples) {
@@ -201,6 +252,26 @@ TEST_F(BatchDims, AreThoseOfForward) {
   EXPECT_THAT(mixes(), ElementsAre("aten::_softmax: shares among its own samples"));
 }
 
+/// Ones are a constant of forward as well.
+TEST_F(BatchDims, AreThoseOfForwardBehindOnes) {
+  const auto ones = apply("aten::ones_like", {x_});
+  const auto one = apply("aten::ones_like", {call("aten::zeros", {std::vector<int64_t>{}})});
+  apply("aten::_softmax", {apply("aten::mul.Tensor", {x_, ones})}, {0, false});
+  apply("aten::cumsum", {apply("aten::mul.Tensor", {x_, one})}, {0});
+  EXPECT_THAT(mixes(), ElementsAre("aten::_softmax: shares among its own samples",
+                                   "aten::cumsum: a scan of its own samples"));
+}
+
+TEST_F(BatchDims, NameTheInputThatTheyCameWith) {
+  const auto other = sharded(at::randn({6, 8}), 1);
+  const auto weight = parameter(at::randn({5, 8}), "weight");
+  apply("aten::mm", {apply("aten::relu", {other}), apply("aten::t", {weight})});
+  EXPECT_THAT([&] { find(); }, ThrowsMessage<c10::ValueError>(HasSubstr(
+                                   "expected the batch of x1 along dimension 1 of its sizes "
+                                   "[6, 8], but aten::mm matches that dimension with one of "
+                                   "weight")));
+}
+
 TEST_F(BatchDims, AreNotThoseOfParameters) {
   const auto weight = parameter(at::randn({8, 4}), "weight");
   apply("aten::mm", {apply("aten::t", {x_}), weight});  // 6 x 8, 8 x 4
@@ -210,6 +281,67 @@ TEST_F(BatchDims, AreNotThoseOfParameters) {
                                   "sizes [8, 6], but aten::mm matches that dimension with one of "
                                   "weight"),
                         HasSubstr("input_batch_dims"))));
+}
+
+/// The same step: what depends on the rank's part of the batch.
+class LocalValues : public BatchDims {
+ protected:
+  bool is_local(ValueId value) const { return Locality(steps_.graph).is_local(value); }
+  ValueId buffer(const at::Tensor& tensor) {
+    const auto value = steps_.input(tensor);
+    steps_.graph.inputs.back() = {value, InputKind::Buffer, "buffer"};
+    return value;
+  }
+  ValueId mark(ValueId gradient, ValueId of) { return apply("tessera::gradient", {gradient, of}); }
+
+  ValueId weight_ = parameter(at::randn({6, 6}), "weight");
+  ValueId gradient_ = apply("aten::mm", {apply("aten::t", {x_}), x_});
+};
+
+TEST_F(LocalValues, DependOnTheBatch) {
+  const auto group = mesh_.group()->getGroupName();
+  const auto alike = whole(at::randn({6})), own = whole(at::randn({6}));
+  steps_.graph.type(alike).placement = Replicate();  // an argument without a batch
+  EXPECT_TRUE(is_local(apply("aten::mm", {x_, weight_})));
+  EXPECT_TRUE(is_local(apply("aten::relu", {own})));
+  EXPECT_FALSE(is_local(apply("aten::relu", {alike})));
+  EXPECT_FALSE(is_local(apply("aten::relu", {weight_})));
+  EXPECT_FALSE(is_local(apply("aten::ones_like", {x_})));
+  EXPECT_FALSE(is_local(apply("_c10d_functional::all_reduce", {x_}, {"sum", group})));
+}
+
+TEST_F(LocalValues, AreGoneOnceOverwritten) {
+  EXPECT_FALSE(is_local(apply("aten::copy", {gradient_, weight_})));
+  EXPECT_TRUE(is_local(apply("aten::copy", {weight_, gradient_})));
+}
+
+/// The next call reads what this one writes.
+TEST_F(LocalValues, AreInBuffersThatGetThem) {
+  const auto statistics = buffer(at::ones({6})), table = buffer(at::ones({6}));
+  const auto scaled = apply("aten::mul.Tensor", {weight_, statistics});
+  const auto other = apply("aten::mul.Tensor", {weight_, table});
+  EXPECT_FALSE(is_local(scaled));
+  const auto mean = apply("aten::mean.dim", {x_}, {std::vector<int64_t>{0}});
+  steps_.graph.outputs.push_back({mean, OutputKind::Write, statistics});
+  EXPECT_TRUE(is_local(scaled));
+  EXPECT_FALSE(is_local(other));
+}
+
+TEST_F(LocalValues, AreGradientsToWhichAnotherBackwardAdds) {
+  const auto adds = [&](ValueId first, double alpha = 1) {
+    return apply("aten::add.Tensor", {first, gradient_}, {alpha});
+  };
+  const auto summand = mark(gradient_, weight_);
+  const auto sum = mark(adds(summand), weight_);
+  const auto scaled = mark(gradient_, weight_);
+  mark(adds(scaled, 2), weight_);
+  const auto seen = mark(gradient_, weight_);
+  mark(adds(seen), weight_);
+  apply("aten::relu", {seen});
+  const auto of_another = mark(gradient_, weight_);
+  mark(adds(of_another), parameter(at::randn({6, 6}), "another"));
+  EXPECT_TRUE(is_local(summand));
+  for (const auto averaged : {sum, scaled, seen, of_another}) EXPECT_FALSE(is_local(averaged));
 }
 
 }  // namespace

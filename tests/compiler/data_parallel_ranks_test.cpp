@@ -5,6 +5,7 @@
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 
+#include "compose/on_device.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
@@ -36,8 +37,9 @@ struct BatchShapesImpl : torch::nn::Module {
     auto out = mlp(x);
     const auto flat = out.clone().view({-1}).squeeze().unsqueeze(0);
     out = out + 0.1 * flat.view({rows, -1});
-    const auto sums = torch::arange(8).unsqueeze(0) + torch::ones(out.sizes());
-    return out + sums + torch::zeros({8}).unsqueeze(0).repeat({rows, 1});
+    const auto sums =
+        torch::arange(8, x.device()).unsqueeze(0) + torch::ones(out.sizes(), x.device());
+    return out + sums + torch::zeros({8}, x.device()).unsqueeze(0).repeat({rows, 1});
   }
 };
 TESSERA_MODULE(BatchShapes);
@@ -53,8 +55,8 @@ enum class Data { Same /* on all ranks, as in the reference tests */, OfEachRank
 
 Batch draw(std::vector<int64_t> x, std::vector<int64_t> y, Data data) {
   torch::manual_seed(data == Data::Same ? 11 : 11 + rank());
-  const auto inputs = torch::randn(x);
-  return {inputs, torch::randn(y)};
+  const auto inputs = torch::randn(x).to(run_device());
+  return {inputs, torch::randn(y).to(run_device())};
 }
 
 const auto train_step = [](auto& net, auto& optimizer, const Batch& batch) {
@@ -78,12 +80,10 @@ struct Shapes {
 
 /// Warm-up, then `steps` of the step by hand on a replicated copy, and compiled.
 template <class Net, class MakeOptimizer>
-void expect_parity(const std::string& style, MakeOptimizer make_optimizer, Shapes shapes = {},
-                   int steps = 3) {
-  torch::manual_seed(1234);
-  Net net;
-  torch::manual_seed(1234);
-  Net copy;
+void expect_parity(const std::string& style, MakeOptimizer make_optimizer, const Shapes& shapes,
+                   const std::string& backend, int steps = 3) {
+  SCOPED_TRACE(style + ", " + backend);
+  auto [net, copy] = device_twins<Net>(1234);
   replicate(copy);
   auto optimizer = make_optimizer(net->parameters());
   auto copy_optimizer = make_optimizer(copy->parameters());
@@ -97,7 +97,7 @@ void expect_parity(const std::string& style, MakeOptimizer make_optimizer, Shape
       compile([](Net& module, decltype(optimizer)& opt,
                  const Batch& batch) { return train_step(module, opt, batch); },
               {.parallel_mode = DataParallel(style, {.input_batch_dim = shapes.batch_dim}),
-               .backend = "interpret"});
+               .backend = backend});
   for (int i = 0; i < steps; ++i) {
     const auto batch = draw(shapes.x, shapes.y, i == 0 ? Data::Same : Data::OfEachRank);
     const auto wanted = train_step(copy, copy_optimizer, batch);
@@ -112,6 +112,13 @@ void expect_parity(const std::string& style, MakeOptimizer make_optimizer, Shape
           << style << ", step " << i << ", gradient " << k;
     }
   }
+}
+
+template <class Net, class MakeOptimizer>
+void expect_parity(const std::string& style, MakeOptimizer make_optimizer,
+                   const Shapes& shapes = {}) {
+  for (const auto* backend : {"interpret", "codegen"})
+    expect_parity<Net>(style, make_optimizer, shapes, backend);
 }
 
 void expect_whole(SimpleMlp& net, SimpleMlp& copy, const std::string& style) {
@@ -130,12 +137,11 @@ const auto fused_adam = [](auto parameters) {
   return optim::Adam(parameters, {.lr = 0.1, .fused = true});
 };
 
-class DataParallelRanks : public ::testing::TestWithParam<std::string> {
- protected:
-  void run(int ranks, const RankBody& body) { run_processes(ranks, body, {.backend = GetParam()}); }
-};
-INSTANTIATE_TEST_SUITE_P(Every, DataParallelRanks, ::testing::Values("shm", "gloo"),
-                         [](const auto& info) { return info.param; });
+class DataParallelRanks : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Every, DataParallelRanks, ::testing::ValuesIn(cpu_backends()),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, DataParallelRanks, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
 
 TEST_P(DataParallelRanks, R_002_1_ReplicateWithSgd) {
   run(2, [] {
@@ -186,10 +192,7 @@ TEST_P(DataParallelRanks, ShardsUnevenRows) {
 TEST_P(DataParallelRanks, TakesBatchesOfOtherSizes) {
   run(2, [] {
     for (const auto* style : {"replicate", "fully_shard"}) {
-      torch::manual_seed(1234);
-      SimpleMlp net;
-      torch::manual_seed(1234);
-      SimpleMlp copy;
+      auto [net, copy] = device_twins<SimpleMlp>(1234);
       replicate(copy);
       auto optimizer = fused_adam(net->parameters()),
            copy_optimizer = fused_adam(copy->parameters());
@@ -211,22 +214,6 @@ TEST_P(DataParallelRanks, TakesBatchesOfOtherSizes) {
   });
 }
 
-TEST_P(DataParallelRanks, RefusesBatchesOfDifferentSizesOnAllRanks) {
-  run(2, [] {
-    SimpleMlp net;
-    auto optimizer = sgd(0, false)(net->parameters());
-    auto compiled = compile([](SimpleMlp& module, optim::SGD& opt,
-                               const Batch& batch) { return train_step(module, opt, batch); },
-                            {.parallel_mode = DataParallel("fully_shard")});
-    const auto call = [&](int64_t rows) {
-      compiled(net, optimizer, draw({rows, 50}, {rows, 8}, Data::OfEachRank));
-    };
-    call(4);
-    EXPECT_THAT([&] { call(rank() == 0 ? 4 : 6); },
-                ::testing::ThrowsMessage<c10::Error>(HasSubstr("compiled calls of one kind")));
-  });
-}
-
 TEST_P(DataParallelRanks, TrainsWithStockSgd) {
   run(2, [] {
     for (const auto* style : {"replicate", "fully_shard"}) {
@@ -235,6 +222,29 @@ TEST_P(DataParallelRanks, TrainsWithStockSgd) {
       });
     }
   });
+}
+
+/// NCCL does not compare calls.
+TEST(DataParallelErrorsRanks, NameBatchesOfDifferentSizesOnAllRanks) {
+  for (const auto* backend : {"shm", "gloo"}) {
+    run_processes(
+        2,
+        [] {
+          SimpleMlp net;
+          auto optimizer = sgd(0, false)(net->parameters());
+          auto compiled = compile([](SimpleMlp& module, optim::SGD& opt,
+                                     const Batch& batch) { return train_step(module, opt, batch); },
+                                  {.parallel_mode = DataParallel("fully_shard")});
+          const auto call = [&](int64_t rows) {
+            compiled(net, optimizer, draw({rows, 50}, {rows, 8}, Data::OfEachRank));
+          };
+          call(4);
+          EXPECT_THAT(
+              [&] { call(rank() == 0 ? 4 : 6); },
+              ::testing::ThrowsMessage<c10::Error>(HasSubstr("compiled calls of one kind")));
+        },
+        {.backend = backend});
+  }
 }
 
 TEST(DataParallelErrorsRanks, NameOptimizersThatCountOnTheHost) {
@@ -306,6 +316,23 @@ TEST(DataParallelErrorsRanks, NameParametersThatRanksWouldUpdateDifferently) {
       EXPECT_FALSE(is_dtensor(net->net1->bias));
       EXPECT_TRUE(torch::equal(net->net1->bias, before));
     }
+  });
+}
+
+TEST(DataParallelErrorsRanks, NameGradientsThatBackwardDidNotLeave) {
+  run_processes(2, [] {
+    SimpleMlp net;
+    auto step = compile(
+        [](SimpleMlp& module, torch::Tensor x) {
+          auto loss = module(x).sum();
+          auto& bias = module->net1->bias;
+          bias.mutable_grad() = torch::autograd::grad({loss}, {bias})[0].clone();
+          return loss;
+        },
+        {.parallel_mode = DataParallel("replicate")});
+    EXPECT_THAT([&] { step(net, torch::ones({4, 50})); },
+                ::testing::ThrowsMessage<c10::ValueError>(HasSubstr(
+                    "DataParallel: expected net1.bias to have a gradient that backward() leaves")));
   });
 }
 

@@ -103,8 +103,15 @@ const auto kAllReduces =
 const auto kScattersAndGathers =
     AllOf(Not(HasSubstr("all_reduce")), HasSubstr("reduce_scatter"), HasSubstr("all_gather"));
 
-TEST(DataParallelStylesRanks, ReplicateKeepsAllOnEveryRank) {
-  run_processes(3, [] {
+class DataParallelStylesRanks : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Of, DataParallelStylesRanks,
+                         ::testing::ValuesIn(device_cases(torch::kCPU, {"shm"}, {2})),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, DataParallelStylesRanks, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
+
+TEST_P(DataParallelStylesRanks, ReplicateKeepsAllOnEveryRank) {
+  run(3, [] {
     for (const auto* backend : {"interpret", "codegen"}) {
       EXPECT_THAT(train("replicate", false, backend, momentum).code, kAllReduces);
       EXPECT_THAT(train("replicate", false, backend, fused_adam).code, kAllReduces);
@@ -112,8 +119,8 @@ TEST(DataParallelStylesRanks, ReplicateKeepsAllOnEveryRank) {
   });
 }
 
-TEST(DataParallelStylesRanks, FullyShardKeepsRowsOnEachRank) {
-  run_processes(3, [] {
+TEST_P(DataParallelStylesRanks, FullyShardKeepsRowsOnEachRank) {
+  run(3, [] {
     for (const auto* backend : {"interpret", "codegen"}) {
       EXPECT_THAT(train("fully_shard", true, backend, momentum).code, kScattersAndGathers);
       EXPECT_THAT(train("fully_shard", true, backend, fused_adam).code, kScattersAndGathers);
@@ -121,8 +128,8 @@ TEST(DataParallelStylesRanks, FullyShardKeepsRowsOnEachRank) {
   });
 }
 
-TEST(DataParallelStylesRanks, AreTheSameAsOneDevice) {
-  run_processes(3, [] {
+TEST_P(DataParallelStylesRanks, AreTheSameAsOneDevice) {
+  run(3, [] {
     const DataParallelOptions as_one{.semantics = DataParallelSemantics::OneDevice};
     EXPECT_THAT(train("fully_shard", true, "interpret", fused_adam, as_one).code,
                 AllOf(HasSubstr("reduce_scatter"), HasSubstr("all_gather")));
@@ -131,8 +138,8 @@ TEST(DataParallelStylesRanks, AreTheSameAsOneDevice) {
 }
 
 /// Parameters and gradients of 165 doubles each, and two of Adam's states.
-TEST(DataParallelStylesRanks, DefaultChoosesByTheBudget) {
-  run_processes(3, [] {
+TEST_P(DataParallelStylesRanks, DefaultChoosesByTheBudget) {
+  run(3, [] {
     constexpr int64_t kReplicated =
         165 * 8 * 4 + 3 * 4;  // and counts of steps; the rate is besides
     const auto fits =
@@ -146,6 +153,30 @@ TEST(DataParallelStylesRanks, DefaultChoosesByTheBudget) {
     EXPECT_THAT(exceeds.text, HasSubstr("\"default\" is \"fully_shard\""));
     const auto free = train("default", false, "interpret", fused_adam);  // a few KiB fit
     EXPECT_THAT(free.text, HasSubstr("\"default\" is \"replicate\""));
+  });
+}
+
+/// A later program may need more; what is distributed stays as it is.
+TEST_P(DataParallelStylesRanks, DefaultIsChosenOnce) {
+  run(2, [] {
+    auto net = make_parts(mlp());
+    auto optimizer = fused_adam(net->parameters());
+    torch::manual_seed(3);
+    train_parts(net, optimizer, mlp().draw(4));
+    optimizer.zero_grad();
+    constexpr int64_t kWithoutState = 165 * 8 * 2;
+    auto compiled = compile(
+        [](Parts& module, optim::Adam& opt, const Tensors& given, bool trains) -> Tensors {
+          if (trains) return train_parts(module, opt, given);
+          const torch::NoGradGuard no_grad;
+          return module(given);
+        },
+        {.parallel_mode = DataParallel("default", {.memory_budget = kWithoutState + 100}),
+         .backend = "interpret"});
+    compiled(net, optimizer, mlp().draw(4), false);
+    compiled(net, optimizer, mlp().draw(4), true);
+    EXPECT_THAT(generated_code(compiled), kAllReduces);
+    check_held(net->p[0], false, "parameter");
   });
 }
 

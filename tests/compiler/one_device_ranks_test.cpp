@@ -91,16 +91,24 @@ Lengths even(int ranks) {
           std::vector<int64_t>(count, 2)};
 }
 
-void expect_as_one_device(const std::vector<ParallelCase>& cases, std::vector<int> ranks = {2, 3}) {
-  for (const int count : ranks) {
-    run_processes(count, [&] {
-      for (const auto& each : cases) {
-        expect_as_one_device(each, {.style = "replicate"}, even(count));
-        expect_as_one_device(each, {.style = "fully_shard", .adam = true}, even(count));
-      }
-    });
+class OneDeviceRanks : public OnBackends {
+ protected:
+  void run_cases(const std::vector<ParallelCase>& cases, std::vector<int> ranks = {2, 3}) {
+    for (const int count : ranks) {
+      run(count, [&] {
+        for (const auto& each : cases) {
+          expect_as_one_device(each, {.style = "replicate"}, even(count));
+          expect_as_one_device(each, {.style = "fully_shard", .adam = true}, even(count));
+        }
+      });
+    }
   }
-}
+};
+INSTANTIATE_TEST_SUITE_P(Of, OneDeviceRanks,
+                         ::testing::ValuesIn(device_cases(torch::kCPU, {"shm"}, {2})),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, OneDeviceRanks, ::testing::ValuesIn(cuda_backends()),
+                         backend_name);
 
 Tensors x_and_y(int64_t count) {
   const auto x = torch::randn({count, 3}, real());
@@ -130,26 +138,28 @@ ParallelCase mlp() {
   return with_loss("mlp", [](const auto& out, const auto& y) { return torch::mse_loss(out, y); });
 }
 
-TEST(OneDeviceRanks, TrainsAMlp) {
-  expect_as_one_device(
-      {mlp(),
-       with_loss("summed", [](const auto& out, const auto& y) { return (out - y).pow(2).sum(); })},
-      {2, 3, 4});
+TEST_P(OneDeviceRanks, TrainsAMlp) {
+  run_cases({mlp(), with_loss("summed", [](const auto& out,
+                                           const auto& y) { return (out - y).pow(2).sum(); })},
+            {2, 3, 4});
 }
 
-TEST(OneDeviceRanks, TakesBatchesAlongOtherDimensions) {
-  const ParallelCase transposed{"batch on dim 1",
-                                two_layers,
-                                [](PartsImpl& net, const Tensors& given) -> Tensors {
-                                  const auto out = layers(net, given[0].t()).t();
-                                  return {(out - given[1]).pow(2).mean(), out.contiguous()};
-                                },
-                                [](int64_t count) -> Tensors {
-                                  const auto x = torch::randn({3, count}, real());
-                                  return {x, torch::randn({2, count}, real())};
-                                },
-                                {1, 1},
-                                1};
+ParallelCase transposed() {
+  return {"batch on dim 1",
+          two_layers,
+          [](PartsImpl& net, const Tensors& given) -> Tensors {
+            const auto out = layers(net, given[0].t()).t();
+            return {(out - given[1]).pow(2).mean(), out.contiguous()};
+          },
+          [](int64_t count) -> Tensors {
+            const auto x = torch::randn({3, count}, real());
+            return {x, torch::randn({2, count}, real())};
+          },
+          {1, 1},
+          1};
+}
+
+TEST_P(OneDeviceRanks, TakesBatchesAlongOtherDimensions) {
   const ParallelCase several{
       "different dims, and none",
       two_layers,
@@ -162,11 +172,11 @@ TEST(OneDeviceRanks, TakesBatchesAlongOtherDimensions) {
         return {x, torch::randn({2, count}, real()), torch::rand({2}, real()),
                 torch::rand({count}, real()), torch::rand({}, real())};
       },
-      {0, 1, std::nullopt, -1, std::nullopt}};
-  expect_as_one_device({transposed, several});
+      {0, -1, std::nullopt, -1, std::nullopt}};
+  run_cases({transposed(), several});
 }
 
-TEST(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
+TEST_P(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
   const auto draw = [](int64_t count) -> Tensors {
     return {torch::randn({count, 4, 3}, real()), torch::randn({count, 4, 2}, real())};
   };
@@ -191,10 +201,18 @@ TEST(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
                              return {torch::mse_loss(out, given[1]), out};
                            },
                            draw};
-  expect_as_one_device({joined, inner});
+  auto interleaved = inner;  // each rank's rows are not in one place: all are returned
+  interleaved.name = "returned joined with outer dimensions";
+  interleaved.output_dim = -1;
+  interleaved.forward = [](PartsImpl& net, const Tensors& given) -> Tensors {
+    const auto flat = layers(net, given[0].transpose(0, 1).reshape({-1, 3}));
+    const auto wanted = given[1].transpose(0, 1).reshape({-1, 2});
+    return {torch::mse_loss(flat, wanted), flat};
+  };
+  run_cases({joined, inner, interleaved});
 }
 
-TEST(OneDeviceRanks, MakesConstantsOfTheBatch) {
+TEST_P(OneDeviceRanks, MakesConstantsOfTheBatch) {
   const ParallelCase shapes{
       "shapes in arguments", two_layers,
       [](PartsImpl& net, const Tensors& given) -> Tensors {
@@ -209,14 +227,14 @@ TEST(OneDeviceRanks, MakesConstantsOfTheBatch) {
         return {torch::mse_loss(out, given[1]), out};
       },
       x_and_y};
-  expect_as_one_device({shapes});
+  run_cases({shapes});
 }
 
-TEST(OneDeviceRanks, WeighsAndMasksLosses) {
+TEST_P(OneDeviceRanks, WeighsAndMasksLosses) {
   const auto targets = [](int64_t count) -> Tensors {
     const auto x = torch::randn({count, 3}, real());
-    auto y = torch::randint(0, 2, {count});
-    y.index_put_({torch::arange(0, count, 3)}, -100);
+    auto y = torch::randint(0, 2, {count}, integer());
+    y.index_put_({torch::arange(0, count, 3, integer())}, -100);
     return {x, y};
   };
   auto ignoring = with_loss("ignore_index", [](const auto& out, const auto& y) {
@@ -240,10 +258,10 @@ TEST(OneDeviceRanks, WeighsAndMasksLosses) {
   const auto root = with_loss("root of a mean", [](const auto& out, const auto& y) {
     return torch::mse_loss(out, y).sqrt() + torch::smooth_l1_loss(out, y) * 0.5;
   });
-  expect_as_one_device({ignoring, weighted, masked, binary, root});
+  run_cases({ignoring, weighted, masked, binary, root});
 }
 
-TEST(OneDeviceRanks, NormalizesOverTheWholeBatch) {
+TEST_P(OneDeviceRanks, NormalizesOverTheWholeBatch) {
   const ParallelCase norm{"batch norm",
                           [](PartsImpl& net) {
                             two_layers(net);
@@ -260,10 +278,10 @@ TEST(OneDeviceRanks, NormalizesOverTheWholeBatch) {
                             return {torch::mse_loss(out, given[1]), out};
                           },
                           x_and_y};
-  expect_as_one_device({norm}, {2, 3});
+  run_cases({norm}, {2, 3});
 }
 
-TEST(OneDeviceRanks, ContrastsSamplesOfAllRanks) {
+TEST_P(OneDeviceRanks, ContrastsSamplesOfAllRanks) {
   const ParallelCase contrastive{"in-batch negatives", two_layers,
                                  [](PartsImpl& net, const Tensors& given) -> Tensors {
                                    const auto normed = [&](const Tensor& of) {
@@ -271,14 +289,14 @@ TEST(OneDeviceRanks, ContrastsSamplesOfAllRanks) {
                                    };
                                    const auto a = normed(given[0]), b = normed(given[0] + 0.1);
                                    const auto scores = a.mm(b.t()) / 0.1;
-                                   const auto own = torch::arange(given[0].size(0));
+                                   const auto own = torch::arange(given[0].size(0), integer());
                                    const auto loss =
                                        torch::nn::functional::cross_entropy(scores, own) +
                                        torch::nn::functional::cross_entropy(scores.t(), own);
                                    return {loss, a};
                                  },
                                  x_and_y};
-  expect_as_one_device({contrastive}, {2, 3, 4});
+  run_cases({contrastive}, {2, 3, 4});
 }
 
 /// One operator after a layer, of every family.
@@ -290,7 +308,7 @@ ParallelCase after_layer(std::string name, std::function<Tensor(const Tensor&)> 
   });
 }
 
-TEST(OneDeviceRanks, TakesEveryFamilyOfOperators) {
+TEST_P(OneDeviceRanks, TakesEveryFamilyOfOperators) {
   const std::vector<ParallelCase> cases = {
       after_layer("softmax over the batch", [](auto x) { return torch::softmax(x, 0); }),
       after_layer("log softmax over classes", [](auto x) { return torch::log_softmax(x, 1); }),
@@ -311,13 +329,13 @@ TEST(OneDeviceRanks, TakesEveryFamilyOfOperators) {
       after_layer("where", [](auto x) { return torch::where(x > 0, x, x * 0.1); }),
       after_layer("center", [](auto x) { return x - x.mean(0, true); }),
       after_layer("gather",
-                  [](auto x) { return x.gather(1, torch::zeros({x.size(0), 1}, torch::kLong)); }),
-      after_layer("index", [](auto x) { return x.index({torch::tensor({0, 2, 2})}); }),
+                  [](auto x) { return x.gather(1, torch::zeros({x.size(0), 1}, integer())); }),
+      after_layer("index", [](auto x) { return x.index({torch::tensor({0, 2, 2}, integer())}); }),
   };
-  expect_as_one_device(cases, {2});
+  run_cases(cases, {2});
 }
 
-TEST(OneDeviceRanks, TakesEmbeddingsAndConvolutions) {
+TEST_P(OneDeviceRanks, TakesEmbeddingsAndConvolutions) {
   const ParallelCase words{"embedding",
                            [](PartsImpl& net) {
                              net.parameter(torch::randn({7, 3}, real()));
@@ -329,7 +347,7 @@ TEST(OneDeviceRanks, TakesEmbeddingsAndConvolutions) {
                              return {torch::mse_loss(out, given[1]), out};
                            },
                            [](int64_t count) -> Tensors {
-                             const auto x = torch::randint(0, 7, {count, 4});
+                             const auto x = torch::randint(0, 7, {count, 4}, integer());
                              return {x, torch::randn({count, 2}, real())};
                            }};
   const ParallelCase images{"convolution",
@@ -348,25 +366,31 @@ TEST(OneDeviceRanks, TakesEmbeddingsAndConvolutions) {
                               const auto x = torch::randn({count, 3, 6, 6}, real());
                               return {x, torch::randn({count, 2}, real())};
                             }};
-  expect_as_one_device({words, images}, {2});
+  run_cases({words, images}, {2});
 }
 
-TEST(OneDeviceRanks, DropsWhatOneDeviceWouldDrop) {
-  expect_as_one_device({with_loss("dropout",
-                                  [](const auto& out, const auto& y) {
-                                    return torch::mse_loss(torch::dropout(out, 0.4, true), y);
-                                  })},
-                       {2, 3});
+TEST_P(OneDeviceRanks, DropsWhatOneDeviceWouldDrop) {
+  const auto dropping = with_loss("dropout", [](const auto& out, const auto& y) {
+    return torch::mse_loss(torch::dropout(out, 0.4, true), y);
+  });
+  const auto fused = with_loss("fused dropout", [](const auto& out, const auto& y) {
+    return torch::mse_loss(std::get<0>(torch::native_dropout(out, 0.4, true)), y);
+  });
+  const auto pending = with_loss("dropout of a sum", [](const auto& out, const auto& y) {
+    const auto dropped = std::get<0>(torch::native_dropout(out.sum(0), 0.4, true));
+    return torch::mse_loss(out, y) + dropped.pow(2).sum();
+  });
+  run_cases({dropping, fused, pending}, {2, 3});
 }
 
-TEST(OneDeviceRanks, TakesUnevenBatches) {
+TEST_P(OneDeviceRanks, TakesUnevenBatches) {
   const std::vector<std::pair<int, Lengths>> runs = {
-      {2, {{4, 4}, {4, 1}, {4, 4}, {1, 4}, {4, 1}}},
+      {2, {{4, 4}, {4, 1}, {4, 4}, {5, 0}, {4, 1}}},
       {3, {{4, 4, 4}, {4, 4, 2}, {2, 1, 1}, {4, 4, 4}}},
       {4, {{3, 3, 3, 3}, {3, 3, 3, 1}, {1, 2, 3, 4}}},
   };
   for (const auto& [ranks, lengths] : runs) {
-    run_processes(ranks, [&, lengths = lengths] {
+    run(ranks, [&, lengths = lengths] {
       for (const auto* style : {"replicate", "fully_shard"}) {
         const auto text = expect_as_one_device(mlp(), {.style = style}, lengths);
         EXPECT_THAT(text, HasSubstr("samples, which are moved"));
@@ -375,13 +399,14 @@ TEST(OneDeviceRanks, TakesUnevenBatches) {
           return ((out - y).pow(2) * mask).sum() / mask.sum() + (out.mm(out.t())).pow(2).mean();
         });
         expect_as_one_device(masked, {.style = style}, lengths);
+        expect_as_one_device(transposed(), {.style = style}, lengths);
       }
     });
   }
 }
 
-TEST(OneDeviceRanks, RunsThroughGeneratedKernels) {
-  run_processes(2, [] {
+TEST_P(OneDeviceRanks, RunsThroughGeneratedKernels) {
+  run(2, [] {
     const auto mixing = with_loss("mixing", [](const auto& out, const auto& y) {
       const auto mask = (y > 0.3).to(torch::kDouble);
       return ((out.softmax(0) - y).pow(2) * mask).sum() / mask.sum();
@@ -391,8 +416,8 @@ TEST(OneDeviceRanks, RunsThroughGeneratedKernels) {
   });
 }
 
-TEST(OneDeviceRanks, TellsWhatMixingCosts) {
-  run_processes(2, [] {
+TEST_P(OneDeviceRanks, TellsWhatMixingCosts) {
+  run(2, [] {
     const auto sorted = after_layer("sort", [](auto x) { return std::get<0>(x.sort(0)); });
     const auto text = expect_as_one_device(sorted, {}, {{4, 4}});
     EXPECT_THAT(text, ContainsRegex("aten::sort takes samples of several ranks: 'all_[a-z_]+' of "
@@ -407,8 +432,8 @@ TEST(OneDeviceRanks, TellsWhatMixingCosts) {
   });
 }
 
-TEST(OneDeviceRanks, ReturnsDistributedTensors) {
-  run_processes(2, [] {
+TEST_P(OneDeviceRanks, ReturnsDistributedTensors) {
+  run(2, [] {
     auto net = make_parts(mlp()), reference = make_parts(mlp());
     const auto optimizer = optimizer_for(net, false), other = optimizer_for(reference, false);
     torch::manual_seed(3);

@@ -6,6 +6,8 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
+#include "compose/on_device.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -45,7 +47,9 @@ struct ParallelCase {
   int64_t per_sample = 1;                             // how much of that dimension a sample has
 };
 
-inline auto real() { return torch::TensorOptions(torch::kDouble); }
+/// Options of tensors on the run's device.
+inline auto real() { return torch::TensorOptions(torch::kDouble).device(run_device()); }
+inline auto integer() { return real().dtype(torch::kLong); }
 
 inline Parts make_parts(const ParallelCase& of) {
   torch::manual_seed(1);

@@ -53,16 +53,26 @@ Told tell(const ParallelCase& of, const Tensors& given, DataParallelOptions opti
   return {warnings.text(), explain(compiled)};
 }
 
+class PerRankRanks : public OnBackends {};
+INSTANTIATE_TEST_SUITE_P(Of, PerRankRanks,
+                         ::testing::ValuesIn(device_cases(torch::kCPU, {"shm"}, {2})),
+                         backend_name);
+INSTANTIATE_TEST_SUITE_P(OnCuda, PerRankRanks, ::testing::ValuesIn(cuda_backends()), backend_name);
+
 struct Mixing {
   const char* op;
   const char* each_rank;
   Loss loss;
 };
 
-TEST(PerRankRanks, TellsWhatMixesSamples) {
+TEST_P(PerRankRanks, TellsWhatMixesSamples) {
   const std::vector<Mixing> all = {
       {"aten::_softmax", "shares among its own samples",
        [](auto out, auto y) { return torch::mse_loss(out.softmax(0), y); }},
+      {"aten::_log_softmax", "shares among its own samples",  // twice, told once
+       [](auto out, auto y) {
+         return torch::mse_loss(out.log_softmax(0) + (out * 2).log_softmax(0), y);
+       }},
       {"aten::sort", "an order of its own samples",
        [](auto out, auto y) { return torch::mse_loss(std::get<0>(out.sort(0)), y); }},
       {"aten::mm", "pairs of its own samples",
@@ -78,8 +88,10 @@ TEST(PerRankRanks, TellsWhatMixesSamples) {
        }},
       {"aten::sqrt", "it of the sum over its own samples",
        [](auto out, auto y) { return torch::mse_loss(out, y).sqrt(); }},
+      {"aten::add.Scalar", "it of the sum over its own samples",
+       [](auto out, auto /*y*/) { return out.sum() + 1.0; }},
   };
-  run_processes(2, [&] {
+  run(2, [&] {
     for (const auto& [op, each_rank, loss] : all) {
       const auto told = tell(with_loss(loss), x_and_y(4));
       const auto line =
@@ -99,7 +111,7 @@ TEST(PerRankRanks, TellsWhatMixesSamples) {
   });
 }
 
-TEST(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
+TEST_P(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
   const auto entropy =
       with_loss([](auto out, auto y) { return torch::nn::functional::cross_entropy(out, y); });
   const auto weighted = with_loss([](auto out, auto y) {
@@ -107,9 +119,10 @@ TEST(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
         out, y,
         torch::nn::functional::CrossEntropyFuncOptions().weight(torch::tensor({0.5, 2.0}, real())));
   });
-  run_processes(2, [&] {
+  run(2, [&] {
     const auto x = torch::randn({4, 3}, real());
-    const auto all = torch::tensor({0, 1, 1, 0}), some = torch::tensor({0, 1, -100, 0});
+    const auto all = torch::tensor({0, 1, 1, 0}, integer()),
+               some = torch::tensor({0, 1, -100, 0}, integer());
     const auto with_all = tell(entropy, {x, all}), with_some = tell(entropy, {x, some});
     EXPECT_THAT(with_all.text,
                 HasSubstr("aten::nll_loss_forward mixes samples where targets are -100"));
@@ -120,8 +133,8 @@ TEST(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
   });
 }
 
-TEST(PerRankRanks, TakesArgumentsWithoutABatch) {
-  run_processes(2, [] {
+TEST_P(PerRankRanks, TakesArgumentsWithoutABatch) {
+  run(2, [] {
     const ParallelCase of{"",
                           one_layer,
                           [](PartsImpl& net, const Tensors& given) -> Tensors {
@@ -136,15 +149,23 @@ TEST(PerRankRanks, TakesArgumentsWithoutABatch) {
   });
 }
 
-TEST(PerRankRanks, ReturnsDistributedTensors) {
-  run_processes(2, [] {
+TEST_P(PerRankRanks, ReturnsDistributedTensors) {
+  run(2, [] {
     auto net = make_parts(with_loss(kPlain));
     auto compiled = compile(
         [](Parts& module, const Tensor& x) -> Tensors {
           const torch::NoGradGuard no_grad;
           const auto out = x.t().mm(module->p[0].t());
-          return {out,       out.t().clone(),    out.mean(),
-                  out.sum(), module->p[0].exp(), std::get<0>(out.sum(1).sort(0)).sum(0).sqrt()};
+          const auto weights = std::get<1>(torch::nll_loss_forward(
+              out, torch::zeros({out.size(0)}, integer()), {}, at::Reduction::Mean, -100));
+          return {out,
+                  out.t().clone(),
+                  out.mean(),
+                  out.sum(),
+                  module->p[0].exp(),
+                  std::get<0>(out.sum(1).sort(0)).sum(0).sqrt(),
+                  x.exp().reshape({-1}),
+                  weights};
         },
         {.parallel_mode =
              DataParallel("replicate", {.input_batch_dim = 1, .returns_dtensors = true}),
@@ -164,8 +185,10 @@ TEST(PerRankRanks, ReturnsDistributedTensors) {
       EXPECT_EQ(DTensor::of(results[i]).placements(), Placements{wanted[i].first}) << i;
       expect_near(DTensor::of(results[i]).full_tensor(), wanted[i].second, "result");
     }
-    EXPECT_FALSE(is_dtensor(results[5]));  // it mixes samples
-    EXPECT_THAT(explain(compiled), HasSubstr("result 5 has no placement"));
+    for (const size_t i : {5, 6, 7}) {  // mixed, each rank's not in one place, of its own targets
+      EXPECT_FALSE(is_dtensor(results[i])) << i;
+      EXPECT_THAT(explain(compiled), HasSubstr(c10::str("result ", i, " has no placement")));
+    }
   });
 }
 

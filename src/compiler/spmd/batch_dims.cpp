@@ -212,7 +212,7 @@ class Analysis {
     for (const auto& row : rows) {
       if (!fits(node, call, row)) continue;
       if (communicates(*rule, call, row)) break;
-      place_results(index, *rule, call, row);
+      place_results(index, call, row);
       return true;
     }
     check_parameters(node, call, rows);
@@ -259,8 +259,7 @@ class Analysis {
                        [](const auto& each) { return each.is_shard(); });
   }
 
-  void place_results(size_t index, const dtensor::Rule& rule, const dtensor::Call& call,
-                     const dtensor::Row& row) {
+  void place_results(size_t index, const dtensor::Call& call, const dtensor::Row& row) {
     const auto& node = graph_.nodes[index];
     const auto batch = batch_operand(node);
     size_t next = 0;
@@ -268,7 +267,7 @@ class Analysis {
       if (next >= node.results.size()) return;
       Known known{.kind = Known::Kind::Placed, .placement = placement};
       // The operator itself divides by this rank's count, and the ranks' means are averaged.
-      if (rule.run && is_mean(call) && placement == Partial()) known.placement = Partial("avg");
+      if (is_mean(call) && placement == Partial()) known.placement = Partial("avg");
       if (known.is_batch() && batch != kNoValue) {
         known.argument = at(batch).argument;
         known.outer = at(batch).outer;

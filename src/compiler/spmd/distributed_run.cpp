@@ -101,19 +101,13 @@ Placement DistributedRun::placement_of_input(size_t input) const {
   return kind == InputKind::Buffer || kind == InputKind::Outside ? Replicate() : by_mode(type);
 }
 
-bool DistributedRun::is_written(ValueId input) const {
-  return std::any_of(graph_.outputs.begin(), graph_.outputs.end(), [&](const auto& output) {
-    return output.kind == OutputKind::Write && output.target == input;
-  });
-}
-
-/// What stands for an input: what is written is a copy.
+/// What stands for an input. It is not written: a captured step copies first.
 at::Tensor DistributedRun::local_of(size_t index) const {
   const auto& input = graph_.inputs[index];
   const auto& type = graph_.type(input.value);
   const auto given = call_.inputs.at(index).detach();
   const bool is_own = input.kind == InputKind::Parameter || input.kind == InputKind::State;
-  if (!is_own) return is_written(input.value) ? given.clone() : given;
+  if (!is_own) return given;
   TORCH_CHECK_NOT_IMPLEMENTED(SpmdBuilder::fills_memory(type), "DataParallel: expected ",
                               input.name, " to fill its memory, got sizes ",
                               c10::IntArrayRef(type.sizes), " with strides ",
@@ -211,7 +205,8 @@ at::Tensor DistributedRun::operand(ValueId value, bool gathers) {
   const auto& tensor = at(value);
   if (!gathers || locality_.is_local(value) || !placed(tensor).is_shard()) return tensor;
   const auto [known, is_new] = gathered_.try_emplace(value);
-  if (is_new) known->second = moved(tensor, Replicate());
+  // Rows come one after the other.
+  if (is_new) known->second = with_layout(moved(tensor, Replicate()), graph_.type(value));
   return known->second;
 }
 

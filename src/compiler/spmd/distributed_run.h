@@ -36,7 +36,6 @@ class DistributedRun {
                      const ValueType& type) const;
   /// Of a parameter, its state or its gradient.
   Placement by_mode(const ValueType& type) const;
-  bool is_written(ValueId input) const;
   bool is_update(const Node& node) const;
   bool meets_batch(const Node& node) const;
   bool gathers_parameters(const Node& node) const;

@@ -45,14 +45,9 @@ std::vector<Place> places_of(const Node& node) {
   return places;
 }
 
-/// Whether rows of an operand are those of the result.
+/// Whether rows of an operand are those of the result; if not, it is the same for all of them.
 bool has_rows_of(const Sizes& operand, const Sizes& result) {
   return !result.empty() && operand.size() == result.size() && operand[0] == result[0];
-}
-
-/// Whether an operand is the same for all rows of the result.
-bool is_for_all_rows(const Sizes& operand, const Sizes& result) {
-  return operand.size() < result.size() || (operand.size() == result.size() && operand[0] == 1);
 }
 
 class Expansion {
@@ -120,16 +115,13 @@ class Expansion {
     return build_.contiguous(build_.slice(current(value)));
   }
 
-  /// Those of all results, if they can be cut; numbers besides, such as an optimizer's counts, are
+  /// Those of the results, if they can be cut; numbers besides, such as an optimizer's counts, are
   /// of no account.
   const Sizes* common_sizes(const Place& place) const {
-    const Sizes* common = nullptr;
     for (const auto value : place.results) {
-      if (sizes_of(value).empty()) continue;
-      if (common != nullptr && *common != sizes_of(value)) return nullptr;
-      common = &sizes_of(value);
+      if (!sizes_of(value).empty()) return &sizes_of(value);
     }
-    return common;
+    return nullptr;
   }
 
   bool is_unsure(ValueId value) {
@@ -147,10 +139,7 @@ class Expansion {
     bool has_shard = false;
     for (const auto value : place.operands) {
       if (locality_.is_local(value)) return false;
-      if (has_rows_of(sizes_of(value), *sizes))
-        has_shard |= at(value).is_shard;
-      else if (!is_for_all_rows(sizes_of(value), *sizes))
-        return false;
+      has_shard |= at(value).is_shard && has_rows_of(sizes_of(value), *sizes);
     }
     return has_shard && (any_of(place.operands, [&](ValueId v) { return is_update(v); }) ||
                          !any_of(place.operands, [&](ValueId v) { return is_unsure(v); }));
@@ -159,7 +148,6 @@ class Expansion {
   bool is_update(ValueId value) { return at(value).kind == Class::Update; }
 
   Class class_of_results(const std::vector<ValueId>& operands) {
-    if (any_of(operands, [&](ValueId v) { return locality_.is_local(v); })) return Class::Other;
     if (any_of(operands, [&](ValueId v) { return is_update(v); })) {
       const auto first = at(operands[0]).kind;
       return first == Class::Other ? Class::Update : first;

@@ -77,9 +77,8 @@ void Locality::find_summands(const Graph& graph) {
     const auto* sum = only_user(given);
     if (sum == nullptr || !is_plain_sum(*sum)) continue;
     const auto* next = only_user(sum->defined().front());
-    summands_[static_cast<size_t>(given)] = next != nullptr && is_mark(*next) &&
-                                            next->arguments[0].values == sum->results[0].values &&
-                                            next->arguments[1].values == node.arguments[1].values;
+    summands_[static_cast<size_t>(given)] =
+        next != nullptr && is_mark(*next) && next->arguments[1].values == node.arguments[1].values;
   }
 }
 
@@ -104,8 +103,7 @@ bool Locality::mark_written(const Graph& graph) {
   bool is_new = false;
   for (const auto& output : graph.outputs) {
     if (output.kind != OutputKind::Write || !is_local(output.value)) continue;
-    const auto kind = input_of(graph, output.target).kind;
-    if (kind != InputKind::Buffer && kind != InputKind::Outside) continue;
+    if (input_of(graph, output.target).kind != InputKind::Buffer) continue;
     is_new |= !is_local(output.target);
     local_[static_cast<size_t>(output.target)] = true;
   }

@@ -289,6 +289,43 @@ TEST(StepResultsErrors, AStructOfMoreThanTensors) {
               ::testing::ThrowsMessage<c10::Error>(HasSubstr("got 16 bytes, of which it lists 8")));
 }
 
+struct Scaled {
+  Tensor x;
+  double scale = 1;
+};
+void tessera_tensors(Scaled& scaled, auto&& visit) { visit(scaled.x); }
+
+/// Changes of the number would not be seen.
+TEST(StepArgumentsErrors, AStructOfMoreThanTensors) {
+  auto step = compile([](Scaled given) { return given.x * given.scale; });
+  EXPECT_THAT([&] { step(Scaled{torch::ones({2}), 2}); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  HasSubstr("a struct among the arguments to hold nothing but the tensors that its "
+                            "tessera_tensors lists, got 16 bytes, of which it lists 8")));
+  auto takes = compile([](Scores given) { return given.loss * given.parts[0]; });
+  call_times(
+      4, [&] { EXPECT_EQ(takes(Scores{torch::ones({}), {torch::full({}, 3)}}).item<float>(), 3); });
+  EXPECT_THAT(explain(takes), HasSubstr("compiled: "));
+}
+
+TEST(StepNumbers, ASchedulerOfLibtorchInsideRunsEagerly) {
+  auto weight = torch::ones({2}, torch::requires_grad());
+  torch::optim::SGD optimizer({weight}, torch::optim::SGDOptions(1.0));
+  torch::optim::StepLR scheduler(optimizer, 1, 0.5);
+  auto step = compile(
+      [&] {
+        optimizer.zero_grad();
+        weight.sum().backward();
+        optimizer.step();
+        scheduler.step();
+      },
+      {.optimizer = optimizer});
+  for (int i = 0; i < 6; ++i) step();
+  // The first call of libtorch's changes nothing.
+  EXPECT_FLOAT_EQ(weight[0].item<float>(), 1 - (1 + 1 + 0.5F + 0.25F + 0.125F + 0.0625F));
+  EXPECT_THAT(explain(step), HasSubstr("an optimizer of torch::optim itself"));
+}
+
 // Note [recorded again]
 
 TEST(StepRecheck, FindsANumberThatIsCapturedByReference) {

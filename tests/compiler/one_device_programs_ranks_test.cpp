@@ -136,6 +136,22 @@ TEST(OneDeviceProgramsRanks, KeepLayoutsOfParameters) {
   });
 }
 
+/// What is empty is alike on ranks that have none of it, and on those alone.
+TEST(OneDeviceProgramsRanks, SendTheSameOfSeveralEmptyShards) {
+  auto narrow = layers();
+  narrow.make = [](PartsImpl& net) {
+    for (int i = 0; i < 3; ++i) net.parameter(torch::randn({1, 3}, real()));
+  };
+  narrow.forward = [](PartsImpl& net, const Tensors& given) -> Tensors {
+    const auto out = torch::tanh(given[0].mm(net.p[0].t())) * given[0].mm(net.p[1].t()) +
+                     given[0].mm(net.p[2].t());
+    return {torch::mse_loss(out.expand({-1, 2}), given[1]), out};
+  };
+  run_processes(2, [&] {
+    for (const auto* style : {"replicate", "fully_shard"}) program_of(narrow, style, train_parts);
+  });
+}
+
 Tensors call_once(const ParallelCase& of, const Tensors& given) {
   auto net = make_parts(of);
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});
@@ -172,6 +188,14 @@ TEST(OneDeviceErrorsRanks, NameRanksWithOtherArguments) {
                                             "but rank 1 has 3"
                                           : "expected 3 tensors among the arguments on all ranks, "
                                             "but rank 0 has 2")));
+    auto other = layers().draw(4);
+    if (rank() == 1) other[1] = other[1].slice(1, 0, 1);
+    EXPECT_THAT([&] { call_once(layers(), other); },
+                ThrowsMessage<c10::ValueError>(
+                    HasSubstr(rank() == 0 ? "Double[-1, 2] on this rank and Double[-1, 3], "
+                                            "Double[-1, 1] on rank 1"
+                                          : "Double[-1, 1] on this rank and Double[-1, 3], "
+                                            "Double[-1, 2] on rank 0")));
   });
 }
 

@@ -213,6 +213,20 @@ TEST(PerRankErrorsRanks, NameTheInputWithAWrongBatchDimension) {
             HasSubstr("DataParallel: expected the batch of argument 0 along dimension 1 of its "
                       "sizes [4, 3], but aten::mm matches that dimension with one of p0"),
             HasSubstr("input_batch_dims for each tensor"))));
+    // The same beside a bias.
+    const ParallelCase biased{"",
+                              [](PartsImpl& net) {
+                                one_layer(net);
+                                net.parameter(torch::randn({2}, real()));
+                              },
+                              [](PartsImpl& net, const Tensors& args) -> Tensors {
+                                const auto out = torch::linear(args[0], net.p[0], net.p[1]);
+                                return {torch::mse_loss(out, args[1]), out};
+                              },
+                              x_and_y};
+    EXPECT_THAT([&] { tell(biased, given, {.input_batch_dims = {1, std::nullopt}}); },
+                ThrowsMessage<c10::ValueError>(
+                    HasSubstr("but aten::addmm matches that dimension with one of p0")));
     EXPECT_THAT([&] { tell(of, {given[0], torch::ones({}, real())}); },
                 ThrowsMessage<c10::ValueError>(
                     HasSubstr("but argument 1 has sizes []; give another input_batch_dim, or "

@@ -225,6 +225,28 @@ TEST_P(ShardedStepRanks, TrainsLikeTheStepWithEmptyShards) {
   });
 }
 
+struct NarrowsImpl : torch::nn::Module {
+  tnn::Linear first{register_module("first", tnn::Linear(10, 1))};
+  tnn::Linear second{register_module("second", tnn::Linear(10, 1))};
+  torch::Tensor forward(torch::Tensor x) { return torch::tanh(first(x)) * second(x); }
+};
+TESSERA_MODULE(Narrows);
+
+/// What is empty is alike on ranks that have none of it, and on those alone.
+TEST_P(ShardedStepRanks, TrainsLikeTheStepWithSeveralEmptyShards) {
+  run([] {
+    counters().clear();
+    expect_step_parity<Narrows>({.prepare =
+                                     [](Narrows& net) {
+                                       fully_shard(net->first);
+                                       fully_shard(net->second);
+                                       fully_shard(net);
+                                     },
+                                 .outputs = 1});
+    EXPECT_EQ(counters()["fallbacks"], 0);
+  });
+}
+
 TEST(ShardedMeshRanks, TrainsLikeTheStepInCopies) {
   run_processes(4, [] {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"});

@@ -3,10 +3,12 @@
 #include <tessera/nn/module_ref.h>
 #include <tessera/nn/values.h>
 
+#include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
 #include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -49,11 +51,38 @@ template <class T>
 inline constexpr bool kIsBoxed = std::is_same_v<T, c10::IValue> || nn::detail::kIsA<T, c10::List> ||
                                  nn::detail::kIsA<T, c10::Dict>;
 
+template <class T>
+void check_lists_all(T& argument);
+/// Adds up the sizes of the members that a struct lists for nn::visit_tensors.
+struct ListedSizes {
+  size_t* sum;
+  template <class... Members>
+  void operator()(Members&... members) const {
+    ((*sum += sizeof(Members)), ...);
+    (check_lists_all(members), ...);
+  }
+};
+/// Throws a TypeError if a struct that opts in with tessera_tensors holds more than it lists, of
+/// which changes would not be seen.
+template <class T>
+void check_lists_all(T& argument) {
+  if constexpr (nn::detail::OptsIn<T> &&
+                requires(ListedSizes sizes) { tessera_tensors(argument, sizes); }) {
+    size_t listed = 0;
+    tessera_tensors(argument, ListedSizes{&listed});
+    TORCH_CHECK_TYPE(listed == sizeof(T), "compile: expected a struct among the arguments to hold ",
+                     "nothing but the tensors that its tessera_tensors lists, got ", sizeof(T),
+                     " bytes, of which it lists ", listed,
+                     "; pass anything else as an argument of its own, so that changes are seen");
+  }
+}
+
 /// An argument, or what is in one.
 template <class T>
 void add_argument(StepArguments& given, T& argument) {
   using Plain = std::remove_cvref_t<T>;
   if constexpr (kIsVisited<Plain>) {
+    check_lists_all(const_cast<Plain&>(argument));
     nn::visit_tensors(const_cast<Plain&>(argument),
                       [&](at::Tensor& tensor) { given.tensors.push_back(tensor); });
   } else if constexpr (kIsBoxed<Plain>) {

@@ -26,13 +26,9 @@ class Merger {
     std::vector<bool> removed(graph_.nodes.size());
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       Node& node = graph_.nodes[i];
-      // Messages that are the same by what was merged before them are so on this rank alone, it may
-      // be: an empty shard is like any other.
-      const auto sent = is_launch(node) ? computation_key(graph_, node) : "";
       replace_uses(node, replacements_);
       if (has_effect(node) || node.results.empty() || node.op == capture::kAgain) continue;
-      const auto key = sent.empty() ? computation_key(graph_, node) : sent;
-      const auto [found, is_new] = first.emplace(key, i);
+      const auto [found, is_new] = first.emplace(computation_key(graph_, node), i);
       if (is_new) continue;
       removed[i] = merge(graph_.nodes[found->second], node);
       if (!removed[i]) found->second = i;

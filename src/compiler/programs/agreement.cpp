@@ -124,7 +124,9 @@ void Agreement::announce(int64_t program, bool now) {
   for (auto& check : checks_) check.compare(program, now || program == 0);
 }
 
-int64_t signature_of(const Graph& graph) {
+namespace {
+
+int64_t signature(const Graph& graph, bool has_sizes) {
   std::string messages;
   std::map<std::string, size_t> groups;  // a rank's groups have other names than its peer's
   for (const auto& node : graph.nodes) {
@@ -133,13 +135,20 @@ int64_t signature_of(const Graph& graph) {
         c10::str(node.op, " ", groups.try_emplace(group_of(node), groups.size()).first->second);
     for (const auto value : node.used()) {
       messages += c10::str(" ", graph.type(value).dtype);
-      if (!sends_unevenly(node)) messages += c10::str(graph.type(value).sizes);
+      if (has_sizes && !sends_unevenly(node)) messages += c10::str(graph.type(value).sizes);
     }
     // Tensors of one size are not to meet others' of that size.
     for (const auto number : node.messages) messages += c10::str(" #", number);
     messages += "\n";
   }
   return static_cast<int64_t>(std::hash<std::string>()(messages) >> 2) + 1;
+}
+
+}  // namespace
+
+int64_t signature_of(const Graph& graph) { return signature(graph, /*has_sizes=*/true); }
+int64_t signature_without_sizes(const Graph& graph) {
+  return signature(graph, /*has_sizes=*/false);
 }
 
 std::vector<std::string> groups_of(const Graph& graph) {

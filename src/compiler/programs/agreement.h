@@ -69,6 +69,8 @@ class Agreement {
 
 /// Names the messages that a program sends: kind, sizes and group of each, in order. Above 0.
 int64_t signature_of(const Graph& graph);
+/// The same without sizes, in which ranks may differ.
+int64_t signature_without_sizes(const Graph& graph);
 /// The groups in which it sends them.
 std::vector<std::string> groups_of(const Graph& graph);
 

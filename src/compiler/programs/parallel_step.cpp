@@ -351,9 +351,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   call.inputs.clear();
   variant.parallel = std::move(call);
   try {
-    accept(variant, std::move(graph), options.parallel_mode->passes());
-    // Sizes may differ by rank: the program has one name on all of them.
-    variant.name_messages(variants.agreement.exchange(variant.messages()).least);
+    accept_parallel(variant, graph);
     const auto misfit = variant.misfit(shape);
     TORCH_CHECK(misfit.empty(),
                 "compile: expected a step in a parallel mode that a call of another kind finds as "
@@ -365,6 +363,23 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   }
   announces = true;
   return placed(variant, variant.run(given));
+}
+
+void Step::Impl::accept_parallel(Variant& variant, const Graph& graph) {
+  const auto further = options.parallel_mode->passes();
+  const auto is_common = [&] {
+    return variants.agreement.exchange(compiler::signature_without_sizes(variant.graph())).is_one();
+  };
+  accept(variant, graph, further);
+  // What is empty or padded on some ranks may be sent with something else there, and there alone.
+  if (!is_common()) {
+    accept(variant, graph, further, /*keeps_messages=*/true);
+    TORCH_CHECK(is_common(), "compile: expected ranks to make programs of a step in a parallel ",
+                "mode that send the same messages, got others on some of them; call it alike on ",
+                "all ranks, with tensors of the same dimensions");
+  }
+  // Sizes may differ by rank: the program has one name on all of them.
+  variant.name_messages(variants.agreement.exchange(variant.messages()).least);
 }
 
 }  // namespace tessera::detail

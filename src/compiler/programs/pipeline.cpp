@@ -74,6 +74,17 @@ void check_options(const CompileOptions& options) {
   check_disabled(passes_for(options, further), options.disabled_passes);
 }
 
+std::vector<std::string> passes_over_messages(const CompileOptions& options,
+                                              const std::vector<Pass>& further) {
+  std::vector<std::string> names;
+  for (const auto& pass : passes_for(options, further)) {
+    if (pass.name == "merge_equal" || pass.name == "launch_early" ||
+        pass.name == "comm_fusion_with_concat" || pass.name.starts_with("bucket_"))
+      names.push_back(pass.name);
+  }
+  return names;
+}
+
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
   run_passes(graph, passes_for(options, further),
              {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});

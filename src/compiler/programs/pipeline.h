@@ -12,6 +12,10 @@ namespace tessera::compiler {
 /// Runs the passes: ours, `further`, the user's, and those that need to come last.
 void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further = {});
 
+/// Those of the passes that join, merge or move messages, by name.
+std::vector<std::string> passes_over_messages(const CompileOptions& options,
+                                              const std::vector<Pass>& further);
+
 /// Throws a ValueError unless the options can be had and passes are in an order they allow.
 void check_options(const CompileOptions& options);
 

@@ -80,8 +80,14 @@ std::vector<torch::optim::Optimizer*> Step::Impl::optimizers_of(const StepArgume
   return optimizers;
 }
 
-void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further) {
-  auto prepared = compiler::prepare(std::move(graph), options, further);
+void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further,
+                        bool keeps_messages) {
+  auto chosen = options;
+  if (keeps_messages) {
+    const auto names = compiler::passes_over_messages(options, further);
+    chosen.disabled_passes.insert(chosen.disabled_passes.end(), names.begin(), names.end());
+  }
+  auto prepared = compiler::prepare(std::move(graph), chosen, further);
   auto& reasons = variants.reasons;
   if (!prepared.why_interpreted.empty()) reasons.note("interpreted: " + prepared.why_interpreted);
   reasons.note(c10::str("compiled: ", prepared.graph.nodes.size(), " operators, ",
@@ -92,13 +98,13 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
     reasons.note("calls with LastTrainStep{false} leave the update of the last bucket to the next");
 }
 
-void Step::Impl::make_ready(Variant& variant) {
+void Step::Impl::make_ready(Variant& variant, bool keeps_messages) {
   auto graph = variant.recording().graph;
   if (!options.keep_grads) {
     std::erase_if(graph.outputs,
                   [](const auto& output) { return output.kind == OutputKind::Gradient; });
   }
-  accept(variant, std::move(graph), {});
+  accept(variant, std::move(graph), {}, keeps_messages);
   tell_masked(variant);
 }
 
@@ -285,7 +291,17 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
 
 void Step::Impl::agree_on(Variant* made) {
   using Agreed = decltype(variants)::Agreed;
-  const auto agreed = variants.agree_on(made == nullptr ? 0 : made->messages());
+  auto agreed = variants.agree_on(made == nullptr ? 0 : made->messages());
+  // What is empty or padded on some ranks may be sent with something else there, and there alone.
+  if (agreed == Agreed::DifferentMessages) {
+    try {
+      make_ready(*made, /*keeps_messages=*/true);
+    } catch (...) {
+      variants.agree_on(0);  // the others wait
+      throw;
+    }
+    agreed = variants.agree_on(made->messages());
+  }
   if (agreed == Agreed::Yes) {
     if (made == nullptr) return;
     announces = true;

@@ -94,8 +94,12 @@ struct Step::Impl {
   /// What the call before has left to this one; see LastTrainStep.
   void finish_work();
   std::string why_no_program(const compiler::CallShape& shape) const;
-  void make_ready(compiler::Variant& variant);
-  void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further);
+  /// `keeps_messages`: as they were recorded, neither joined nor moved.
+  void make_ready(compiler::Variant& variant, bool keeps_messages = false);
+  void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further,
+              bool keeps_messages = false);
+  /// The program of a parallel mode, which sends the same messages on all ranks. Collective.
+  void accept_parallel(compiler::Variant& variant, const Graph& graph);
   void note_capture();
   void drop_gradients(const compiler::Recording& recording) const;
 };

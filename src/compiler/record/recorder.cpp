@@ -223,6 +223,11 @@ void Recorder::number_messages(Node& node) {
   node.bucket_caps = bucket_caps_;
 }
 
+void Recorder::cut() {
+  const std::lock_guard lock(mutex_);
+  cut_();
+}
+
 void Recorder::settle() const {
   for (const auto& name : groups_) comm::await_released(*c10d::resolve_process_group(name));
 }

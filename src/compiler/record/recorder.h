@@ -47,10 +47,7 @@ class Recorder final : public capture::Observer {
     bucket_caps_ = BucketCaps{first, later};
   }
   bool cuts_at_buckets() const override;
-  void cut() override {
-    const std::lock_guard lock(mutex_);
-    cut_();
-  }
+  void cut() override;
   void note_parameters(const std::vector<at::Tensor>& parameters) override;
   void before_run(const void* who, std::function<void()> action) override;
   void at_end(const void* who, std::function<std::string()> objection) override;

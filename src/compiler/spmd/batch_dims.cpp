@@ -308,6 +308,7 @@ class Analysis {
       tied = nullptr;
       const bool is_tied = fits(node, call, row, [&](const Known& known, const Placement& wanted) {
         if (known.parameter >= 0 && wanted.is_shard()) return (tied = &known), true;
+        if (known.parameter >= 0 && wanted.is_partial()) return true;  // a bias beside it
         return known.is(wanted);
       });
       if (is_tied && tied != nullptr) break;

@@ -61,6 +61,25 @@ std::vector<std::vector<int64_t>> gather_lengths(const std::vector<int64_t>& len
   return by_argument;
 }
 
+/// Dtypes and sizes of arguments, with -1 for the batch.
+void require_same_kinds(const std::vector<at::Tensor>& arguments, const std::vector<int>& dims,
+                        const DeviceMesh& mesh) {
+  std::string mine;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].defined()) continue;
+    auto sizes = arguments[i].sizes().vec();
+    if (dims[i] >= 0) sizes[static_cast<size_t>(dims[i])] = -1;
+    mine += c10::str(mine.empty() ? "" : ", ", arguments[i].scalar_type(), c10::IntArrayRef(sizes));
+  }
+  const auto all = gather_bytes(mine, mesh.group());
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    TORCH_CHECK_VALUE(all[rank] == mine,
+                      "DataParallel: expected arguments of the same dtypes and sizes on all ranks, "
+                      "but for the batch (-1), got ",
+                      mine, " on this rank and ", all[rank], " on rank ", rank,
+                      "; pad them to one size");
+}
+
 /// The same samples again and again, as many as all ranks have: a capture looks at sizes.
 at::Tensor enlarged(const at::Tensor& tensor, int64_t dim, int64_t length) {
   auto sizes = tensor.sizes().vec();
@@ -165,6 +184,12 @@ void DataParallel::prepare(ParallelCall& call) const {
   }
   if (options_.semantics == DataParallelSemantics::PerRank) return;
   const auto all = gather_lengths(lengths, call.mesh);
+  std::vector<int> dims;
+  for (size_t i = 0; i < lengths.size(); ++i)
+    dims.push_back(lengths[i] < 0 ? -1
+                                  : static_cast<int>(checked_dim("", call.arguments[i].sizes(),
+                                                                 *batch_dim_of(i))));
+  require_same_kinds(call.arguments, dims, call.mesh);
   call.batch_sizes.assign(lengths.size(), {});
   for (size_t i = 0; i < lengths.size(); ++i) {
     call.captured.push_back(call.arguments[i]);

@@ -155,6 +155,17 @@ bool MemoryAnalysis::overlap(ValueId left, ValueId right) const {
   return left_split == -1 || right_split == -1 || left_split != right_split;
 }
 
+bool MemoryAnalysis::overwrites(const Node& node, const std::vector<ValueId>& values) const {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!writes(node, i)) continue;
+    for (const ValueId written : node.arguments[i].values) {
+      const auto overlaps = [&](ValueId value) { return overlap(value, written); };
+      if (written != kNoValue && std::ranges::any_of(values, overlaps)) return true;
+    }
+  }
+  return false;
+}
+
 std::vector<ValueId> MemoryAnalysis::overlapping(ValueId value) const {
   const int region = region_.at(static_cast<size_t>(value));
   if (region == -1) return {value};

@@ -46,6 +46,8 @@ class MemoryAnalysis {
   bool overlap(ValueId left, ValueId right) const;
   /// Whether two values surely are the same bytes with the same layout.
   bool same_place(ValueId left, ValueId right) const { return place(left) == place(right); }
+  /// Whether the node writes, in place, what may be a byte of one of the values.
+  bool overwrites(const Node& node, const std::vector<ValueId>& values) const;
   /// The values that may overlap this one, itself included.
   std::vector<ValueId> overlapping(ValueId value) const;
   /// The values in the same memory, overlapping or not.

@@ -32,7 +32,7 @@ class Mover {
     std::vector<bool> moves(graph_.nodes.size());
     for (size_t i = launch + 1; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
-      moves[i] = needs_late(node) || writes_over_read(node);
+      moves[i] = needs_late(node) || memory_.overwrites(node, read_);
       if (!moves[i]) continue;
       has_effect_ = has_effect_ || is_launch(node) || must_stay(node);
       mark(node);
@@ -69,17 +69,6 @@ class Mover {
 
   bool needs_late(const Node& node) const {
     return std::ranges::any_of(node.used(), [&](ValueId value) { return is_late(value); });
-  }
-
-  bool writes_over_read(const Node& node) const {
-    for (size_t i = 0; i < node.arguments.size(); ++i) {
-      if (!writes(node, i)) continue;
-      for (const ValueId written : node.arguments[i].values) {
-        const auto overlaps = [&](ValueId value) { return memory_.overlap(value, written); };
-        if (written != kNoValue && std::ranges::any_of(read_, overlaps)) return true;
-      }
-    }
-    return false;
   }
 
   const Graph& graph_;

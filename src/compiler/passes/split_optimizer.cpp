@@ -195,9 +195,9 @@ class EarlyUpdates {
     }
     // What the product reads is still there: neither overwritten in between, nor updated early.
     const auto operands = node(product).used();
-    if (behind > product && overwrites(node_, operands)) return;
+    if (behind > product && memory_.overwrites(node_, operands)) return;
     for (int i = product + 1; i <= behind; ++i) {
-      if (overwrites(node(i), operands)) return;
+      if (memory_.overwrites(node(i), operands)) return;
     }
     ahead_ = std::move(ahead);
     moves_.push_back({place, product, behind});
@@ -212,18 +212,6 @@ class EarlyUpdates {
       }
     }
     return last;
-  }
-
-  bool overwrites(const Node& by, const std::vector<ValueId>& values) const {
-    for (size_t i = 0; i < by.arguments.size(); ++i) {
-      for (const ValueId written : by.arguments[i].values) {
-        if (written != kNoValue && writes(by, i) && std::ranges::any_of(values, [&](ValueId value) {
-              return memory_.overlap(value, written);
-            }))
-          return true;
-      }
-    }
-    return false;
   }
 
   /// Nodes that give the update its numbers, such as counts of steps, come to the beginning if they

@@ -29,19 +29,6 @@ bool is_pair(const Graph& graph, const Node& product, const Node& update) {
   return true;
 }
 
-/// Whether the update writes what the product reads, of which later rows are made.
-bool is_overwritten(const MemoryAnalysis& memory, const Node& product, const Node& update) {
-  const auto read = product.used();
-  for (size_t i = 0; i < update.arguments.size(); ++i) {
-    for (const ValueId written : update.arguments[i].values) {
-      if (written != kNoValue && writes(update, i) &&
-          std::ranges::any_of(read, [&](ValueId value) { return memory.overlap(value, written); }))
-        return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 std::vector<bool> Program::updated_by_rows(const Graph& graph) {
@@ -52,7 +39,8 @@ std::vector<bool> Program::updated_by_rows(const Graph& graph) {
     const Node& update = graph.nodes[i + 1];
     if (!is_pair(graph, product, update)) continue;
     if (!memory) memory.emplace(graph);
-    found[i] = !is_overwritten(*memory, product, update);
+    // Later rows are made of what the product reads.
+    found[i] = !memory->overwrites(update, product.used());
   }
   return found;
 }

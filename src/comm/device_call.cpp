@@ -3,12 +3,14 @@
 #include "base/device_streams.h"
 #include "comm/cuda_devices.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
 #include <chrono>
+#include <mutex>
+#include <unordered_map>
 
 namespace tessera::comm {
 namespace {
@@ -17,6 +19,38 @@ using Clock = std::chrono::steady_clock;
 
 // Some times what a copy of a few KiB takes. See Note [compute engine].
 constexpr std::chrono::microseconds kMoment(30);
+
+/// As many events as calls were ever under way at once. See Note [compute engine].
+class SpareEvents {
+ public:
+  static SpareEvents& get() {
+    static auto& events = *new SpareEvents();  // outlives CUDA, which must not be asked to end them
+    return events;
+  }
+  c10::Event take(c10::Device device) {
+    const std::lock_guard lock(mutex_);
+    auto& spare = by_device_[device];
+    if (spare.empty()) return c10::Event(device.type());
+    auto event = std::move(spare.back());
+    spare.pop_back();
+    return event;
+  }
+  void give(c10::Event event) {
+    if (!event.was_marked_for_recording()) return;  // not made yet
+    const std::lock_guard lock(mutex_);
+    by_device_[event.device()].push_back(std::move(event));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<c10::Device, std::vector<c10::Event>> by_device_;
+};
+
+/// Whether its memory on a CUDA device holds its elements in order, with nothing left to apply.
+bool is_plain_cuda(const at::Tensor& tensor) {
+  return tensor.is_cuda() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor._is_zerotensor();
+}
 
 }  // namespace
 
@@ -31,22 +65,21 @@ std::vector<c10::Device> devices_of(const std::shared_ptr<DeviceCall>& call) {
 }
 
 DeviceCall::DeviceCall(c10::Stream stream)
-    : stream_(stream), ready_(stream.device_type()), mark_(stream.device_type()) {
+    : stream_(stream),
+      ready_(stream.device_type()),
+      mark_(SpareEvents::get().take(stream.device())) {
   follow_caller();
 }
 
 DeviceCall::~DeviceCall() {
   for (const auto& tensor : held_) {
     try {
-      if (!has_ended()) {
-        keep(tensor);
-      } else {
-        mark_.synchronize();  // as in follow_caller()
-      }
+      if (!has_ended()) keep(tensor);
     } catch (const std::exception&) {
       // Its memory was given back already, or CUDA has ended and all memory with it.
     }
   }
+  SpareEvents::get().give(std::move(mark_));
 }
 
 void DeviceCall::follow_caller() {
@@ -59,7 +92,7 @@ void DeviceCall::follow_caller() {
 }
 
 at::Tensor DeviceCall::empty_host(const at::Tensor& like) {
-  return at::empty(like.sizes(), like.options().device(at::kCPU).pinned_memory(true));
+  return at::detail::empty_cpu(like.sizes(), like.scalar_type(), /*pin_memory=*/true);
 }
 
 // A pending minus or conjugation is applied by the device: copies between devices of strided ones
@@ -67,18 +100,22 @@ at::Tensor DeviceCall::empty_host(const at::Tensor& like) {
 at::Tensor DeviceCall::to_host(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(stream_);
-  held_.push_back(tensor);
-  const auto plain = tensor.detach().resolve_conj().resolve_neg();
-  auto copy = empty_host(tensor).copy_(plain, /*non_blocking=*/true);
-  mark_.record(stream_);  // here: later calls put more on the stream
+  auto copy = empty_host(tensor);
+  is_seen_ = false;
+  held_.insert(held_.end(), {tensor, copy});
+  if (is_plain_cuda(tensor))
+    copy_to_pinned(copy, tensor, stream_);
+  else
+    copy.copy_(tensor.detach().resolve_conj().resolve_neg(), /*non_blocking=*/true);
+  mark();  // here: later calls put more on the stream
   return copy;
 }
 
-bool DeviceCall::is_on_host() const { return held_.empty() || is_marked_soon(); }
+bool DeviceCall::is_on_host() const { return held_.empty() || sees_mark_soon(); }
 
 void DeviceCall::await_host() {
   if (held_.empty()) return;
-  mark_.synchronize();
+  await_mark();
   held_.clear();
   is_behind_ = false;
 }
@@ -86,14 +123,12 @@ void DeviceCall::await_host() {
 void DeviceCall::copy_back(const at::Tensor& to, const at::Tensor& from) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(stream_);
+  is_seen_ = false;
   held_.push_back(to);
+  const bool is_alike = to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes();
+  if (is_plain_cuda(to) && is_alike && from.is_cpu() && from.is_contiguous())
+    return held_.push_back(copy_from_host(to, from, stream_));
   const bool is_plain = !to.is_conj() && !to.is_neg();
-  const bool is_alike = to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() &&
-                        to.is_contiguous() && from.is_contiguous();
-  if (is_plain && is_alike && to.is_cuda() && from.is_pinned()) {
-    held_.push_back(from);
-    return copy_by_engine(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes(), stream_);
-  }
   to.detach().copy_(is_plain ? from : from.to(to.device(), /*non_blocking=*/true),
                     /*non_blocking=*/true);
 }
@@ -107,23 +142,40 @@ void DeviceCall::keep(const at::Tensor& tensor) const {
 }
 
 void DeviceCall::end() {
-  mark_.record(stream_);
+  mark();
   is_ended_ = true;
 }
 
-bool DeviceCall::is_marked_soon() const {
+void DeviceCall::mark() {
+  is_seen_ = false;
+  mark_.record(stream_);
+}
+
+bool DeviceCall::sees_mark() const {
+  if (is_seen_) return true;
+  if (!mark_.query()) return false;
+  await_mark();  // as in follow_caller()
+  return true;
+}
+
+bool DeviceCall::sees_mark_soon() const {
   const bool is_near = !held_.empty() && !is_behind_;
   const auto until = Clock::now() + (is_near ? kMoment : std::chrono::microseconds(0));
-  bool is_marked = false;
+  bool is_seen = false;
   do {
-    is_marked = mark_.query();
-  } while (!is_marked && Clock::now() < until);
-  if (is_marked) mark_.synchronize();  // as in follow_caller()
-  return is_marked;
+    is_seen = sees_mark();
+  } while (!is_seen && Clock::now() < until);
+  return is_seen;
+}
+
+void DeviceCall::await_mark() const {
+  if (is_seen_) return;
+  mark_.synchronize();
+  is_seen_ = true;
 }
 
 void DeviceCall::join() const {
-  if (is_marked_soon()) return;  // the host has seen the end: so does all that it issues
+  if (sees_mark_soon()) return;  // the host has seen the end: so does all that it issues
   mark_.block(current_stream(stream_.device()));
 }
 

@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -14,6 +15,10 @@ namespace tessera::comm {
 // its copy engines serve all at once. Events and waits of a stream that computes are work for the
 // compute engine. So none are issued where the host can see that there is nothing to wait for, and
 // the host rather looks for a moment whether a small copy ends.
+//
+// A small message is little more than calls of the driver. So memory is copied without an operator
+// where it is plain, events are used again, and what the host has seen to be over is neither asked
+// for again nor marked for an allocator: pinned memory goes back with no event.
 
 /// What one collective does on a device: on a stream of its own, which waits for what the caller's
 /// stream has under way at the call, and for which the caller's stream waits when it waits for the
@@ -38,7 +43,7 @@ class DeviceCall {
   /// Whether the copies so far are there, or will be in a moment: then after it.
   bool is_on_host() const;
   void await_host();
-  /// Copies to a tensor of the device, from there or from pinned memory.
+  /// Copies to a tensor of the device, from there or from the host.
   void copy_back(const at::Tensor& to, const at::Tensor& from);
 
   /// The tensor's memory is not given to others before the stream is done with it.
@@ -46,20 +51,24 @@ class DeviceCall {
 
   /// What follows on the stream belongs to others.
   void end();
-  bool has_ended() const { return is_ended_ && mark_.query(); }
-  void await_end() const { mark_.synchronize(); }
+  bool has_ended() const { return is_ended_ && sees_mark(); }
+  void await_end() const { await_mark(); }
   /// The current stream of the device waits for the end.
   void join() const;
 
  private:
-  bool is_marked_soon() const;
+  void mark();
+  void await_mark() const;
+  bool sees_mark() const;
+  bool sees_mark_soon() const;
 
   c10::Stream stream_;
   c10::Event ready_;        // on the caller's stream
   c10::Event mark_;         // behind the copies to the host, then behind the end
   bool is_behind_ = false;  // the stream may have to wait for the caller's
   bool is_ended_ = false;
-  std::vector<at::Tensor> held_;  // on the device, by copies that may be under way
+  mutable std::atomic<bool> is_seen_{false};  // the mark, by the host, and nothing was issued since
+  std::vector<at::Tensor> held_;              // by copies that may be under way
 };
 
 /// Of the device, for futures: none without one.

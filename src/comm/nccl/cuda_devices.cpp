@@ -34,26 +34,37 @@ std::vector<std::string> cuda_device_uuids() {
   return uuids;
 }
 
+void copy_to_pinned(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream) {
+  if (from.nbytes() == 0) return;
+  const c10::cuda::CUDAGuard guard(stream.device());
+  C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes(),
+                                 cudaMemcpyDeviceToHost, c10::cuda::CUDAStream(stream).stream()));
+}
+
 // cudaMemcpyAsync puts less than 32 KiB among the stream's commands, from where the compute engine
 // takes them. Rows with gaps between them go by a copy engine: the halves' first halves, then their
 // second ones.
-void copy_by_engine(void* to, const void* from, size_t bytes, const c10::Stream& stream) {
+at::Tensor copy_from_host(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream) {
   constexpr size_t kInline = size_t{32} << 10;
+  const size_t bytes = from.nbytes();
+  if (bytes == 0) return from;
   const c10::cuda::CUDAGuard guard(stream.device());
   const auto queue = c10::cuda::CUDAStream(stream).stream();
   if (bytes >= kInline || bytes < 4 || bytes % 2 != 0) {
-    C10_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue));
-    return;
+    C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), from.const_data_ptr(), bytes,
+                                   cudaMemcpyHostToDevice, queue));
+    return from;
   }
   const size_t half = bytes / 2;
   const size_t width = half / 2;
   const auto copy = [&](size_t offset, size_t columns) {
-    C10_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<char*>(to) + offset, half,
-                                     static_cast<const char*>(from) + offset, half, columns, 2,
-                                     cudaMemcpyHostToDevice, queue));
+    C10_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<char*>(to.mutable_data_ptr()) + offset, half,
+                                     static_cast<const char*>(from.const_data_ptr()) + offset, half,
+                                     columns, /*rows=*/2, cudaMemcpyHostToDevice, queue));
   };
   copy(0, width);
   copy(width, half - width);
+  return from;
 }
 
 }  // namespace tessera::comm

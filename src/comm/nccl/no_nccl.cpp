@@ -8,7 +8,11 @@ namespace tessera::comm {
 
 std::vector<std::string> cuda_device_uuids() { return {}; }
 
-void copy_by_engine(void*, const void*, size_t, const c10::Stream&) {
+void copy_to_pinned(const at::Tensor&, const at::Tensor&, const c10::Stream&) {
+  TORCH_INTERNAL_ASSERT(false, "a CUDA tensor in a build without CUDA");
+}
+
+at::Tensor copy_from_host(const at::Tensor&, const at::Tensor&, const c10::Stream&) {
   TORCH_INTERNAL_ASSERT(false, "a CUDA tensor in a build without CUDA");
 }
 

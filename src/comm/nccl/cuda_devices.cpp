@@ -1,5 +1,6 @@
 #include "comm/cuda_devices.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -8,6 +9,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <cstring>
 
 namespace tessera::comm {
 namespace {
@@ -42,10 +44,11 @@ void copy_to_pinned(const at::Tensor& to, const at::Tensor& from, const c10::Str
 }
 
 // cudaMemcpyAsync puts less than 32 KiB among the stream's commands, from where the compute engine
-// takes them. Rows with gaps between them go by a copy engine: the halves' first halves, then their
-// second ones.
+// takes them. Rows with a gap between them go by a copy engine: so the halves lie apart on the
+// host.
 at::Tensor copy_from_host(const at::Tensor& to, const at::Tensor& from, const c10::Stream& stream) {
   constexpr size_t kInline = size_t{32} << 10;
+  constexpr size_t kGap = 64;
   const size_t bytes = from.nbytes();
   if (bytes == 0) return from;
   const c10::cuda::CUDAGuard guard(stream.device());
@@ -56,15 +59,16 @@ at::Tensor copy_from_host(const at::Tensor& to, const at::Tensor& from, const c1
     return from;
   }
   const size_t half = bytes / 2;
-  const size_t width = half / 2;
-  const auto copy = [&](size_t offset, size_t columns) {
-    C10_CUDA_CHECK(cudaMemcpy2DAsync(static_cast<char*>(to.mutable_data_ptr()) + offset, half,
-                                     static_cast<const char*>(from.const_data_ptr()) + offset, half,
-                                     columns, /*rows=*/2, cudaMemcpyHostToDevice, queue));
-  };
-  copy(0, width);
-  copy(width, half - width);
-  return from;
+  const size_t pitch = half + kGap;
+  const at::Tensor rows = at::detail::empty_cpu({static_cast<int64_t>(pitch + half)}, at::kByte,
+                                                /*pin_memory=*/true);
+  auto* const first = rows.mutable_data_ptr<uint8_t>();
+  const auto* const data = static_cast<const uint8_t*>(from.const_data_ptr());
+  std::memcpy(first, data, half);
+  std::memcpy(first + pitch, data + half, half);
+  C10_CUDA_CHECK(cudaMemcpy2DAsync(to.mutable_data_ptr(), half, first, pitch, half, /*rows=*/2,
+                                   cudaMemcpyHostToDevice, queue));
+  return rows;
 }
 
 }  // namespace tessera::comm

@@ -1,10 +1,7 @@
 // What only GPUs have: streams, memory that is used again at once, and peers that end while a
 // stream waits for them.
-#include "comm/collective_bodies.h"
-#include "support/ranks.h"
-#include "support/tolerance.h"
+#include "comm/cuda_tensors.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
@@ -26,28 +23,8 @@ using ::testing::HasSubstr;
 using testing::run_device;
 using testing::run_on;
 
-at::TensorOptions on(at::ScalarType dtype = at::kFloat) {
-  return at::TensorOptions(run_device()).dtype(dtype);
-}
-
 c10::Stream side_stream() {
   return c10::impl::VirtualGuardImpl(run_device().type()).getStreamFromGlobalPool(run_device());
-}
-
-/// Leaves the current stream with milliseconds of work, so that whoever does not wait for it comes
-/// too early.
-void keep_busy() {
-  auto product = at::full({2048, 2048}, 1e-4, on());
-  for (int i = 0; i < 10; ++i) product = at::mm(product, product);
-}
-
-int64_t sum_of_numbers() { return world_size() * (world_size() + 1) / 2; }  // rank + 1
-
-at::Tensor own_number(int64_t count) { return at::full({count}, rank() + 1, on()); }
-
-void expect_filled(const at::Tensor& tensor, double value, const std::string& label) {
-  expect_bitwise_equal(tensor, at::full(tensor.sizes(), value, tensor.options().device(at::kCPU)),
-                       label);
 }
 
 class StreamsOnCuda : public ::testing::TestWithParam<DeviceCase> {};
@@ -195,79 +172,6 @@ TEST_P(StreamsOnCuda, TensorsOfManyRoundsComeThrough) {
     backend(setting)->_allgather_base(whole, own, {})->wait();
     for (int peer = 0; peer < world_size(); ++peer)
       EXPECT_TRUE(whole[peer].equal(pattern(setting, peer, count))) << "all_gather of " << peer;
-  });
-}
-
-/// Small tensors, which go through pinned memory.
-class StagedOnCuda : public ::testing::TestWithParam<DeviceCase> {};
-INSTANTIATE_TEST_SUITE_P(Every, StagedOnCuda,
-                         ::testing::ValuesIn(testing::cuda_cases({"shm", "gloo"})),
-                         testing::case_name);
-
-TEST_P(StagedOnCuda, TensorsOfAnySizeComeThroughAndNothingBesideThem) {
-  run_on(GetParam(), [] {
-    constexpr int64_t kMargin = 5;
-    // Around the sizes from which on other ways are taken, even and odd.
-    for (const int64_t about : {4, 4 << 10, 32 << 10, 64 << 10}) {
-      for (int64_t count = about - 3; count <= about + 3; ++count) {
-        SCOPED_TRACE(std::to_string(count) + " bytes");
-        const auto memory = at::full({count + 2 * kMargin}, 255, on(at::kByte));
-        Tensors tensors{memory.narrow(0, kMargin, count)};
-        tensors[0].copy_(pattern(rank(), count, at::kByte));
-        default_group()->allreduce(tensors, {.reduceOp = c10d::ReduceOp::MAX})->wait();
-        auto expected = pattern(0, count, at::kByte);
-        for (int peer = 1; peer < world_size(); ++peer)
-          expected = at::maximum(expected, pattern(peer, count, at::kByte));
-        expect_bitwise_equal(tensors[0], expected, "result");
-        expect_filled(memory.narrow(0, 0, kMargin), 255, "before it");
-        expect_filled(memory.narrow(0, kMargin + count, kMargin), 255, "behind it");
-      }
-    }
-  });
-}
-
-TEST_P(StagedOnCuda, StridesAndPendingOperationsAreAppliedBothWays) {
-  run_on(GetParam(), [] {
-    const Setting setting{.backend = "", .ranks = world_size(), .device = run_device()};
-    for (const int64_t count : {1001, 3000}) {
-      const auto sum_into = [&](at::Tensor view) {
-        view.copy_(pattern(setting, rank(), count, view.scalar_type()));
-        Tensors tensors{view};
-        backend(setting)->allreduce(tensors, {})->wait();  // the group's would hand on a copy
-        auto expected = at::zeros({count}, view.scalar_type());
-        for (int peer = 0; peer < world_size(); ++peer)
-          expected += pattern(peer, count, view.scalar_type());
-        EXPECT_TRUE(view.resolve_conj().resolve_neg().cpu().equal(expected)) << view.toString();
-      };
-      const auto memory = at::zeros({count, 2}, on(at::kComplexFloat));
-      sum_into(memory.select(1, 1));
-      sum_into(memory.select(1, 1).conj());
-      sum_into(at::imag(memory.select(1, 1).conj()));  // with a pending minus
-      const auto plain = at::zeros({count}, on(at::kComplexFloat));
-      sum_into(plain);
-      sum_into(plain.conj());
-      EXPECT_TRUE(memory.select(1, 0).eq(0).all().item<bool>()) << "written beside the view";
-    }
-  });
-}
-
-TEST_P(StagedOnCuda, WorksThatNobodyWaitsForKeepTheirMemoryUntilTheyHaveEnded) {
-  if (GetParam().backend == "gloo") GTEST_SKIP() << "a call of gloo does not wait for those before";
-  run_on(GetParam(), [] {
-    constexpr int kCalls = 40;
-    for (int turn = 0; turn < 5; ++turn) {
-      std::vector<Tensors> tensors;
-      for (int i = 0; i < kCalls; ++i) {
-        if (i % 10 == turn) keep_busy();
-        tensors.push_back({at::full({512}, rank() + i, on())});
-        default_group()->allreduce(tensors.back());
-      }
-      Tensors last{own_number(4)};
-      default_group()->allreduce(last)->wait();
-      for (int i = 0; i < kCalls; ++i)
-        expect_filled(tensors[i][0], sum_of_numbers() + world_size() * (i - 1),
-                      "call " + std::to_string(i));
-    }
   });
 }
 

@@ -40,6 +40,7 @@ enum Trait : uint32_t {
   MadeOfSizes = 1U << 25,       // a constant of sizes that are given
   Alike = 1U << 26,             // elementwise, though not tagged so
   Uneven = 1U << 27,            // ranks send tensors of different sizes to each other
+  ForAllocator = 1U << 28,      // says who uses memory, and computes nothing
 };
 }  // namespace trait
 
@@ -131,6 +132,7 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::_scaled_dot_product_flash_attention", trait::GivesSizes},
     {"aten::_scaled_dot_product_fused_attention_overrideable", trait::GivesSizes},
     {"aten::mkldnn_rnn_layer", trait::AsksGradMode},
+    {"aten::record_stream", trait::ForAllocator},
     {"aten::native_batch_norm", trait::WritesStatistics},
     {"aten::_fused_adam_", trait::DividesGradients},
     {"aten::_fused_adamw_", trait::DividesGradients},
@@ -345,6 +347,10 @@ std::optional<Arithmetic> arithmetic_of(const Node& node) {
   if (has(node.op, trait::Subtracts)) return Arithmetic::Subtracts;
   return std::nullopt;
 }
+bool is_for_allocator(const c10::FunctionSchema& schema) {
+  return has(name_of(schema), trait::ForAllocator);
+}
+
 bool asks_grad_mode(const Node& node) { return has(node.op, trait::AsksGradMode); }
 bool overwrites_first(const c10::FunctionSchema& schema) {
   return has(schema.name(), trait::Fills);

@@ -79,6 +79,8 @@ std::optional<Arithmetic> arithmetic_of(const Node& node);
 bool asks_grad_mode(const Node& node);
 /// Whether it writes all of its first argument, whatever that held.
 bool overwrites_first(const c10::FunctionSchema& schema);
+/// Whether it only tells the allocator who uses memory: no part of what is computed.
+bool is_for_allocator(const c10::FunctionSchema& schema);
 /// Whether it gives a tensor other memory.
 bool exchanges_memory(const c10::FunctionSchema& schema);
 /// Whether the numbers that it returns besides tensors are sizes of what it is given.

@@ -153,12 +153,20 @@ int64_t vector_of(const Graph& body, const Lane& lane) {
   return vector;
 }
 
+/// Threads that go on by turns, where blocks end.
+Kernel::Grid grid_of(int64_t turns) {
+  constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 20;
+  return {std::min((turns + kBlock - 1) / kBlock, kMostBlocks), kBlock};
+}
+
 }  // namespace
 
 void write_cuda_kernel(const Graph& body, const std::vector<std::string>& names, Kernel& kernel) {
   const Lane lane = plan_lane(body, 0);
-  kernel.threads = lane.nest.count();
-  kernel.vector = kernel.threads == 0 ? 1 : vector_of(body, lane);
+  const int64_t elements = lane.nest.count();
+  kernel.vector = elements == 0 ? 1 : vector_of(body, lane);
+  kernel.grid = grid_of(elements);
+  kernel.vector_grid = grid_of(elements / kernel.vector);
   kernel.text = CudaLane(body, names, lane, 1).write();
   if (kernel.vector > 1) kernel.text += "\n" + CudaLane(body, names, lane, kernel.vector).write();
 }

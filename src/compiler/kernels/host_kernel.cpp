@@ -5,16 +5,10 @@
 #include <algorithm>
 
 namespace tessera::compiler {
-namespace {
 
-// As many elements as ATen gives to one thread at least.
-constexpr int64_t kGrain = 32768;
-
-constexpr const char* kParameters = "(const Host& host, void* const* tensors) {\n";
-
-/// Names for what a kernel is given: in0, in1 …, out0 ….
-std::string unpacked(const Graph& body, const std::vector<size_t>& inputs) {
-  std::string text;
+std::string host_head(const Graph& body, const std::vector<size_t>& inputs) {
+  std::string text = std::string("extern \"C\" void ") + kKernelName +
+                     "(const Host& host, void* const* tensors) {\n";
   size_t next = 0;
   const auto name = [&](const std::string& type, const std::string& as) {
     text += "  " + type + "* const " + as + " = static_cast<" + type + "*>(tensors[" +
@@ -27,6 +21,8 @@ std::string unpacked(const Graph& body, const std::vector<size_t>& inputs) {
     name(memory_type(body.type(body.outputs[i].value).dtype), "out" + std::to_string(i));
   return text;
 }
+
+namespace {
 
 /// Writes the loops of one lane.
 class HostLane : LaneText {
@@ -121,8 +117,7 @@ class HostLanes {
       name_of_[body_.inputs[inputs[i]].value] = "in" + std::to_string(i);
     for (size_t i = 0; i < body_.outputs.size(); ++i)
       name_of_[body_.outputs[i].value] = "out" + std::to_string(i);
-    std::string text = std::string("extern \"C\" void ") + kKernelName + kParameters;
-    text += unpacked(body_, inputs);
+    std::string text = host_head(body_, inputs);
     for (size_t i = 0; i < lanes; ++i) {
       const Lane lane = plan_lane(body_, i);
       if (!lane.writes.empty() && lane.nest.count() != 0) text += "  " + call(lane) + "\n";
@@ -166,8 +161,8 @@ std::string write_host_kernel(const Graph& body, const std::vector<std::string>&
   const size_t lanes = kernel_lanes(body);
   if (lanes > 1) return HostLanes(body, names).write(inputs, lanes);
   const Lane lane = plan_lane(body, 0);
-  return std::string("extern \"C\" void ") + kKernelName + kParameters + unpacked(body, inputs) +
-         HostLane(body, names, lane, /*is_counted=*/false).loops() + "}\n";
+  return host_head(body, inputs) + HostLane(body, names, lane, /*is_counted=*/false).loops() +
+         "}\n";
 }
 
 }  // namespace tessera::compiler

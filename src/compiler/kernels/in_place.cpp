@@ -3,6 +3,7 @@
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/kernel.h"
+#include "compiler/kernels/row_plan.h"
 
 #include <algorithm>
 
@@ -13,7 +14,7 @@ namespace {
 bool is_read_in_time(const Node& fused, ValueId value, ValueId target) {
   const Graph& body = *fused.body;
   for (const Node& node : body.nodes) {
-    if (is_concatenation(node)) return false;
+    if (is_concatenation(node) || needs_rows(body, node)) return false;
   }
   const size_t lanes = kernel_lanes(body);
   if (lanes == 1) return true;

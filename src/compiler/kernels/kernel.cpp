@@ -2,6 +2,7 @@
 
 #include "compiler/kernels/lane.h"
 #include "compiler/kernels/names.h"
+#include "compiler/kernels/row_plan.h"
 
 #include <set>
 
@@ -39,10 +40,14 @@ Kernel write_kernel(const Graph& body, c10::DeviceType device) {
                 .inputs = kernel_inputs(body),
                 .outputs = body.outputs.size()};
   const auto names = name_values(body);
-  if (device == c10::DeviceType::CPU)
-    kernel.text = write_host_kernel(body, names, kernel.inputs);
+  const bool is_host = device == c10::DeviceType::CPU;
+  const bool is_over_rows = has_rows(body);
+  if (is_host)
+    kernel.text = (is_over_rows ? write_host_rows : write_host_kernel)(body, names, kernel.inputs);
+  else if (is_sum_parts(body.nodes.at(0)))
+    write_cuda_sum_parts(body, kernel);
   else
-    write_cuda_kernel(body, names, kernel);
+    (is_over_rows ? write_cuda_rows : write_cuda_kernel)(body, names, kernel);
   return kernel;
 }
 

@@ -67,22 +67,23 @@ struct CudaKernel {
   c10::Device device;
   void* function;
   void* vector_function;
-  int64_t threads, vector;
+  Kernel::Grid grid, vector_grid;
   size_t tensors;
+  bool takes_list;
 
   void operator()(void* const* given) const {
-    constexpr int64_t kBlock = 256, kMostBlocks = int64_t{1} << 20;
-    if (threads == 0) return;
+    if (grid.blocks == 0) return;
     std::vector<void*> arguments;
     bool is_aligned = vector_function != nullptr;
     for (size_t i = 0; i < tensors; ++i) {
       is_aligned = is_aligned && reinterpret_cast<uintptr_t>(given[i]) % 16 == 0;
       arguments.push_back(const_cast<void**>(&given[i]));
     }
-    const int64_t working = is_aligned ? threads / vector : threads;
-    const auto blocks = std::min((working + kBlock - 1) / kBlock, kMostBlocks);
-    CudaModule::launch(is_aligned ? vector_function : function, static_cast<unsigned>(blocks),
-                       kBlock, current_cuda_stream(device), arguments.data());
+    if (takes_list) arguments = {const_cast<void**>(given)};
+    const auto& taken = is_aligned ? vector_grid : grid;
+    CudaModule::launch(is_aligned ? vector_function : function,
+                       static_cast<unsigned>(taken.blocks), static_cast<unsigned>(taken.threads),
+                       current_cuda_stream(device), arguments.data());
   }
 };
 
@@ -101,9 +102,10 @@ std::optional<std::vector<Launch>> load_cuda(const KernelSources& kernels, size_
                       device,
                       library->function(use->name),
                       kernel.vector > 1 ? library->function(use->name + kVectorSuffix) : nullptr,
-                      kernel.threads,
-                      kernel.vector,
-                      kernel.inputs.size() + kernel.outputs};
+                      kernel.grid,
+                      kernel.vector_grid,
+                      kernel.inputs.size() + kernel.outputs,
+                      kernel.takes_list};
     TORCH_INTERNAL_ASSERT(launch.function != nullptr, "no kernel ", use->name);
     launches[i] = std::move(launch);
   }

@@ -3,6 +3,7 @@
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/expression.h"
 #include "compiler/kernels/names.h"
+#include "compiler/kernels/row_plan.h"
 
 #include <c10/util/Exception.h>
 
@@ -51,8 +52,12 @@ size_t kernel_lanes(const Graph& body) {
 std::vector<ValueId> lane_reads(const Graph& body, size_t lane) {
   std::set<ValueId> wanted;
   for (const Node& node : body.nodes) {
-    if (is_concatenation(node)) {
+    if (is_concatenation(node) || is_sum_parts(node)) {
       wanted.insert(node.arguments.at(0).values.at(lane));
+      continue;
+    }
+    if (needs_rows(body, node)) {
+      wanted.insert(node.arguments.at(0).values.at(0));
       continue;
     }
     const auto rule = pointwise_rule(body, node, lane);

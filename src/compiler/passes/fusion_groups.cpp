@@ -4,9 +4,11 @@
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/row_plan.h"
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
 
 namespace tessera::compiler {
 namespace {
@@ -37,9 +39,26 @@ bool is_flat_cat(const Graph& graph, const Node& node) {
          });
 }
 
+/// Whether a kernel over rows holds the node, which pointwise ones do not.
+bool is_of_rows(const Graph& graph, const Node& node) {
+  if (!needs_rows(graph, node)) return false;
+  const ValueId result = result_of(node, 0), from = node.arguments[0].values[0];
+  return is_kernel_row(graph.type(is_one_hot(node) ? result : from)) &&
+         is_kernel_tensor(graph.type(result)) && is_kernel_tensor(graph.type(from));
+}
+
+/// Whether its kernel is one by itself.
+bool is_apart(const Graph& graph, const Node& node) {
+  constexpr size_t kMostLists = 200;  // addresses that a kernel of a GPU may be given
+  return is_sum_parts(node) && graph.type(result_of(node, 0)).device.is_cuda() &&
+         node.arguments[0].values.size() <= kMostLists;
+}
+
 /// The shapes over which the kernel of a node would loop; none if there can be no kernel.
 std::optional<Shapes> shapes_of(const Graph& graph, const Node& node) {
   if (node.results.size() != 1) return std::nullopt;
+  if (is_apart(graph, node)) return Shapes{};
+  if (is_of_rows(graph, node)) return Shapes{shape_of_rows(graph, node)};
   if (is_concatenation(node)) {
     if (!is_flat_cat(graph, node)) return std::nullopt;
     return Shapes{graph.type(result_of(node, 0)).sizes};
@@ -69,8 +88,15 @@ std::optional<Shapes> shapes_of(const Graph& graph, const Node& node) {
 
 struct Group {
   std::vector<size_t> members;  // ascending; empty: part of another group by now
-  Shapes shapes;
+  Shapes shapes;                // none: a kernel by itself
   c10::Device device;
+  bool has_rows = false;  // see Note [rows]
+
+  /// Whether one number for each row of this group is what the other computes.
+  bool has_rows_of(const Group& other) const {
+    return has_rows && !other.has_rows && shapes.size() == 1 && other.shapes.size() == 1 &&
+           other.shapes[0] == row_shape(shapes[0]);
+  }
 };
 
 class Grouping {
@@ -95,8 +121,10 @@ class Grouping {
       auto shapes = shapes_of(graph_, graph_.nodes[i]);
       if (!shapes) continue;
       group_of_[i] = groups_.size();
-      groups_.push_back(
-          {{i}, std::move(*shapes), graph_.type(graph_.nodes[i].defined().at(0)).device});
+      groups_.push_back({{i},
+                         std::move(*shapes),
+                         graph_.type(graph_.nodes[i].defined().at(0)).device,
+                         needs_rows(graph_, graph_.nodes[i])});
       for (const ValueId value : graph_.nodes[i].used()) {
         const size_t producer = definition_[index(value)];
         if (producer != kNone && group_of_[producer] != kNone) join(group_of_[producer], i);
@@ -128,9 +156,15 @@ class Grouping {
 
   void join(size_t earlier, size_t node) {
     const size_t own = group_of_[node];
-    if (earlier == own || groups_[earlier].shapes != groups_[own].shapes) return;
-    if (groups_[earlier].device != groups_[own].device) return;
-    Group both{groups_[earlier].members, groups_[own].shapes, groups_[own].device};
+    if (earlier == own || groups_[earlier].device != groups_[own].device) return;
+    if (groups_[earlier].shapes.empty() || groups_[own].shapes.empty()) return;
+    const bool is_of_rows = groups_[own].has_rows_of(groups_[earlier]);
+    if (!is_of_rows && !groups_[earlier].has_rows_of(groups_[own]) &&
+        groups_[earlier].shapes != groups_[own].shapes)
+      return;
+    Group both = groups_[earlier];
+    if (is_of_rows) both.shapes = groups_[own].shapes;
+    both.has_rows = both.has_rows || groups_[own].has_rows;
     both.members.insert(both.members.end(), groups_[own].members.begin(),
                         groups_[own].members.end());
     std::sort(both.members.begin(), both.members.end());
@@ -146,6 +180,7 @@ class Grouping {
 
   /// Whether one loop (per lane) can hold the group: an element needs only elements at its place.
   bool is_kernel(const Group& group) const {
+    if (group.has_rows) return is_row_kernel(group);
     const auto cats = std::count_if(group.members.begin(), group.members.end(), [&](size_t member) {
       return is_concatenation(graph_.nodes[member]);
     });
@@ -178,6 +213,42 @@ class Grouping {
       }
     }
     return !flat || graph_.type(result_of(node, lane)).is_contiguous();
+  }
+
+  /// Whether a few passes over each row can hold the group.
+  bool is_row_kernel(const Group& group) const {
+    std::unordered_map<ValueId, size_t> level;  // of members' results: how many passes before
+    std::optional<int64_t> parts;
+    for (const size_t member : group.members) {
+      const Node& node = graph_.nodes[member];
+      if (is_concatenation(node) || is_over_lists(node)) return false;
+      const ValueId result = result_of(node, 0);
+      if (!graph_.type(result).is_contiguous()) return false;
+      size_t own = 0;
+      for (const ValueId value : node.used()) {
+        const auto found = level.find(value);
+        if (found == level.end()) continue;
+        const size_t maker = definition_[index(value)];
+        // Sums of columns are complete when all rows have been, and are of another shape.
+        if (is_column_sums(graph_.nodes[maker])) return false;
+        // Not the other way round: a row's number of one element.
+        const bool is_of_row = graph_.type(result).sizes != group.shapes[0];
+        if (is_of_row && !needs_rows(graph_, node) && graph_.type(value).sizes == group.shapes[0])
+          return false;
+        own = std::max(own, found->second);
+      }
+      if (is_column_sums(node)) {
+        const int64_t asked = node.arguments[1].constant.toInt();
+        if (parts.value_or(asked) != asked) return false;
+        parts = asked;
+      } else if (row_reduction(graph_, node) != nullptr) {
+        ++own;
+      }
+      level[result] = own;
+      constexpr size_t kMostPasses = 5;
+      if (own >= kMostPasses) return false;
+    }
+    return true;
   }
 
   /// The pieces of a concatenation are runs of elements.
@@ -222,7 +293,8 @@ class Grouping {
     });
     if (!used || group.members.size() > 1) return used;
     const Node& node = graph_.nodes[group.members[0]];
-    return is_over_lists(node) || is_launched_division(node);
+    return is_over_lists(node) || is_launched_division(node) || is_column_sums(node) ||
+           is_sum_parts(node);
   }
 
   /// Averages are divided before they are reduced; the kernel is named in the program for it.

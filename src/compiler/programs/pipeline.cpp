@@ -41,7 +41,10 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   for (const auto& name : config.fuse_ddp_passes) add(name);
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
-  if (options.backend == "codegen") add("fuse_pointwise");
+  if (options.backend == "codegen") {
+    add("decompose");
+    add("fuse_pointwise");
+  }
   add("reuse_memory");
   add("update_early");
   check_functions(passes);

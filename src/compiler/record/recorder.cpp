@@ -283,6 +283,7 @@ std::string Recorder::with_place(const CannotRecord& why) const {
 }
 
 void Recorder::before(Call& call) {
+  if (is_for_allocator(call.schema)) return;
   check_operator(call.op, call.stack);
   // The tensor shows its memory otherwise; what it shows then is read as such.
   if (call.op.hasTag(at::Tag::inplace_view)) return;

@@ -3,7 +3,7 @@
 #include "base/call_boxed.h"
 #include "base/text.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/random_state.h"
+#include "compiler/record/trial.h"
 #include "compiler/spmd/batch_dims.h"
 #include "compiler/spmd/builder.h"
 #include "compiler/spmd/move_rows.h"
@@ -74,7 +74,8 @@ Recording DistributedRun::recorded() {
     locals_.push_back(local_of(i));
     names.add(locals_[i], graph_.inputs[i].kind, graph_.inputs[i].name);
   }
-  const auto restore = c10::make_scope_exit([state = random_state()] { set_random_state(state); });
+  const auto restore =
+      c10::make_scope_exit([state = random_state_of(locals_)] { state.restore(); });
   auto recording = record([this] { return run_all(); }, locals_, names, {}, {});
   for (auto& [generator, state] : recording.generators) generator.set_state(state);
   return recording;

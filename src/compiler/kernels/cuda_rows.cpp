@@ -1,0 +1,390 @@
+#include "compiler/kernels/expression.h"
+#include "compiler/kernels/kernel.h"
+#include "compiler/kernels/row_text.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+constexpr int64_t kBlock = 256;
+constexpr int64_t kMostThreads = 1024;
+// Of a row that a thread has, with registers for what is read and added up; twice as many where
+// little is read.
+constexpr int64_t kElements = kMostColumnSums / kMostThreads;
+// Two such blocks or more share a processor, so that one computes while the other waits.
+constexpr int64_t kLongRowThreads = 512;
+
+/// How the threads of a block share rows: `threads` for each, `block / threads` rows at once.
+struct Shares {
+  int64_t vector;    // elements that a thread reads at once
+  int64_t threads;   // of a row
+  int64_t turns;     // of a thread over its row
+  bool keeps_reads;  // in registers, from phase to phase
+
+  int64_t rows() const { return std::max<int64_t>(kBlock / threads, 1); }
+  int64_t block() const { return rows() * threads; }
+};
+
+/// Threads that divide the row better, among those that have no more turns.
+int64_t fitted(int64_t threads, int64_t vector, int64_t columns) {
+  const int64_t turns = (columns + threads * vector - 1) / (threads * vector);
+  const int64_t fewest = (columns + turns * vector - 1) / (turns * vector);
+  return (fewest + 31) / 32 * 32;
+}
+
+/// As few threads as have registers for the row: one warp adds up by shuffles alone, without a
+/// barrier. A row that is too long for any block is read again in each phase.
+Shares share_out(const RowPlan& plan, int64_t vector) {
+  int64_t reads = 0;
+  for (size_t i = 0; i < plan.reads.size(); ++i) reads += plan.is_element_read(i) ? 1 : 0;
+  const int64_t most = plan.parts > 0 || reads > 3 ? kElements : 2 * kElements;
+  Shares shares{.vector = vector, .threads = 32, .turns = 0, .keeps_reads = true};
+  while (plan.columns > shares.threads * most && shares.threads < kMostThreads) shares.threads *= 2;
+  if (plan.columns > shares.threads * most) {
+    shares.keeps_reads = false;
+    shares.threads = kLongRowThreads;
+  } else {
+    shares.threads = fitted(shares.threads, vector, plan.columns);
+  }
+  const int64_t run = shares.threads * vector;
+  shares.turns = (plan.columns + run - 1) / run;
+  return shares;
+}
+
+class CudaRows : RowText {
+ public:
+  CudaRows(const Graph& body, const std::vector<std::string>& names, const RowPlan& plan,
+           const Shares& shares)
+      : RowText(body, names, plan), shares_(shares) {}
+
+  std::string write() {
+    parameters();
+    line("const int thread = threadIdx.x % " + threads() + ";");
+    for (const auto& phase : plan_.phases) shared_memory(phase);
+    columns_begin();
+    rows_begin();
+    row_loads();
+    row_columns();
+    std::vector<bool> is_kept(plan_.reads.size(), false);
+    for (const auto& phase : plan_.phases) {
+      for (const size_t node : phase.of_row) line(statement(node));
+      if (!phase.is_pass()) continue;
+      pass(phase, is_kept);
+      for (const size_t node : phase.reductions) reduce(node);
+    }
+    row_writes();
+    close();
+    columns_end();
+    text_ += "}\n";
+    return std::move(text_);
+  }
+
+ private:
+  std::string column() const override { return "at + v"; }
+  std::string hot_column(size_t node) const override { return "hot" + std::to_string(node); }
+  /// Where one_hot is true, in 32 bits: nowhere, of what is no column.
+  void row_columns() {
+    for (size_t i = 0; i < body_.nodes.size(); ++i) {
+      if (!is_one_hot(body_.nodes[i])) continue;
+      const std::string from = input_of(i);
+      line("const int hot" + std::to_string(i) + " = " + from + " >= 0 && " + from + " < " +
+           std::to_string(plan_.columns) + " ? static_cast<int>(" + from + ") : -1;");
+    }
+  }
+  std::string threads() const { return std::to_string(shares_.threads); }
+  std::string vector() const { return std::to_string(shares_.vector); }
+  bool is_even() const {
+    const int64_t rows = plan_.parts > 0 ? plan_.rows / plan_.parts : plan_.rows;
+    return rows % shares_.rows() == 0;
+  }
+
+  void parameters() {
+    text_ = "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(shares_.block()) +
+            ") " + kKernelName + (shares_.vector == 1 ? "" : kVectorSuffix) + "(";
+    std::string list;
+    for (size_t i = 0; i < plan_.reads.size(); ++i)
+      list += ", const " + memory_type(type_of_read(i).dtype) + "* __restrict__ in" +
+              std::to_string(i);
+    for (size_t i = 0; i < plan_.writes.size(); ++i)
+      list +=
+          ", " + memory_type(type_of_write(i).dtype) + "* __restrict__ out" + std::to_string(i);
+    text_ += list.substr(2) + ") {\n";
+  }
+
+  void shared_memory(const RowPlan::Phase& phase) {
+    if (shares_.threads == 32) return;
+    for (const size_t node : phase.reductions)
+      line("__shared__ " + sum_type(node) + " shared" + std::to_string(node) + "[" +
+           std::to_string(shares_.block() / 32) + "];");
+  }
+
+  void rows_begin() {
+    const std::string at_once = std::to_string(shares_.rows());
+    const std::string rows = std::to_string(plan_.rows);
+    if (plan_.parts > 0) {
+      const std::string part = std::to_string(plan_.rows / plan_.parts);
+      line("const int64_t end = (blockIdx.x + int64_t{1}) * " + part + ";");
+      // Nothing but loads: those of the next rows need not wait for this one.
+      if (plan_.phases.size() == 1 && plan_.phases[0].of_elements.empty()) line("#pragma unroll 4");
+      open("for (int64_t first = blockIdx.x * int64_t{" + part + "}; first < end; first += " +
+           at_once + ") {");
+    } else {
+      line("const int64_t end = " + rows + ";");
+      open("for (int64_t first = blockIdx.x * int64_t{" + at_once +
+           "}; first < end; first += gridDim.x * int64_t{" + at_once + "}) {");
+    }
+    const std::string own = "first + threadIdx.x / " + threads();
+    if (is_even()) {
+      line("const int64_t row = " + own + ";");
+    } else {
+      // All go through the barriers; those without a row compute the last one and drop it.
+      line("const bool is_row = " + own + " < end;");
+      line("const int64_t row = is_row ? " + own + " : end - 1;");
+    }
+    row_counters("int64_t");
+  }
+
+  std::string pack(const ValueType& type) const {
+    return "Pack<" + memory_type(type.dtype) + ", " + vector() + ">";
+  }
+
+  void pass(const RowPlan::Phase& phase, std::vector<bool>& is_kept) {
+    for (const size_t node : phase.reductions)
+      line(sum_type(node) + " r" + std::to_string(node) + " = " + reduction(node).identity + ";");
+    if (shares_.keeps_reads) {
+      for (const size_t read : phase.reads) {
+        if (!is_kept[read])
+          line(pack(type_of_read(read)) + " p" + std::to_string(read) + "[" +
+               std::to_string(shares_.turns) + "];");
+      }
+    }
+    line(shares_.keeps_reads ? "#pragma unroll" : "#pragma unroll 4");
+    open("for (int turn = 0; turn < " + std::to_string(shares_.turns) + "; ++turn) {");
+    line("const int at = (turn * " + threads() + " + thread) * " + vector() + ";");
+    const bool is_cut = plan_.columns % (shares_.threads * shares_.vector) != 0;
+    if (is_cut) open("if (at < " + std::to_string(plan_.columns) + ") {");
+    for (const size_t read : phase.reads) {
+      const std::string number = std::to_string(read);
+      const std::string type = pack(type_of_read(read));
+      const std::string from =
+          "*reinterpret_cast<const " + type + "*>(in" + number + " + " + place(read, "at") + ");";
+      if (!shares_.keeps_reads)
+        line("const " + type + " p" + number + " = " + from);
+      else if (!is_kept[read])
+        line("p" + number + "[turn] = " + from);
+      if (shares_.keeps_reads) is_kept[read] = true;
+    }
+    elements(phase);
+    if (is_cut) close();
+    close();
+  }
+
+  void elements(const RowPlan::Phase& phase) {
+    const std::string turn = shares_.keeps_reads ? "[turn]" : "";
+    for (const size_t write : phase.writes)
+      line(pack(type_of_write(write)) + " q" + std::to_string(write) + ";");
+    line("#pragma unroll");
+    open("for (int v = 0; v < " + vector() + "; ++v) {");
+    for (const size_t read : phase.reads)
+      load(read, "p" + std::to_string(read) + turn + ".at[v]");
+    for (const size_t node : phase.of_elements) line(statement(node));
+    for (const size_t node : phase.reductions) {
+      const std::string sum = "r" + std::to_string(node);
+      line(sum + " = " + reduction(node).combine + "::of(" + sum + ", " + sum_type(node) + "(" +
+           input_of(node) + "));");
+    }
+    for (const size_t node : phase.columns)
+      line(std::string(is_even() ? "" : "if (is_row) ") + "c" + std::to_string(node) + "[turn * " +
+           vector() + " + v] += " + input_of(node) + ";  // tessera.column_sums");
+    for (const size_t write : phase.writes)
+      line("q" + std::to_string(write) + ".at[v] = " +
+           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+    close();
+    for (const size_t write : phase.writes) {
+      const std::string number = std::to_string(write);
+      line(std::string(is_even() ? "" : "if (is_row) ") + "*reinterpret_cast<" +
+           pack(type_of_write(write)) + "*>(out" + number + " + " +
+           place(tensor_of_write(write), "at") + ") = q" + number + ";");
+    }
+  }
+
+  void reduce(size_t node) {
+    const std::string number = std::to_string(node);
+    const std::string combine = reduction(node).combine;
+    const std::string sum = shares_.threads == 32
+                                ? "across_warp<" + combine + ">(r" + number + ")"
+                                : "across_block<" + combine + ", " + threads() + ">(r" + number +
+                                      ", shared" + number + ")";
+    line(reduced(node, sum));
+  }
+
+  void row_writes() {
+    for (const size_t write : plan_.row_writes)
+      line(std::string("if (thread == 0") + (is_even() ? "" : " && is_row") + ") out" +
+           std::to_string(write) + "[" + number_place(tensor_of_write(write)) + "] = " +
+           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+  }
+
+  template <class Function>
+  void for_columns(const Function& function) const {
+    for (const auto& phase : plan_.phases) {
+      for (const size_t node : phase.columns) function(node);
+    }
+  }
+
+  void columns_begin() {
+    for_columns([&](size_t node) {
+      line(sum_type(node) + " c" + std::to_string(node) + "[" +
+           std::to_string(shares_.turns * shares_.vector) + "] = {};");
+    });
+  }
+
+  /// Adds up what the rows of the block have, one group of threads after the other.
+  void columns_end() {
+    for_columns([&](size_t node) {
+      const std::string number = std::to_string(node);
+      const std::string columns = std::to_string(plan_.columns);
+      const std::string out = "out" + std::to_string(write_of(node)) + "[blockIdx.x * int64_t{" +
+                              columns + "} + at + v]";
+      const std::string own = "c" + number + "[turn * " + vector() + " + v]";
+      open("{");
+      if (shares_.rows() > 1) {
+        line("__shared__ " + sum_type(node) + " sums[" + columns + "];");
+        open("for (int group = 0; group < " + std::to_string(shares_.rows()) + "; ++group) {");
+        open("if (threadIdx.x / " + threads() + " == group) {");
+        over_own_columns("sums[at + v] = group == 0 ? " + own + " : sums[at + v] + " + own + ";");
+        close();
+        line("__syncthreads();");
+        close();
+        open("if (threadIdx.x / " + threads() + " == 0) {");
+        over_own_columns(out + " = sums[at + v];");
+        close();
+        line("__syncthreads();");
+      } else {
+        over_own_columns(out + " = " + own + ";");
+      }
+      close();
+    });
+  }
+
+  void over_own_columns(const std::string& statement) {
+    line("#pragma unroll");
+    open("for (int turn = 0; turn < " + std::to_string(shares_.turns) + "; ++turn) {");
+    line("const int at = (turn * " + threads() + " + thread) * " + vector() + ";");
+    line("#pragma unroll");
+    open("for (int v = 0; v < " + vector() + "; ++v) {");
+    line("if (at + v < " + std::to_string(plan_.columns) + ") " + statement);
+    close();
+    close();
+  }
+
+  const Shares shares_;
+};
+
+/// Elements of 16 bytes of the widest dtype, if rows can be cut into runs of that in every tensor.
+int64_t vector_of(const Graph& body, const RowPlan& plan) {
+  int64_t vector = 8;
+  const auto look = [&](ValueId value, size_t tensor) {
+    if (plan.along_row[tensor] == 0) return;
+    if (plan.along_row[tensor] != 1) vector = 1;
+    vector = std::min(vector, 16 / static_cast<int64_t>(c10::elementSize(body.type(value).dtype)));
+    while (plan.columns % vector != 0) vector /= 2;
+    for (const int64_t stride : plan.nest.strides[tensor]) {
+      while (stride % vector != 0) vector /= 2;
+    }
+  };
+  for (size_t i = 0; i < plan.reads.size(); ++i) look(plan.reads[i], i);
+  for (size_t i = 0; i < plan.writes.size(); ++i) look(plan.writes[i], plan.reads.size() + i);
+  return std::max<int64_t>(vector, 1);
+}
+
+Kernel::Grid grid_of(const RowPlan& plan, const Shares& shares) {
+  constexpr int64_t kMostBlocks = int64_t{1} << 30;
+  const int64_t blocks = (plan.rows + shares.rows() - 1) / shares.rows();
+  return {plan.parts > 0 ? plan.parts : std::min(blocks, kMostBlocks), shares.block()};
+}
+
+}  // namespace
+
+namespace {
+
+/// 32 columns by 8 threads each, which go through parts by turns.
+constexpr const char* kSumPartsText = R"(
+struct @_tensors {
+  void* at[2 * LISTS];
+};
+extern "C" __global__ void __launch_bounds__(256) @(const @_tensors tensors) {
+  int list = 0;
+  for (int step = 256; step > 0; step /= 2) {
+    if (list + step < LISTS && @_first[list + step] <= blockIdx.x) list += step;
+  }
+  const int columns = @_columns[list], parts = @_parts[list];
+  const TYPE* const in = static_cast<const TYPE*>(tensors.at[list]);
+  TYPE* const out = static_cast<TYPE*>(tensors.at[LISTS + list]);
+  const int lane = threadIdx.x % 32, turn = threadIdx.x / 32;
+  const int column = (blockIdx.x - @_first[list]) * 32 + lane;
+  TYPE sum = 0;
+  if (column < columns) {
+#pragma unroll 8
+    for (int part = turn; part < parts; part += 8) sum += in[int64_t{columns} * part + column];
+  }
+  __shared__ TYPE sums[8][32];
+  sums[turn][lane] = sum;
+  __syncthreads();
+  if (turn != 0 || column >= columns) return;
+  for (int i = 1; i < 8; ++i) sum += sums[i][lane];
+  out[column] = sum;  // tessera.sum_parts
+}
+)";
+
+std::string constant_text(const char* name, const std::vector<int64_t>& numbers) {
+  std::string text = c10::str("__constant__ int ", kKernelName, "_", name, "[] = {");
+  for (size_t i = 0; i < numbers.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(numbers[i]);
+  return text + "};\n";
+}
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+}
+
+}  // namespace
+
+void write_cuda_sum_parts(const Graph& body, Kernel& kernel) {
+  std::vector<int64_t> first, columns, parts;
+  int64_t blocks = 0;
+  for (const size_t input : kernel.inputs) {
+    const ValueType& type = body.type(body.inputs[input].value);
+    first.push_back(blocks);
+    parts.push_back(type.sizes[0]);
+    columns.push_back(type.sizes[1]);
+    blocks += (type.sizes[1] + 31) / 32;
+  }
+  kernel.grid = {blocks, 256};
+  kernel.takes_list = true;
+  kernel.text = constant_text("first", first) + constant_text("columns", columns) +
+                constant_text("parts", parts);
+  std::string function = kSumPartsText;
+  replace_all(function, "@", std::string(1, kKernelName));
+  replace_all(function, "LISTS", std::to_string(first.size()));
+  replace_all(function, "TYPE", memory_type(body.type(body.outputs.at(0).value).dtype));
+  kernel.text += function;
+}
+
+void write_cuda_rows(const Graph& body, const std::vector<std::string>& names, Kernel& kernel) {
+  const RowPlan plan = plan_rows(body);
+  kernel.vector = vector_of(body, plan);
+  const Shares shares = share_out(plan, 1);
+  kernel.grid = grid_of(plan, shares);
+  kernel.text = CudaRows(body, names, plan, shares).write();
+  if (kernel.vector == 1) return;
+  const Shares by_vector = share_out(plan, kernel.vector);
+  kernel.vector_grid = grid_of(plan, by_vector);
+  kernel.text += "\n" + CudaRows(body, names, plan, by_vector).write();
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,622 @@
+#include "compiler/ir/memory.h"
+#include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
+#include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/row_plan.h"
+#include "compiler/passes/passes.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tessera::compiler {
+namespace {
+
+// Note [decompositions]
+// Norms, softmax and the losses over it become what they are made of, pointwise operators and
+// reductions of rows and columns, where kernels of ours hold these: then residual additions, casts
+// and biases' gradients join them, and what lies between is never in memory. 16 bits are computed
+// in float throughout. What backward needs again and one subtraction makes, log-probabilities of
+// what was given, is computed again.
+
+/// How many parts of rows are added up apart from each other: as many as a GPU has at once. 0: none
+/// that divide them evenly.
+int64_t parts_of(int64_t rows) {
+  constexpr int64_t kMost = 528, kFewest = 32, kRows = 4;
+  for (int64_t parts = std::min(kMost, rows / kRows); parts >= kFewest; --parts) {
+    if (rows % parts == 0) return parts;
+  }
+  return 0;
+}
+
+at::ScalarType sum_dtype(at::ScalarType dtype) {
+  return dtype == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+class Decomposer {
+ public:
+  explicit Decomposer(Graph& graph)
+      : graph_(graph), memory_(graph), made_by_(graph.value_count(), nullptr) {}
+
+  void run() {
+    const auto old = std::move(graph_.nodes);
+    for (const Node& node : old) {
+      for (const ValueId value : node.defined()) made_by_.at(index(value)) = &node;
+    }
+    for (const Node& original : old) {
+      Node node = original;
+      replace_uses(node, replacements_);
+      module_ = node.module;
+      if (uses_late(node) && is_view(node) && !is_wait(node)) {
+        add_late(std::move(node));
+        continue;
+      }
+      if (uses_late(node) || node.op == kNextIteration) flush();
+      if (!decompose(node)) nodes_.push_back(std::move(node));
+    }
+    flush();
+    graph_.nodes = std::move(nodes_);
+    replace_uses(graph_, replacements_);
+    if (!replacements_.empty()) remove_dead_code(graph_);
+  }
+
+ private:
+  using Rule = bool (Decomposer::*)(const Node&);
+  static size_t index(ValueId value) { return static_cast<size_t>(value); }
+
+  bool decompose(const Node& node) {
+    static const std::unordered_map<std::string, Rule> rules = {
+        {"aten::native_layer_norm", &Decomposer::layer_norm},
+        {"aten::native_layer_norm_backward", &Decomposer::layer_norm_backward},
+        {"aten::_fused_rms_norm", &Decomposer::rms_norm},
+        {"aten::_fused_rms_norm_backward", &Decomposer::rms_norm_backward},
+        {"aten::_softmax", &Decomposer::softmax},
+        {"aten::_softmax_backward_data", &Decomposer::softmax_backward},
+        {"aten::_log_softmax", &Decomposer::log_softmax},
+        {"aten::_log_softmax_backward_data", &Decomposer::log_softmax_backward},
+        {"aten::nll_loss_forward", &Decomposer::nll_loss},
+        {"aten::nll_loss_backward", &Decomposer::nll_loss_backward},
+        {"aten::sum.dim_IntList", &Decomposer::sum},
+        {"aten::mm.dtype", &Decomposer::product_with_ones},
+    };
+    const auto rule = rules.find(node.op);
+    return rule != rules.end() && (this->*rule->second)(node);
+  }
+
+  // What nodes say.
+
+  static ValueId value_at(const Node& node, size_t argument) {
+    const Argument& given = node.arguments.at(argument);
+    return given.kind == Argument::Kind::Value ? given.values.at(0) : kNoValue;
+  }
+  static ValueId result_at(const Node& node, size_t result) {
+    return result < node.results.size() ? node.results[result].values.at(0) : kNoValue;
+  }
+  const ValueType& type(ValueId value) const { return graph_.type(value); }
+
+  /// Whether somebody writes over it, so that it must not be read later.
+  bool is_consumed(ValueId value) const {
+    return consumed_.contains(value) || (index(value) < values_ && memory_.is_consumed(value));
+  }
+
+  /// Whether kernels go over the rows of this value.
+  bool has_rows(ValueId value) const {
+    return value != kNoValue && is_kernel_row(type(value)) && type(value).is_contiguous() &&
+           c10::isFloatingType(type(value).dtype);
+  }
+  bool is_last_dim(ValueId value, const c10::IValue& dim) const {
+    const auto rank = static_cast<int64_t>(type(value).sizes.size());
+    return dim.toInt() == -1 || dim.toInt() == rank - 1;
+  }
+  /// Whether the norm is over the last dimension alone.
+  static bool is_norm_of_row(const c10::IValue& normalized_shape) {
+    return normalized_shape.toIntVector().size() == 1;
+  }
+
+  // What they become.
+
+  ValueId add_value(at::ScalarType dtype, std::vector<int64_t> sizes) {
+    const std::vector<int64_t> ones(sizes.size(), 1);
+    ValueType result{
+        .dtype = dtype, .device = device_, .sizes = std::move(sizes), .strides = ones};
+    for (size_t i = result.sizes.size(); i-- > 1;)
+      result.strides[i - 1] = result.strides[i] * std::max<int64_t>(result.sizes[i], 1);
+    made_by_.push_back(nullptr);
+    return graph_.add_value(std::move(result));
+  }
+
+  ValueId emit(const char* op, std::vector<Argument> arguments, at::ScalarType dtype,
+               std::vector<int64_t> sizes) {
+    const ValueId value = add_value(dtype, std::move(sizes));
+    add(op, std::move(arguments), {Argument::of(value)}, /*is_late=*/false);
+    return value;
+  }
+  /// Not before it is needed: see Note [late].
+  ValueId emit_late(const char* op, std::vector<Argument> arguments, at::ScalarType dtype,
+                    std::vector<int64_t> sizes) {
+    const ValueId value = emit(op, std::move(arguments), dtype, std::move(sizes));
+    if (late_values_.contains(value)) return value;
+    Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    add_late(std::move(node));
+    return value;
+  }
+  void add(const char* op, std::vector<Argument> arguments, std::vector<Argument> results,
+           bool is_late) {
+    auto node = make_node(op, std::move(arguments), std::move(results));
+    node.module = module_;
+    is_late || uses_late(node) ? add_late(std::move(node)) : nodes_.push_back(std::move(node));
+  }
+
+  // Note [late]
+  // A kernel stands where the last of its operators stood, so nothing that is no part of it may use
+  // its results before. Sums of parts of columns, and a loss of all rows, need not come before
+  // somebody else asks for them: they wait, so that more operators join the kernel.
+
+  bool uses_late(const Node& node) const {
+    for (const ValueId value : node.used()) {
+      if (late_values_.contains(value)) return true;
+    }
+    return false;
+  }
+  void add_late(Node node) {
+    for (const ValueId value : node.defined()) late_values_.insert(value);
+    late_.push_back(std::move(node));
+  }
+  /// Moves the node that was added last to where what it reads is made: nothing that uses that value
+  /// stands between the two then.
+  void move_behind(ValueId value) {
+    if (late_values_.contains(value)) return;
+    for (size_t i = nodes_.size() - 1; i-- > 0;) {
+      const auto defined = nodes_[i].defined();
+      if (std::find(defined.begin(), defined.end(), value) == defined.end()) continue;
+      std::rotate(nodes_.begin() + static_cast<long>(i) + 1, nodes_.end() - 1, nodes_.end());
+      return;
+    }
+  }
+
+  void flush() {
+    std::map<std::pair<at::ScalarType, std::string>, std::vector<Sums>> by_type;
+    for (const Sums& sums : late_sums_)
+      by_type[{type(sums.result).dtype, type(sums.result).device.str()}].push_back(sums);
+    late_sums_.clear();
+    constexpr size_t kMost = 128;
+    for (const auto& [key, all] : by_type) {
+      for (size_t begin = 0; begin < all.size(); begin += kMost) {
+        std::vector<ValueId> parts, results;
+        for (size_t i = begin; i < std::min(begin + kMost, all.size()); ++i) {
+          parts.push_back(all[i].parts);
+          results.push_back(all[i].result);
+        }
+        nodes_.push_back(make_node(kSumParts, {Argument::of(parts)}, {Argument::of(results)}));
+      }
+    }
+    nodes_.insert(nodes_.end(), std::make_move_iterator(late_.begin()),
+                  std::make_move_iterator(late_.end()));
+    late_.clear();
+    late_values_.clear();
+  }
+  static Argument of(ValueId value) { return Argument::of(value); }
+  template <class Constant>
+  static Argument of(const Constant& constant) {
+    return Argument::of(c10::IValue(constant));
+  }
+
+  /// Of `left`'s dtype and sizes.
+  ValueId binary(const char* op, ValueId left, Argument right) {
+    const ValueType result = type(left);
+    return emit(op, {of(left), std::move(right)}, result.dtype, result.sizes);
+  }
+  ValueId add(ValueId a, ValueId b) { return binary("aten::add.Tensor", a, of(b)); }
+  ValueId sub(ValueId a, ValueId b) { return binary("aten::sub.Tensor", a, of(b)); }
+  ValueId mul(ValueId a, ValueId b) { return binary("aten::mul.Tensor", a, of(b)); }
+  ValueId unary(const char* op, ValueId value) {
+    const ValueType result = type(value);
+    return emit(op, {of(value)}, result.dtype, result.sizes);
+  }
+  ValueId reduce(const char* op, ValueId value) {
+    const ValueType from = type(value);
+    return emit(op, {of(value), of(std::vector<int64_t>{-1}), of(true)}, from.dtype,
+                row_shape(from.sizes));
+  }
+  ValueId mean(ValueId value) { return reduce("aten::mean.dim", value); }
+  ValueId row_sum(ValueId value) { return reduce("aten::sum.dim_IntList", value); }
+
+  ValueId cast(ValueId value, at::ScalarType dtype) {
+    if (type(value).dtype == dtype) return value;
+    return emit("aten::_to_copy", {of(value), of(static_cast<int64_t>(dtype))}, dtype,
+                type(value).sizes);
+  }
+  /// As kernels compute it. What was widened before is widened again, from fewer bytes.
+  ValueId wide(ValueId value) {
+    const auto dtype = sum_dtype(type(value).dtype);
+    const Node* maker = index(value) < made_by_.size() ? made_by_[index(value)] : nullptr;
+    if (maker != nullptr && maker->op == "aten::_to_copy") {
+      const ValueId from = resolve(replacements_, value_at(*maker, 0));
+      if (has_rows(from) && is_half(type(from).dtype) && type(from).sizes == type(value).sizes &&
+          type(value).dtype == dtype && !is_consumed(from))
+        return cast(from, dtype);
+    }
+    return cast(value, dtype);
+  }
+
+  /// From here on `result` is `value`.
+  void become(ValueId result, ValueId value) {
+    if (result == kNoValue) return;
+    value = cast(value, type(result).dtype);
+    graph_.type(value).placement = type(result).placement;
+    if (is_consumed(result)) consumed_.insert(value);
+    replacements_[result] = value;
+  }
+
+  /// Whether the results are as what becomes of them is.
+  bool are_plain(const Node& node) const {
+    for (const ValueId value : node.defined()) {
+      if (!type(value).is_contiguous()) return false;
+    }
+    return true;
+  }
+
+  bool layer_norm(const Node& node) {
+    const ValueId input = value_at(node, 0), weight = value_at(node, 2), bias = value_at(node, 3);
+    if (!has_rows(input) || !is_norm_of_row(node.arguments[1].constant) || !are_plain(node))
+      return false;
+    if (type(result_at(node, 1)).sizes != row_shape(type(input).sizes)) return false;
+    device_ = type(input).device;
+    const ValueId x = wide(input);
+    const ValueId average = mean(x);
+    const ValueId centred = sub(x, average);
+    const ValueId variance = mean(mul(centred, centred));
+    const ValueId rstd =
+        unary("aten::rsqrt", binary("aten::add.Scalar", variance, node.arguments[4]));
+    ValueId y = mul(centred, rstd);
+    if (weight != kNoValue) y = mul(y, weight);
+    if (bias != kNoValue) y = add(y, bias);
+    become(result_at(node, 0), y);
+    become(result_at(node, 1), average);
+    become(result_at(node, 2), rstd);
+    return true;
+  }
+
+  bool layer_norm_backward(const Node& node) {
+    const ValueId gradient = value_at(node, 0), input = value_at(node, 1);
+    const ValueId average = value_at(node, 3), rstd = value_at(node, 4);
+    const ValueId weight = value_at(node, 5);
+    if (!has_rows(input) || !has_rows(gradient) || !are_plain(node)) return false;
+    if (!is_norm_of_row(node.arguments[2].constant)) return false;
+    device_ = type(input).device;
+    const ValueId g = wide(gradient);
+    const ValueId normed = mul(sub(wide(input), average), rstd);
+    const ValueId weighted = weight == kNoValue ? g : mul(g, weight);
+    if (result_at(node, 0) != kNoValue) {
+      const ValueId along = mul(normed, mean(mul(weighted, normed)));
+      become(result_at(node, 0), mul(sub(sub(weighted, mean(weighted)), along), rstd));
+    }
+    if (result_at(node, 1) != kNoValue) become(result_at(node, 1), column_sum(mul(g, normed)));
+    if (result_at(node, 2) != kNoValue) become(result_at(node, 2), column_sum(g));
+    return true;
+  }
+
+  bool rms_norm(const Node& node) {
+    const ValueId input = value_at(node, 0), weight = value_at(node, 2);
+    if (!has_rows(input) || !is_norm_of_row(node.arguments[1].constant) || !are_plain(node))
+      return false;
+    if (type(result_at(node, 1)).sizes != row_shape(type(input).sizes)) return false;
+    device_ = type(input).device;
+    const auto& given = node.arguments[3].constant;
+    const double eps = given.isNone() ? epsilon(type(input).dtype) : given.toDouble();
+    const ValueId x = wide(input);
+    const ValueId squares = mean(mul(x, x));
+    const ValueId rstd = unary("aten::rsqrt", binary("aten::add.Scalar", squares, of(eps)));
+    ValueId y = mul(x, rstd);
+    if (weight != kNoValue) y = mul(y, weight);
+    become(result_at(node, 0), y);
+    become(result_at(node, 1), rstd);
+    return true;
+  }
+
+  static double epsilon(at::ScalarType dtype) {
+    return dtype == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                : std::numeric_limits<float>::epsilon();
+  }
+
+  bool rms_norm_backward(const Node& node) {
+    const ValueId gradient = value_at(node, 0), input = value_at(node, 1);
+    const ValueId rstd = value_at(node, 3), weight = value_at(node, 4);
+    if (!has_rows(input) || !has_rows(gradient) || !are_plain(node)) return false;
+    if (!is_norm_of_row(node.arguments[2].constant)) return false;
+    device_ = type(input).device;
+    const ValueId g = wide(gradient);
+    const ValueId normed = mul(wide(input), rstd);
+    const ValueId weighted = weight == kNoValue ? g : mul(g, weight);
+    if (result_at(node, 0) != kNoValue) {
+      const ValueId along = mul(normed, mean(mul(weighted, normed)));
+      become(result_at(node, 0), mul(sub(weighted, along), rstd));
+    }
+    if (result_at(node, 1) != kNoValue) become(result_at(node, 1), column_sum(mul(g, normed)));
+    return true;
+  }
+
+  bool softmax(const Node& node) {
+    const ValueId input = value_at(node, 0);
+    if (!has_rows(input) || !is_last_dim(input, node.arguments[1].constant) || !are_plain(node))
+      return false;
+    device_ = type(input).device;
+    const ValueId x = wide(input);
+    const ValueId powers = unary("aten::exp", sub(x, reduce("aten::amax", x)));
+    become(result_at(node, 0), binary("aten::div.Tensor", powers, of(row_sum(powers))));
+    return true;
+  }
+
+  bool softmax_backward(const Node& node) {
+    const ValueId gradient = value_at(node, 0), output = value_at(node, 1);
+    if (!has_rows(output) || !has_rows(gradient) || !are_plain(node) ||
+        !is_last_dim(output, node.arguments[2].constant))
+      return false;
+    device_ = type(output).device;
+    const ValueId g = wide(gradient), y = wide(output);
+    become(result_at(node, 0), mul(sub(g, row_sum(mul(g, y))), y));
+    return true;
+  }
+
+  /// What log-probabilities are the difference of.
+  struct LogSoftmax {
+    ValueId input;       // as it was given
+    ValueId normaliser;  // per row
+  };
+
+  bool log_softmax(const Node& node) {
+    const ValueId input = value_at(node, 0);
+    if (!has_rows(input) || !is_last_dim(input, node.arguments[1].constant) || !are_plain(node))
+      return false;
+    device_ = type(input).device;
+    const ValueId x = wide(input);
+    const ValueId largest = reduce("aten::amax", x);
+    const ValueId sums = row_sum(unary("aten::exp", sub(x, largest)));
+    const ValueId normaliser = add(unary("aten::log", sums), largest);
+    become(result_at(node, 0), sub(x, normaliser));
+    if (!is_consumed(input))
+      log_softmax_[replacements_.at(result_at(node, 0))] = {input, normaliser};
+    return true;
+  }
+
+  /// Log-probabilities, computed again if that is possible.
+  ValueId log_probabilities(ValueId output) {
+    const auto found = log_softmax_.find(output);
+    if (found == log_softmax_.end()) return wide(output);
+    return sub(wide(found->second.input), found->second.normaliser);
+  }
+
+  bool log_softmax_backward(const Node& node) {
+    const ValueId gradient = value_at(node, 0), output = value_at(node, 1);
+    if (!has_rows(output) || !has_rows(gradient) || !are_plain(node) ||
+        !is_last_dim(output, node.arguments[2].constant))
+      return false;
+    device_ = type(output).device;
+    const ValueId g = wide(gradient);
+    const ValueId probabilities = unary("aten::exp", log_probabilities(output));
+    const auto known = row_sums_.find(gradient);
+    const ValueId sum = known == row_sums_.end() ? row_sum(g) : known->second;
+    become(result_at(node, 0), sub(g, mul(probabilities, sum)));
+    return true;
+  }
+
+  /// Targets as a column, which of them count, and where in a row they are.
+  struct Targets {
+    ValueId column, counted, hit;
+  };
+
+  bool takes_targets(const Node& node, ValueId input, ValueId target, ValueId weight) const {
+    return has_rows(input) && type(input).sizes.size() == 2 && target != kNoValue &&
+           weight == kNoValue && type(target).sizes.size() == 1 && type(target).is_contiguous() &&
+           type(target).dtype == at::kLong && type(target).sizes[0] == type(input).sizes[0] &&
+           type(input).sizes[1] <= std::numeric_limits<int32_t>::max() && are_plain(node);
+  }
+
+  Targets find_targets(ValueId input, ValueId target, const Argument& ignored) {
+    const int64_t rows = type(input).sizes[0], classes = type(input).sizes[1];
+    device_ = type(input).device;
+    const ValueId column =
+        emit("aten::unsqueeze", {of(target), of(int64_t{-1})}, at::kLong, {rows, 1});
+    const ValueId counted =
+        emit("aten::ne.Scalar", {of(column), ignored}, at::kBool, {rows, 1});
+    const ValueId hit =
+        emit(kOneHot, {of(column), of(classes)}, at::kBool, {rows, classes});
+    return {column, counted, hit};
+  }
+
+  ValueId where(ValueId condition, ValueId value, std::vector<int64_t> sizes) {
+    return emit("aten::where.ScalarOther", {of(condition), of(value), of(0.0)}, type(value).dtype,
+                std::move(sizes));
+  }
+
+  ValueId total(ValueId value) {
+    return emit_late("aten::sum", {of(value)}, type(value).dtype, {});
+  }
+
+  /// Whether a target is a class, or ignored.
+  ValueId find_fine(const Targets& targets, int64_t classes) {
+    const auto shape = type(targets.column).sizes;
+    const auto emit_flags = [&](const char* op, ValueId a, Argument b) {
+      return emit(op, {of(a), std::move(b)}, at::kBool, shape);
+    };
+    const ValueId is_low = emit_flags("aten::ge.Scalar", targets.column, of(int64_t{0}));
+    const ValueId is_high = emit_flags("aten::lt.Scalar", targets.column, of(classes));
+    const ValueId is_class = emit_flags("aten::logical_and", is_low, of(is_high));
+    const ValueId is_ignored = unary("aten::logical_not", targets.counted);
+    return emit_flags("aten::logical_or", is_class, of(is_ignored));
+  }
+
+  /// As ATen's kernel, which stops at a target that is no class.
+  void check_all(ValueId fine, int64_t classes) {
+    const ValueId all = emit_late("aten::all", {of(fine)}, at::kBool, {});
+    add("aten::_assert_async.msg",
+        {of(all), of(c10::str("cross entropy: expected targets of at least 0 and less than ",
+                              classes, ", the number of classes, or ignore_index"))},
+        {}, /*is_late=*/true);
+  }
+
+  bool nll_loss(const Node& node) {
+    const ValueId input = value_at(node, 0), target = value_at(node, 1);
+    if (!takes_targets(node, input, target, value_at(node, 2))) return false;
+    const int64_t reduction = node.arguments[3].constant.toInt();
+    const int64_t rows = type(input).sizes[0];
+    const auto sizes = type(input).sizes;
+    const Targets targets = find_targets(input, target, node.arguments[4]);
+    const ValueId fine = find_fine(targets, sizes[1]);
+    const auto known = log_softmax_.find(input);
+    // Before the log-probabilities are there: one pass fewer over the row.
+    const bool is_known = known != log_softmax_.end();
+    const ValueId x = wide(is_known ? known->second.input : input);
+    ValueId chosen = row_sum(where(targets.hit, x, sizes));
+    if (is_known) chosen = sub(chosen, known->second.normaliser);
+    const ValueId losses =
+        where(targets.counted, unary("aten::neg", chosen), type(chosen).sizes);
+    const ValueId count = total(cast(targets.counted, type(x).dtype));
+    check_all(fine, sizes[1]);
+    ValueId loss = kNoValue;
+    if (reduction == 0) {
+      loss = emit("aten::view", {of(losses), of(std::vector<int64_t>{rows})}, type(x).dtype, {rows});
+    } else {
+      loss = total(losses);
+      if (reduction == 1) loss = binary("aten::div.Tensor", loss, of(count));
+    }
+    become(result_at(node, 0), loss);
+    become(result_at(node, 1), count);
+    return true;
+  }
+
+  bool nll_loss_backward(const Node& node) {
+    const ValueId gradient = value_at(node, 0), input = value_at(node, 1);
+    const ValueId target = value_at(node, 2);
+    if (!takes_targets(node, input, target, value_at(node, 3))) return false;
+    const int64_t reduction = node.arguments[4].constant.toInt();
+    const int64_t rows = type(input).sizes[0];
+    const auto dtype = sum_dtype(type(input).dtype);
+    const auto sizes = type(input).sizes;
+    if (reduction == 0 && !type(gradient).is_contiguous()) return false;
+    const Targets targets = find_targets(input, target, node.arguments[5]);
+    ValueId scale = cast(gradient, dtype);
+    if (reduction == 0)
+      scale = emit("aten::view", {of(scale), of(std::vector<int64_t>{rows, 1})}, dtype, {rows, 1});
+    if (reduction == 1)
+      scale = binary("aten::div.Tensor", scale, of(cast(value_at(node, 6), dtype)));
+    const ValueId of_row = where(targets.counted, unary("aten::neg", scale), {rows, 1});
+    become(result_at(node, 0), where(targets.hit, of_row, sizes));
+    row_sums_[replacements_.at(result_at(node, 0))] = of_row;
+    return true;
+  }
+
+  /// Through views that put leading dimensions together.
+  ValueId before_views(ValueId value) const {
+    for (;;) {
+      const Node* maker = index(value) < made_by_.size() ? made_by_[index(value)] : nullptr;
+      if (maker == nullptr || !views_from_start(*maker)) return value;
+      const ValueId from = resolve(replacements_, value_at(*maker, 0));
+      if (from == kNoValue || !type(from).is_contiguous() || !type(value).is_contiguous() ||
+          type(from).sizes.empty() || type(value).sizes.empty() ||
+          type(from).sizes.back() != type(value).sizes.back() ||
+          type(from).numel() != type(value).numel() || is_consumed(from))
+        return value;
+      value = from;
+    }
+  }
+
+  bool has_columns(ValueId value) const {
+    return has_rows(value) &&
+           type(value).sizes.back() <= kMostColumnSums &&
+           parts_of(type(value).numel() / type(value).sizes.back()) > 0;
+  }
+
+  /// Over all dimensions but the last, as one dimension.
+  ValueId column_sum(ValueId value) {
+    const int64_t columns = type(value).sizes.back();
+    const auto dtype = sum_dtype(type(value).dtype);
+    if (!has_columns(value)) {
+      std::vector<int64_t> leading(type(value).sizes.size() - 1);
+      for (size_t i = 0; i < leading.size(); ++i) leading[i] = static_cast<int64_t>(i);
+      if (leading.empty()) return value;
+      return emit("aten::sum.dim_IntList",
+                  {of(value), of(leading), of(false), of(static_cast<int64_t>(dtype))}, dtype,
+                  {columns});
+    }
+    const int64_t parts = parts_of(type(value).numel() / columns);
+    const ValueId sums = emit(kColumnSums, {of(value), of(parts)}, dtype, {parts, columns});
+    move_behind(value);
+    const ValueId result = add_value(dtype, {columns});
+    late_values_.insert(result);
+    late_sums_.push_back({sums, result});
+    return result;
+  }
+
+  /// `result`, of one dimension or with ones before it, is the sum over rows of `value`.
+  bool become_column_sum(ValueId result, ValueId value) {
+    value = before_views(value);
+    if (result == kNoValue || !has_columns(value) || !type(result).is_contiguous()) return false;
+    if (type(result).numel() != type(value).sizes.back()) return false;
+    device_ = type(value).device;
+    ValueId sum = cast(column_sum(value), type(result).dtype);
+    if (type(result).sizes != type(sum).sizes)
+      sum = emit("aten::view", {of(sum), of(type(result).sizes)}, type(sum).dtype,
+                 type(result).sizes);
+    become(result, sum);
+    return true;
+  }
+
+  bool sum(const Node& node) {
+    const ValueId input = value_at(node, 0);
+    if (input == kNoValue || !node.arguments[1].constant.isIntList()) return false;
+    const auto dims = node.arguments[1].constant.toIntVector();
+    const auto& from = type(input);
+    if (from.sizes.size() < 2 || dims.size() + 1 != from.sizes.size()) return false;
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (dims[i] != static_cast<int64_t>(i)) return false;
+    }
+    // Doubles of floats are added as doubles.
+    if (type(result_at(node, 0)).dtype == at::kDouble && from.dtype != at::kDouble) return false;
+    return become_column_sum(result_at(node, 0), input);
+  }
+
+  /// A row of ones times a matrix: its columns' sums.
+  bool product_with_ones(const Node& node) {
+    const ValueId left = value_at(node, 0);
+    if (type(left).sizes.at(0) != 1) return false;
+    const Node* maker = made_by_.at(index(left));
+    while (maker != nullptr && is_view(*maker) && value_at(*maker, 0) != kNoValue)
+      maker = made_by_.at(index(value_at(*maker, 0)));
+    if (maker == nullptr || !is_ones(*maker)) return false;
+    return become_column_sum(result_at(node, 0), value_at(node, 1));
+  }
+
+  bool is_ones(const Node& node) const {
+    const auto rule = pointwise_rule(graph_, node);
+    return rule && rule->expression == "1";
+  }
+
+  Graph& graph_;
+  const MemoryAnalysis memory_;  // of the graph as it was
+  const size_t values_ = graph_.value_count();
+  std::unordered_set<ValueId> consumed_;  // of those that came later
+  std::vector<const Node*> made_by_;  // by value of the graph as it was
+  std::vector<Node> nodes_;
+  struct Sums {
+    ValueId parts, result;
+  };
+  std::vector<Node> late_;
+  std::vector<Sums> late_sums_;  // before them
+  std::unordered_set<ValueId> late_values_;
+  Replacements replacements_;
+  std::unordered_map<ValueId, LogSoftmax> log_softmax_;  // by log-probabilities
+  std::unordered_map<ValueId, ValueId> row_sums_;        // that are known, by value
+  c10::Device device_ = at::kCPU;                        // of what is emitted
+  std::string module_;
+};
+
+}  // namespace
+
+void decompose(Graph& graph) { Decomposer(graph).run(); }
+
+}  // namespace tessera::compiler

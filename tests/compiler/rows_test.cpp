@@ -1,0 +1,234 @@
+// Kernels over rows: what norms, softmax, losses and biases' gradients are made of.
+#include <tessera/compile.h>
+
+#include "compiler/kernels/nvrtc.h"
+#include "compiler/kernels/row_plan.h"
+#include "kernel_runs.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+namespace tessera::compiler {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+struct Shape {
+  int64_t rows, columns;
+};
+
+// Rows of one warp and of a block, rows that no vector divides, parts of columns, a vocabulary.
+const Shape kShapes[] = {{64, 32},    {96, 768},  {1056, 100}, {1024, 33},
+                         {2048, 384}, {66, 1152}, {64, 4100},  {65, 50304}};
+
+using Function = Tensor (*)(const std::vector<Tensor>&);
+
+struct Case {
+  const char* name;
+  Function function;  // of x and a residual [rows, columns], a weight and a bias [columns]
+  int64_t most_columns = int64_t{1} << 20;
+};
+
+Tensor as_targets(const std::vector<Tensor>& given) {
+  const int64_t rows = given[0].size(0), classes = given[0].size(1);
+  return (torch::arange(rows, torch::device(given[0].device()).dtype(torch::kLong)) * 7) % classes;
+}
+
+Tensor low(const Tensor& tensor) {
+  return tensor.scalar_type() == torch::kDouble ? tensor : tensor.to(torch::kBFloat16);
+}
+
+const Case kCases[] = {
+    {"LayerNorm",
+     [](const std::vector<Tensor>& given) {
+       const int64_t columns = given[0].size(1);
+       const auto stream = given[0] + given[1];
+       const auto y = torch::layer_norm(stream, {columns}, given[2], given[3]);
+       return (y * y.detach().sin()).sum() + stream.square().sum();
+     }},
+    {"LayerNormWithoutWeights",
+     [](const std::vector<Tensor>& given) {
+       const auto y = torch::layer_norm(given[0], {given[0].size(1)});
+       return (y * given[1]).sum() + given[2].sum() + given[3].sum();
+     }},
+    {"LayerNormOfThreeDims",
+     [](const std::vector<Tensor>& given) {
+       const int64_t columns = given[0].size(1);
+       const auto x = given[0].narrow(0, 0, 64).view({4, 16, columns}) * 2;
+       const auto y = torch::layer_norm(x, {columns}, given[2], given[3]);
+       return (y * given[1].narrow(0, 0, 64).view({4, 16, columns})).sum();
+     }},
+    {"RmsNorm",
+     [](const std::vector<Tensor>& given) {
+       const auto y = torch::rms_norm(given[0] + given[1], {given[0].size(1)}, given[2], 1e-6);
+       return (y * y.detach().cos()).sum() + given[3].sum();
+     }},
+    {"Softmax",
+     [](const std::vector<Tensor>& given) {
+       return ((given[0] * given[2] + given[3]).softmax(1) * given[1]).sum();
+     }},
+    {"LogSoftmax",
+     [](const std::vector<Tensor>& given) {
+       return ((given[0] * given[2] + given[3]).log_softmax(-1) * given[1]).sum();
+     }},
+    {"CrossEntropy",
+     [](const std::vector<Tensor>& given) {
+       return F::cross_entropy(given[0] * given[2] + given[3], as_targets(given)) +
+              given[1].sum();
+     }},
+    {"CrossEntropyIgnoring",
+     [](const std::vector<Tensor>& given) {
+       auto targets = as_targets(given);
+       targets = torch::where(targets % 3 == 0, torch::full_like(targets, 5), targets);
+       return F::cross_entropy(given[0] * given[2] + given[3], targets,
+                               F::CrossEntropyFuncOptions().ignore_index(5)) +
+              given[1].sum();
+     }},
+    {"CrossEntropyBySums",
+     [](const std::vector<Tensor>& given) {
+       return F::cross_entropy(given[0] + given[1], as_targets(given),
+                               F::CrossEntropyFuncOptions().reduction(torch::kSum)) +
+              (given[2] * given[3]).sum();
+     }},
+    {"CrossEntropyOfEach",
+     [](const std::vector<Tensor>& given) {
+       const auto each = F::cross_entropy(given[0] + given[1], as_targets(given),
+                                          F::CrossEntropyFuncOptions().reduction(torch::kNone));
+       return each.square().sum() + (given[2] * given[3]).sum();
+     }},
+    {"Biases",
+     [](const std::vector<Tensor>& given) {
+       const auto y = torch::gelu(given[0] * given[2] + given[3]) * given[1];
+       return (y * y.detach()).sum();
+     }},
+    {"Low",
+     [](const std::vector<Tensor>& given) {
+       const auto stream = low(given[0]) + low(given[1]);
+       const auto y = torch::layer_norm(stream.to(given[0].scalar_type()), {given[0].size(1)},
+                                        given[2], given[3]);
+       return (low(y).to(given[0].scalar_type()) * given[1].detach()).sum();
+     }},
+};
+
+class Rows : public ::testing::TestWithParam<std::tuple<Case, torch::DeviceType, at::ScalarType>> {
+ protected:
+  torch::Device device() const { return std::get<1>(GetParam()); }
+  void SetUp() override {
+    if (device().is_cuda() && !torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+    setenv("TESSERA_CACHE", folder_.path().c_str(), 1);
+  }
+  void TearDown() override { unsetenv("TESSERA_CACHE"); }
+
+  testing::TemporaryFolder folder_;
+};
+
+/// A step that leaves gradients of all that it is given.
+Tensor step_of(Function function, const std::vector<Tensor>& given) {
+  for (const auto& tensor : given) tensor.mutable_grad() = Tensor();
+  const auto loss = function(given);
+  loss.backward();
+  return loss.detach();
+}
+
+std::vector<Tensor> leaves(const Shape& shape, const torch::TensorOptions& options) {
+  torch::manual_seed(shape.rows + shape.columns);
+  std::vector<Tensor> given = {
+      torch::randn({shape.rows, shape.columns}, options),
+      torch::randn({shape.rows, shape.columns}, options),
+      torch::randn({shape.columns}, options),
+      torch::randn({shape.columns}, options),
+  };
+  for (auto& tensor : given) tensor.requires_grad_();
+  return given;
+}
+
+TEST_P(Rows, ComputeWhatOperatorsCompute) {
+  const auto [each, kind, dtype] = GetParam();
+  const bool is_low = std::string(each.name) == "Low";
+  const double tolerance = dtype == torch::kDouble ? 1e-11 : is_low ? 0.02 : 2e-4;
+  const RowsOnHost on_host;
+  for (const Shape& shape : kShapes) {
+    const auto given = leaves(shape, torch::dtype(dtype).device(kind));
+    std::vector<Tensor> twins;
+    for (const auto& tensor : given) twins.push_back(tensor.detach().clone().requires_grad_());
+    const auto function = each.function;
+    auto step = compile([&] { return step_of(function, given); },
+                        {.fullgraph = true});
+    for (int i = 0; i < 3; ++i) {
+      const auto wanted = step_of(function, twins);
+      const auto got = step();
+      const std::string where = c10::str(each.name, " ", shape.rows, " x ", shape.columns);
+      EXPECT_TRUE(torch::allclose(got, wanted, tolerance, tolerance))
+          << where << " " << got.item<double>() << " " << wanted.item<double>();
+      for (size_t k = 0; k < given.size(); ++k) {
+        const auto scale = twins[k].grad().abs().max().item<double>();
+        EXPECT_TRUE(torch::allclose(given[k].grad(), twins[k].grad(), tolerance,
+                                    tolerance * std::max(scale, 1e-3)))
+            << where << " gradient " << k << " of call " << i << ": "
+            << (given[k].grad() - twins[k].grad()).abs().max().item<double>();
+      }
+    }
+    // Few rows are not added up in parts.
+    if (std::string(each.name) != "Biases" || shape.rows >= 1024) {
+      EXPECT_THAT(generated_code(step),
+                  ::testing::AnyOf(HasSubstr("across"), HasSubstr("column_sums")))
+          << each.name << " " << shape.rows << " x " << shape.columns;
+    }
+  }
+}
+
+/// The graph after a pass, from a folder of dumps.
+Graph dumped(const std::filesystem::path& folder, const std::string& pass) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (!entry.path().filename().string().ends_with("-" + pass + ".txt")) continue;
+    std::ifstream file(entry.path());
+    return Graph::parse({std::istreambuf_iterator<char>(file), {}});
+  }
+  ADD_FAILURE() << "no graph after " << pass;
+  return {};
+}
+
+/// What a host has captured, as if it were a GPU's: NVRTC needs none.
+TEST_P(Rows, CompileForGpus) {
+  const auto [each, kind, dtype] = GetParam();
+  if (kind == torch::kCUDA) GTEST_SKIP() << "compiled by what runs there";
+  std::string why;
+  const auto* nvrtc = Nvrtc::find(&why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  const RowsOnHost on_host;
+  for (const Shape& shape : kShapes) {
+    const auto given = leaves(shape, torch::dtype(dtype));
+    const auto function = each.function;
+    const testing::TemporaryFolder dumps;
+    auto step = compile([&] { return step_of(function, given); },
+                        {.fullgraph = true, .dump_folder = dumps.path()});
+    for (int i = 0; i < 3; ++i) step();
+    Graph graph = dumped(dumps.path(), "decompose");
+    for (size_t i = 0; i < graph.value_count(); ++i)
+      graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
+    fuse_pointwise(graph);
+    const auto text = write_kernels(graph).text();
+    EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why))
+        << each.name << " " << shape.rows << " x " << shape.columns << ": " << why << text;
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<Rows::ParamType>& info) {
+  const auto& [each, kind, dtype] = info.param;
+  return c10::str(each.name, kind == torch::kCPU ? "" : "OnCuda",
+                  dtype == torch::kDouble ? "Double" : "Float");
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, Rows,
+                         ::testing::Combine(::testing::ValuesIn(kCases),
+                                            ::testing::Values(torch::kCPU, torch::kCUDA),
+                                            ::testing::Values(torch::kFloat, torch::kDouble)),
+                         name_of);
+
+}  // namespace
+}  // namespace tessera::compiler

@@ -24,8 +24,9 @@ RMSNormImpl::RMSNormImpl(RMSNormOptions options) : options(std::move(options)) {
 }
 
 void RMSNormImpl::reset() {
-  weight = register_parameter(
-      "weight", options.elementwise_affine ? at::empty(options.normalized_shape) : at::Tensor());
+  weight = options.elementwise_affine
+               ? register_parameter("weight", at::empty(options.normalized_shape))
+               : register_parameter("weight", at::Tensor(), /*requires_grad=*/false);
   reset_parameters();
 }
 
@@ -35,7 +36,8 @@ void RMSNormImpl::reset_parameters() {
 }
 
 at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
-  return at::rms_norm(input, options.normalized_shape, weight, options.eps);
+  return at::rms_norm(input, options.normalized_shape,
+                      weight.defined() ? std::optional(weight) : std::nullopt, options.eps);
 }
 
 void RMSNormImpl::pretty_print(std::ostream& stream) const {
@@ -154,9 +156,9 @@ void GroupedQueryAttentionImpl::reset() {
   o_proj = project("o_proj", options.heads * dim, options.d_model, /*has_bias=*/false);
   if (!options.rotary_base) return;
   rotary_emb = register_module(
-      "rotary_emb", RotaryEmbedding(RotaryEmbeddingOptions{.head_dim = dim,
-                                                           .base = *options.rotary_base,
-                                                           .max_position = options.max_position}));
+      "rotary_emb",
+      RotaryEmbedding(RotaryEmbeddingOptions{
+          .head_dim = dim, .base = *options.rotary_base, .max_position = options.max_position}));
 }
 
 at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Tensor& cos,

@@ -1,6 +1,8 @@
 // Cross entropy of a linear head by blocks of rows. See Note [head in blocks].
 #include <tessera/nn/linear_cross_entropy.h>
 
+#include "nn/class_shard.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
@@ -9,6 +11,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/nll_loss.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -28,6 +31,8 @@ namespace {
 // fp16 gradients that small would vanish, and backward's number has the loss scale in it.
 // Reduction::None has a number per row, which the sum over rows in the weight's gradient needs
 // first: its backward goes through the blocks a second time.
+// Where the classes are sharded over ranks, the maximum of each row, then its sum and the logit of
+// its target, which one rank has, are reduced over them; all else is the same on a rank's classes.
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -36,20 +41,20 @@ constexpr const char* kName = "linear_cross_entropy";
 // DTensor's, which is above this folder.
 constexpr auto kDistributed = c10::DispatchKey::PrivateUse3;
 
-bool is_low_precision(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16;
-}
+bool is_low_precision(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 at::ScalarType accumulable(at::ScalarType dtype) {
   return is_low_precision(dtype) ? at::kFloat : dtype;
 }
 
 /// What is computed, but for its tensors.
-struct Plan {
+struct Plan : torch::CustomClassHolder {
   at::ScalarType dtype;  // of the products
   int64_t ignore_index;
   int64_t reduction;
   int64_t chunk_rows;
+  std::optional<detail::ClassShard> shard;
 };
+using PlanPtr = c10::intrusive_ptr<Plan>;
 
 /// Which gradients are asked for, and what they are.
 struct Gradients {
@@ -71,14 +76,14 @@ void add_product(at::Tensor& sum, const at::Tensor& gradient, const at::Tensor& 
 
 class Blocks {
  public:
-  Blocks(const Plan& plan, const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
+  Blocks(PlanPtr plan, const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
          const at::Tensor& target)
-      : plan_(plan),
+      : plan_(std::move(plan)),
         rows_(rows),
-        weight_(weight.to(plan.dtype)),
-        bias_(bias.defined() ? bias.to(plan.dtype) : at::Tensor()),
+        weight_(weight.to(plan_->dtype)),
+        bias_(bias.defined() ? bias.to(plan_->dtype) : at::Tensor()),
         target_(target),
-        counts_(target != plan.ignore_index) {}
+        counts_(target != plan_->ignore_index) {}
 
   const at::Tensor& counts() const { return counts_; }
 
@@ -86,7 +91,7 @@ class Blocks {
   /// `scale`: a number per row, undefined for 1.
   at::Tensor run(Gradients& gradients, const at::Tensor& scale = {}) const {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto dtype = accumulable(plan_.dtype);
+    const auto dtype = accumulable(plan_->dtype);
     const auto options = rows_.options().dtype(dtype);
     auto factors = counts_.to(dtype);
     if (scale.defined()) factors = factors * scale;
@@ -95,8 +100,8 @@ class Blocks {
 
     std::vector<at::Tensor> losses, inputs;
     const auto count = rows_.size(0);
-    for (int64_t first = 0; first < count; first += plan_.chunk_rows) {
-      const auto length = std::min(plan_.chunk_rows, count - first);
+    for (int64_t first = 0; first < count; first += plan_->chunk_rows) {
+      const auto length = std::min(plan_->chunk_rows, count - first);
       losses.push_back(run_block(first, length, factors, gradients));
       if (gradients.of_input) inputs.push_back(std::move(gradients.input));
     }
@@ -111,29 +116,56 @@ class Blocks {
     return blocks.size() == 1 ? blocks.front() : at::cat(blocks);
   }
 
+  /// Values of each row that go into its loss: [rows, 1].
+  struct Parts {
+    at::Tensor sum;     // of the exponentials of all classes
+    at::Tensor missed;  // minus the target's logit, which is relative to the largest; 0: ignored
+    at::Tensor place;   // of the target among this rank's classes
+    at::Tensor is_own;  // the target is there and counts
+  };
+
   at::Tensor run_block(int64_t first, int64_t length, const at::Tensor& factors,
                        Gradients& gradients) const {
     const auto rows = rows_.narrow(0, first, length);
-    const auto target = target_.narrow(0, first, length);
-    const auto counts = counts_.narrow(0, first, length);
+    const auto target = target_.narrow(0, first, length).unsqueeze(1);
+    const auto counts = counts_.narrow(0, first, length).unsqueeze(1);
 
     auto logits = at::linear(rows, weight_, bias_);  // [rows, classes]
-    const auto largest = logits.amax(1, /*keepdim=*/true).to(factors.scalar_type());
-    auto values = is_low_precision(plan_.dtype) ? logits - largest : logits.sub_(largest);
-    // Checks the targets, too, as cross_entropy does: on the CPU by an error, on a GPU there.
-    const auto missed = at::nll_loss(values, target, {}, at::Reduction::None, plan_.ignore_index);
-    values.exp_();
-    const auto sums = values.sum(1, /*keepdim=*/true);
-    const auto losses = at::where(counts, sums.squeeze(1).log(), 0.0) + missed;
+    auto largest = logits.amax(1, /*keepdim=*/true).to(factors.scalar_type());
+    if (plan_->shard) largest = plan_->shard->largest(largest);
+    auto values = is_low_precision(plan_->dtype) ? logits - largest : logits.sub_(largest);
+    const auto parts =
+        plan_->shard ? shard_parts(values, target, counts) : all_parts(values, target, counts);
+    const auto losses = (at::where(counts, parts.sum.log(), 0.0) + parts.missed).squeeze(1);
     if (!gradients.any()) return losses;
 
-    const auto places = at::where(counts, target, 0).unsqueeze(1);
-    values.scatter_add_(1, places, sums.neg());
-    const auto scales = factors.narrow(0, first, length).unsqueeze(1) / sums;
+    values.scatter_add_(1, parts.place, at::where(parts.is_own, -parts.sum, 0.0));
+    const auto scales = factors.narrow(0, first, length).unsqueeze(1) / parts.sum;
     // In the memory of the logits.
     at::mul_out(logits, values, scales);
     add_gradients(logits, rows, gradients);
     return losses;
+  }
+
+  /// Leaves exponentials in `values`.
+  Parts all_parts(at::Tensor& values, const at::Tensor& target, const at::Tensor& counts) const {
+    // Checks the targets, too, as cross_entropy does: on the CPU by an error, on a GPU there.
+    const auto missed =
+        at::nll_loss(values, target.squeeze(1), {}, at::Reduction::None, plan_->ignore_index);
+    values.exp_();
+    return {.sum = values.sum(1, /*keepdim=*/true),
+            .missed = missed.unsqueeze(1),
+            .place = at::where(counts, target, 0),
+            .is_own = counts};
+  }
+  Parts shard_parts(at::Tensor& values, const at::Tensor& target, const at::Tensor& counts) const {
+    const auto local = target - plan_->shard->first;
+    const auto is_own = counts & (local >= 0) & (local < values.size(1));
+    const auto place = at::where(is_own, local, 0);
+    const auto missed = at::where(is_own, -values.gather(1, place), 0.0);
+    values.exp_();
+    const auto both = plan_->shard->sum(at::stack({values.sum(1, /*keepdim=*/true), missed}));
+    return {.sum = both[0], .missed = both[1], .place = place, .is_own = is_own};
   }
 
   void add_gradients(const at::Tensor& gradient, const at::Tensor& rows,
@@ -144,7 +176,7 @@ class Blocks {
       gradients.bias.add_(gradient.sum({0}, /*keepdim=*/false, gradients.bias.scalar_type()));
   }
 
-  Plan plan_;
+  PlanPtr plan_;
   at::Tensor rows_, weight_, bias_, target_;
   at::Tensor counts_;  // which targets are not ignored
 };
@@ -160,7 +192,7 @@ class ReducedLoss : public torch::autograd::Function<ReducedLoss> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const at::Tensor& target, const Plan& plan, Gradients gradients) {
+                            const at::Tensor& target, const PlanPtr& plan, Gradients gradients) {
     const Blocks blocks(plan, rows, weight, bias.value_or(at::Tensor()), target);
     const auto loss = blocks.run(gradients).sum();
     const auto count = blocks.counts().sum();
@@ -168,7 +200,7 @@ class ReducedLoss : public torch::autograd::Function<ReducedLoss> {
     // gradient may be beyond fp16.
     if (gradients.of_weight && weight.scalar_type() == at::kBFloat16)
       gradients.weight = gradients.weight.to(at::kBFloat16);
-    const bool is_mean = plan.reduction == at::Reduction::Mean;
+    const bool is_mean = plan->reduction == at::Reduction::Mean;
     context->saved_data["is_mean"] = is_mean;
     context->save_for_backward({gradients.input, gradients.weight, gradients.bias, count});
     return is_mean ? loss / count : loss;
@@ -193,11 +225,10 @@ class LossPerRow : public torch::autograd::Function<LossPerRow> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
                             const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const at::Tensor& target, const Plan& plan,
+                            const at::Tensor& target, const PlanPtr& plan,
                             const Gradients& gradients) {
     context->save_for_backward({rows, weight, bias.value_or(at::Tensor()), target});
-    context->saved_data["plan"] =
-        std::vector<int64_t>{static_cast<int64_t>(plan.dtype), plan.ignore_index, plan.chunk_rows};
+    context->saved_data["plan"] = c10::IValue::make_capsule(plan);
     context->saved_data["gradients"] =
         std::vector<bool>{gradients.of_input, gradients.of_weight, gradients.of_bias};
     Gradients none;
@@ -207,14 +238,11 @@ class LossPerRow : public torch::autograd::Function<LossPerRow> {
   static variable_list backward(AutogradContext* context, const variable_list& upstream) {
     check_once_differentiable();
     const auto saved = context->get_saved_variables();
-    const auto plan = context->saved_data["plan"].toIntVector();
+    const auto plan =
+        c10::static_intrusive_pointer_cast<Plan>(context->saved_data["plan"].toCapsule());
     const auto asked = context->saved_data["gradients"].toBoolList();
     Gradients gradients{.of_input = asked[0], .of_weight = asked[1], .of_bias = asked[2]};
-    const Blocks blocks({.dtype = static_cast<at::ScalarType>(plan[0]),
-                         .ignore_index = plan[1],
-                         .reduction = at::Reduction::None,
-                         .chunk_rows = plan[2]},
-                        saved[0], saved[1], saved[2], saved[3]);
+    const Blocks blocks(plan, saved[0], saved[1], saved[2], saved[3]);
     blocks.run(gradients, upstream[0]);
     return {gradients.input, gradients.weight, gradients.bias, {}, {}, {}};
   }
@@ -228,12 +256,6 @@ bool is_autocast(const at::Tensor& input, const at::Tensor& weight) {
 
 void check_arguments(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
                      const LinearCrossEntropyOptions& options) {
-  for (const auto* tensor : {&input, &weight, &target, &options.bias}) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !tensor->defined() || !tensor->key_set().has(kDistributed), kName,
-        ": expected plain tensors, got a DTensor; for a head that is sharded over the classes use "
-        "cross_entropy under loss_parallel, for one that is replicated its to_local()");
-  }
   TORCH_CHECK_TYPE(input.is_floating_point(), kName, ": expected a floating point input, got ",
                    input.scalar_type());
   TORCH_CHECK_TYPE(target.scalar_type() == at::kLong, kName,
@@ -263,33 +285,57 @@ int64_t rows_of_block(int64_t rows, int64_t classes) {
   return std::max({(rows + kBlocks - 1) / kBlocks, kElements / classes, int64_t{1}});
 }
 
-}  // namespace
-
-at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
-                                const at::Tensor& target,
-                                const LinearCrossEntropyOptions& options) {
+at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
+                   const LinearCrossEntropyOptions& options,
+                   std::optional<detail::ClassShard> shard) {
   check_arguments(input, weight, target, options);
   const auto& bias = options.bias;
   const auto dtype = is_autocast(input, weight)
                          ? at::autocast::get_autocast_dtype(input.device().type())
                          : input.scalar_type();
   const auto rows = input.to(dtype).reshape({target.numel(), input.size(-1)});
-  const auto targets = target.reshape({-1});
-  const Plan plan{
-      .dtype = dtype,
-      .ignore_index = options.ignore_index,
-      .reduction = options.reduction,
-      .chunk_rows = options.chunk_rows.value_or(rows_of_block(rows.size(0), weight.size(0)))};
+  const auto plan = c10::make_intrusive<Plan>();
+  plan->dtype = dtype;
+  plan->ignore_index = options.ignore_index;
+  plan->reduction = options.reduction;
+  plan->chunk_rows = options.chunk_rows.value_or(rows_of_block(rows.size(0), weight.size(0)));
+  plan->shard = std::move(shard);
+
   const bool is_recorded = at::GradMode::is_enabled();
   const Gradients gradients{.of_input = is_recorded && rows.requires_grad(),
                             .of_weight = is_recorded && weight.requires_grad(),
                             .of_bias = is_recorded && bias.defined() && bias.requires_grad()};
   const auto given_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  const auto targets = target.reshape({-1});
   if (options.reduction == at::Reduction::None) {
     return LossPerRow::apply(rows, weight, given_bias, targets, plan, gradients)
         .reshape(target.sizes());
   }
   return ReducedLoss::apply(rows, weight, given_bias, targets, plan, gradients);
+}
+
+constinit decltype(&linear_cross_entropy) distributed = nullptr;
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
+                                const at::Tensor& target,
+                                const LinearCrossEntropyOptions& options) {
+  for (const auto* tensor : {&input, &weight, &target, &options.bias})
+    if (tensor->defined() && tensor->key_set().has(kDistributed))
+      return distributed(input, weight, target, options);
+  return compute(input, weight, target, options, std::nullopt);
+}
+
+at::Tensor detail::linear_cross_entropy_of_shard(const at::Tensor& input, const at::Tensor& weight,
+                                                 const at::Tensor& target,
+                                                 const LinearCrossEntropyOptions& options,
+                                                 ClassShard shard) {
+  return compute(input, weight, target, options, std::move(shard));
+}
+
+void detail::set_distributed_linear_cross_entropy(decltype(&linear_cross_entropy) function) {
+  distributed = function;
 }
 
 }  // namespace tessera::nn

@@ -1,5 +1,6 @@
 // RMSNorm, rotary embeddings, grouped-query attention and SwiGLU against their formulas.
 #include <tessera/autocast.h>
+#include <tessera/fully_shard.h>
 #include <tessera/nn.h>
 #include <tessera/nn/decoder_layers.h>
 #include <tessera/state_dict.h>
@@ -139,12 +140,11 @@ TEST_P(DecoderLayers, RotaryTakesPositions) {
       const auto x = drawn({2, 3, 16, 8}, 1, at::kFloat);
       const auto all = rotary->rotate(x);
       const auto some = at::tensor({3, 0, 11}, at::kLong).to(run_device());
-      expect_bitwise_equal(rotary->rotate(x.index_select(2, some), some),
-                           all.index_select(2, some), "one list of positions");
+      expect_bitwise_equal(rotary->rotate(x.index_select(2, some), some), all.index_select(2, some),
+                           "one list of positions");
       const auto rows = at::tensor({3, 0, 11, 5, 5, 1}, at::kLong).view({2, 3}).to(run_device());
-      const auto got =
-          rotary->rotate(at::stack({x[0].index_select(1, rows[0]), x[1].index_select(1, rows[1])}),
-                         rows);
+      const auto got = rotary->rotate(
+          at::stack({x[0].index_select(1, rows[0]), x[1].index_select(1, rows[1])}), rows);
       for (int64_t i = 0; i < 2; ++i)
         expect_bitwise_equal(got[i], all[i].index_select(1, rows[i]), "a list for each sample");
     }
@@ -156,9 +156,14 @@ TEST_P(DecoderLayers, AttentionIsItsFormula) {
     for (const bool causal : {false, true}) {
       for (const int64_t kv_heads : {1, 2, 4}) {
         auto attention = in_double(seeded(1, [&] {
-          return nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{
-              .d_model = 12, .heads = 4, .kv_heads = kv_heads, .head_dim = 6, .qkv_bias = true,
-              .rotary_base = 100, .max_position = 32, .causal = causal});
+          return nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{.d_model = 12,
+                                                                            .heads = 4,
+                                                                            .kv_heads = kv_heads,
+                                                                            .head_dim = 6,
+                                                                            .qkv_bias = true,
+                                                                            .rotary_base = 100,
+                                                                            .max_position = 32,
+                                                                            .causal = causal});
         }));
         expect_same_gradients(
             *attention, drawn({2, 7, 12}, 1), [&](const auto& x) { return attention(x); },
@@ -221,17 +226,32 @@ TEST_P(DecoderLayers, TwoLayersOfQwenInBf16AreNearThoseInDouble) {
   });
 }
 
+TEST_P(DecoderLayers, BuiltWithoutMemoryTheyStartAsOtherwise) {
+  run([] {
+    auto decoder = [] {
+      const MetaInit without_memory;
+      return Decoder(DecoderSizes{});
+    }();
+    fully_shard(decoder, {.mesh = DeviceMesh(run_device().type(), at::arange(1))});
+    const auto norm = DTensor::of(decoder->norm->weight).full_tensor().detach();
+    expect_bitwise_equal(norm, at::ones({32}, at::TensorOptions(run_device())), "weight");
+    const auto& rotary = *decoder->layers->ptr(1)->as<DecoderLayerImpl>()->self_attn->rotary_emb;
+    auto expected = on_device(nn::RotaryEmbedding(rotary.options));
+    expect_equal(rotary.cos, expected->cos, "cos");
+    expect_equal(rotary.sin, expected->sin, "sin");
+  });
+}
+
 TEST(DecoderLayerModules, HaveTheNamesOfHuggingFace) {
   Decoder decoder(DecoderSizes{});
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state_dict(*decoder->layers->ptr(0))) names.push_back(name);
-  EXPECT_THAT(names, UnorderedElementsAre(
-                         "input_layernorm.weight", "self_attn.q_proj.weight",
-                         "self_attn.q_proj.bias", "self_attn.k_proj.weight",
-                         "self_attn.k_proj.bias", "self_attn.v_proj.weight",
-                         "self_attn.v_proj.bias", "self_attn.o_proj.weight",
-                         "post_attention_layernorm.weight", "mlp.gate_proj.weight",
-                         "mlp.up_proj.weight", "mlp.down_proj.weight"));
+  EXPECT_THAT(names, UnorderedElementsAre("input_layernorm.weight", "self_attn.q_proj.weight",
+                                          "self_attn.q_proj.bias", "self_attn.k_proj.weight",
+                                          "self_attn.k_proj.bias", "self_attn.v_proj.weight",
+                                          "self_attn.v_proj.bias", "self_attn.o_proj.weight",
+                                          "post_attention_layernorm.weight", "mlp.gate_proj.weight",
+                                          "mlp.up_proj.weight", "mlp.down_proj.weight"));
 }
 
 TEST(DecoderLayerModules, CanBeHookedAndCloned) {
@@ -270,8 +290,8 @@ TEST(DecoderLayerModules, PrintTheirOptions) {
   EXPECT_THAT(printed(nn::RMSNorm(nn::RMSNormOptions{{3, 4}, 1e-6})),
               HasSubstr("RMSNorm([3, 4], eps=1e-06, elementwise_affine=true)"));
   EXPECT_THAT(printed(nn::RotaryEmbedding(8)), HasSubstr("RotaryEmbedding(head_dim=8, base=10000"));
-  EXPECT_THAT(printed(nn::GroupedQueryAttention(nn::GroupedQueryAttentionOptions{
-                  .d_model = 16, .heads = 4, .kv_heads = 2})),
+  EXPECT_THAT(printed(nn::GroupedQueryAttention(
+                  nn::GroupedQueryAttentionOptions{.d_model = 16, .heads = 4, .kv_heads = 2})),
               HasSubstr("GroupedQueryAttention(d_model=16, heads=4, kv_heads=2, head_dim=4"));
 }
 

@@ -1,7 +1,6 @@
 // linear_cross_entropy against cross_entropy of linear: losses, gradients, memory, errors.
 #include <tessera/autocast.h>
 #include <tessera/checkpoint.h>
-#include <tessera/dtensor.h>
 #include <tessera/nn/linear_cross_entropy.h>
 
 #include "compose/on_device.h"
@@ -9,6 +8,7 @@
 #include "support/message_of.h"
 #include "support/tolerance.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -88,8 +88,8 @@ TEST_P(LinearCrossEntropy, IsCrossEntropyOfLinear) {
       for (const auto& chunk_rows :
            std::vector<std::optional<int64_t>>{1, 4, 20, 21, 1000, std::nullopt}) {
         expect_as_formula(head, {.reduction = reduction, .chunk_rows = chunk_rows});
-        expect_as_formula(
-            head, {.bias = head.bias, .reduction = reduction, .chunk_rows = chunk_rows});
+        expect_as_formula(head,
+                          {.bias = head.bias, .reduction = reduction, .chunk_rows = chunk_rows});
       }
     }
   });
@@ -126,11 +126,11 @@ TEST_P(LinearCrossEntropy, TakesNoRowsAndOneRow) {
     for (const auto reduction : kReductions) {
       const auto one = nn::linear_cross_entropy(head.input[0][0], head.weight, head.target[0][0],
                                                 {.reduction = reduction});
-      expect_equal(one.detach(),
-                   at::cross_entropy_loss(at::linear(head.input[0][0], head.weight),
-                                          head.target[0][0])
-                       .detach(),
-                   "one row", kHeadTolerance);
+      expect_equal(
+          one.detach(),
+          at::cross_entropy_loss(at::linear(head.input[0][0], head.weight), head.target[0][0])
+              .detach(),
+          "one row", kHeadTolerance);
     }
   });
 }
@@ -202,9 +202,9 @@ TEST_P(LinearCrossEntropy, IsCheckpointed) {
     const auto head = made_head(at::kDouble);
     for (const auto reduction : kReductions) {
       const auto body = [&](const at::Tensor& input) {
-        return nn::linear_cross_entropy(input.tanh(), head.weight, head.target,
-                                        {.bias = head.bias, .reduction = reduction,
-                                         .chunk_rows = 4});
+        return nn::linear_cross_entropy(
+            input.tanh(), head.weight, head.target,
+            {.bias = head.bias, .reduction = reduction, .chunk_rows = 4});
       };
       const auto got = gradients_of(checkpoint_call(body, head.input), head);
       const auto wanted = gradients_of(body(head.input), head);
@@ -283,9 +283,8 @@ TEST_P(LinearCrossEntropy, KeepsSmallGradientsInFp16ForTheLossScale) {
     constexpr int64_t kRows = 4096, kClasses = 1024;
     const auto input = drawn_on_device({kRows, 4}, 1).to(at::kHalf).requires_grad_();
     const auto weight = (0.1 * drawn_on_device({kClasses, 4}, 2)).to(at::kHalf).requires_grad_();
-    const auto target =
-        at::randint(kClasses, {kRows}, at::detail::createCPUGenerator(3), at::kLong)
-            .to(run_device());
+    const auto target = at::randint(kClasses, {kRows}, at::detail::createCPUGenerator(3), at::kLong)
+                            .to(run_device());
     (nn::linear_cross_entropy(input, weight, target) * 65536).backward();
     const auto exact = input.detach().to(at::kDouble).requires_grad_();
     at::cross_entropy_loss(exact.matmul(weight.detach().to(at::kDouble).t()), target).backward();
@@ -319,7 +318,7 @@ int64_t peak_of(const Call& call) {
     call();
     return static_cast<int64_t>(memory.peak() - before);
   }
-  auto& allocator = *c10::getDeviceAllocator(run_device().type());
+  auto& allocator = dynamic_cast<c10::DeviceAllocator&>(*c10::GetAllocator(run_device().type()));
   const auto index = run_device().index();
   allocator.resetPeakStats(index);
   const auto before = allocator.getDeviceStats(index).allocated_bytes[0].current;
@@ -338,8 +337,7 @@ TEST_P(LinearCrossEntropy, NeedsAFractionOfTheMemoryOfTheLogits) {
           at::randint(kClasses, {kRows}, at::detail::createCPUGenerator(3), at::kLong)
               .to(run_device());
       const auto step = [&] {
-        nn::linear_cross_entropy(input, weight, target,
-                                 {.reduction = reduction, .chunk_rows = 64})
+        nn::linear_cross_entropy(input, weight, target, {.reduction = reduction, .chunk_rows = 64})
             .sum()
             .backward();
       };
@@ -369,8 +367,7 @@ TEST(LinearCrossEntropyErrors, AreThoseOfCrossEntropyForTargetsThatAreNoClasses)
     const auto target = at::tensor({0, int(wrong), 2}, at::kLong);
     const auto expected = message_of<c10::IndexError>(
         [&] { at::cross_entropy_loss(at::linear(input, weight), target); });
-    EXPECT_EQ(message_of<c10::IndexError>(
-                  [&] { nn::linear_cross_entropy(input, weight, target); }),
+    EXPECT_EQ(message_of<c10::IndexError>([&] { nn::linear_cross_entropy(input, weight, target); }),
               expected);
     EXPECT_THAT(expected, HasSubstr("out of bounds"));
   }
@@ -383,8 +380,7 @@ TEST(LinearCrossEntropyErrors, NameWhatWasExpected) {
     return message_of([&] { nn::linear_cross_entropy(input, weight, target, options); });
   };
   const auto type = [](const auto& input, const auto& weight, const auto& target) {
-    return message_of<c10::TypeError>(
-        [&] { nn::linear_cross_entropy(input, weight, target); });
+    return message_of<c10::TypeError>([&] { nn::linear_cross_entropy(input, weight, target); });
   };
   EXPECT_THAT(value(x, at::zeros({5, 3}), t),
               HasSubstr("linear_cross_entropy: expected an input of [..., features] and a weight "

@@ -9,8 +9,8 @@
 namespace tessera::nn {
 
 struct LinearCrossEntropyOptions {
-  at::Tensor bias = {};         // [classes]
-  int64_t ignore_index = -100;  // targets that do not count
+  at::Tensor bias = {};                                      // [classes]
+  int64_t ignore_index = -100;                               // targets that do not count
   at::Reduction::Reduction reduction = at::Reduction::Mean;  // of the targets that count
   /// So many rows of logits exist at a time. None: an eighth of the rows, or as many as 64 MiB of
   /// fp32 hold where that is more.
@@ -25,6 +25,10 @@ struct LinearCrossEntropyOptions {
 /// computes the logits again. Not differentiable twice.
 /// 16-bit inputs, also those that Autocast casts: the softmax, the loss and the sums that make the
 /// gradients of weight and bias are in fp32.
+/// A weight, and bias, may be DTensors whose classes are sharded over a 1-D mesh (Shard(0), as
+/// ColwiseParallel leaves a head): each rank makes the logits of its own classes, and three numbers
+/// per row travel. All ranks of the mesh call it. Input and target are DTensors of that mesh, or
+/// plain and equal on all ranks; the loss is plain and equal on all ranks.
 at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
                                 const at::Tensor& target,
                                 const LinearCrossEntropyOptions& options = {});

@@ -2,8 +2,10 @@
 #include <tessera/checkpoint.h>
 #include <tessera/compile.h>
 #include <tessera/optim.h>
+#include <tessera/parallelize.h>
 
 #include "nn/decoder_formulas.h"
+#include "support/ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +32,7 @@ struct DecoderCase {
   c10::Device device = at::kCPU;
   std::string backend = "interpret";
   at::Reduction::Reduction reduction = at::Reduction::Mean;
-  bool checkpoints = false;
+  std::function<void(LanguageModel&)> prepare = [](LanguageModel&) {};
 };
 
 void expect_trained_alike(const DecoderCase& which) {
@@ -38,7 +40,7 @@ void expect_trained_alike(const DecoderCase& which) {
     torch::manual_seed(1);
     LanguageModel net(which.reduction);
     net->to(which.device);
-    if (which.checkpoints) checkpoint(net);
+    which.prepare(net);
     return net;
   };
   LanguageModel nets[2] = {make(), make()};
@@ -65,7 +67,11 @@ void expect_trained_alike(const DecoderCase& which) {
     const auto got = compiled(tokens, target), wanted = step(0, tokens, target);
     EXPECT_TRUE(torch::allclose(got, wanted, 1e-4, 1e-5)) << i << ": " << got << " " << wanted;
     for (const auto& item : nets[0]->named_parameters()) {
-      EXPECT_TRUE(torch::allclose(get_parameter(nets[1], item.key()), item.value(), 1e-4, 1e-4))
+      const auto part = [](const at::Tensor& tensor) {
+        return is_dtensor(tensor) ? DTensor::of(tensor).to_local() : tensor;
+      };
+      const auto got_part = part(get_parameter(nets[1], item.key()));
+      EXPECT_TRUE(torch::allclose(got_part, part(item.value()), 1e-4, 1e-4))
           << item.key() << " in step " << i;
     }
   }
@@ -81,7 +87,16 @@ TEST(CompiledDecoder, TrainsLikeTheStep) {
 }
 
 TEST(CompiledDecoder, TrainsLikeTheStepWithItsHeadCheckpointed) {
-  expect_trained_alike({.checkpoints = true});
+  expect_trained_alike({.prepare = [](LanguageModel& net) { checkpoint(net); }});
+}
+
+TEST(CompiledDecoderRanks, TrainsLikeTheStepWithItsWordsSharded) {
+  run_processes(2, [] {
+    expect_trained_alike({.prepare = [](LanguageModel& net) {
+      const DeviceMesh mesh(at::kCPU, at::arange(2));
+      parallelize_module(net, mesh, {{"words", RowwiseParallel({.input_layouts = Replicate()})}});
+    }});
+  });
 }
 
 TEST(CompiledDecoderOnCuda, TrainsLikeTheStep) {

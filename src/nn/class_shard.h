@@ -10,6 +10,7 @@ namespace tessera::nn::detail {
 /// The classes of a head that this rank holds.
 struct ClassShard {
   int64_t first;
+  int64_t most;  // that a rank holds: the same on all, so that they make the same blocks
   /// Over the ranks that hold the others. Waits for all of them.
   std::function<at::Tensor(const at::Tensor&)> largest, sum;
 };

@@ -298,7 +298,8 @@ at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const at::
   plan->dtype = dtype;
   plan->ignore_index = options.ignore_index;
   plan->reduction = options.reduction;
-  plan->chunk_rows = options.chunk_rows.value_or(rows_of_block(rows.size(0), weight.size(0)));
+  plan->chunk_rows = options.chunk_rows.value_or(
+      rows_of_block(rows.size(0), shard ? shard->most : weight.size(0)));
   plan->shard = std::move(shard);
 
   const bool is_recorded = at::GradMode::is_enabled();

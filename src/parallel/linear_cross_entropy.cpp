@@ -15,6 +15,12 @@ namespace {
 constexpr const char* kRemedy =
     "; for others use cross_entropy under loss_parallel, for a replicated one its to_local()";
 
+/// The classes of all ranks but the last.
+int64_t most_classes(const DTensor& head) {
+  const auto ranks = head.mesh().size();
+  return (head.size(0) + ranks - 1) / ranks;
+}
+
 void check_head(const at::Tensor& weight, const at::Tensor& bias) {
   TORCH_CHECK_TYPE(is_dtensor(weight) && (!bias.defined() || is_dtensor(bias)),
                    "linear_cross_entropy: expected the weight, and its bias, to be DTensors like "
@@ -33,8 +39,7 @@ void check_head(const at::Tensor& weight, const at::Tensor& bias) {
                       c10::str(placed.placements()), " on ", placed.mesh());
   }
   const auto ranks = head.mesh().size(), classes = weight.size(0);
-  const auto chunk = (classes + ranks - 1) / ranks;
-  TORCH_CHECK_VALUE(chunk * (ranks - 1) < classes,
+  TORCH_CHECK_VALUE(most_classes(head) * (ranks - 1) < classes,
                     "linear_cross_entropy: expected at least one class on each rank, got ", classes,
                     " on ", ranks, " ranks", kRemedy);
 }
@@ -68,7 +73,10 @@ at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weigh
       dtensor::local_chunk(weight.size(0), 0, head.placements(), mesh.shape(), *mesh.coordinate());
   return nn::detail::linear_cross_entropy_of_shard(
       replicated(input, mesh).to_local(Placements{Partial()}), head.to_local(), targets, local,
-      {.first = chunk.offset, .largest = reduce(ReduceOp::MAX), .sum = reduce(ReduceOp::SUM)});
+      {.first = chunk.offset,
+       .most = most_classes(head),
+       .largest = reduce(ReduceOp::MAX),
+       .sum = reduce(ReduceOp::SUM)});
 }
 
 [[maybe_unused]] const bool kIsSet = [] {

@@ -11,6 +11,8 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 namespace tessera::testing {
 namespace {
 
@@ -89,6 +91,19 @@ TEST_P(ShardedLinearCrossEntropy, EqualsThatOfAllClasses) {
 }
 TEST(ShardedLinearCrossEntropyOnThreads, EqualsThatOfAllClasses) {
   run_threads(3, expect_every_form);
+}
+
+// By its own classes the first rank would take 15 rows at a time, the second all 16.
+TEST_P(ShardedLinearCrossEntropy, RanksOfUnevenShardsMakeTheSameBlocks) {
+  run(2, [] {
+    constexpr int64_t kClasses = (int64_t{1} << 21) + 1;
+    const auto weight = at::zeros({kClasses, 1}, at::TensorOptions(run_device()));
+    const auto sharded = distribute_tensor(weight, mesh_of_all(run_device().type()), {Shard(0)});
+    const auto target = at::arange(16, weight.options().dtype(at::kLong));
+    const auto loss =
+        nn::linear_cross_entropy(at::ones({16, 1}, weight.options()), sharded, target);
+    EXPECT_NEAR(loss.item<double>(), std::log(static_cast<double>(kClasses)), 1e-3);
+  });
 }
 
 TEST_P(ShardedLinearCrossEntropy, RefusesWhatItCantCompute) {

@@ -1,3 +1,5 @@
+#include <tessera/nn/decoder_layers.h>
+
 #include "fully_shard/collect.h"
 #include "nn/composable.h"
 
@@ -41,7 +43,8 @@ bool reset_known(torch::nn::Module& module) {
                   ConvTranspose2dImpl, ConvTranspose3dImpl, EmbeddingImpl, EmbeddingBagImpl,
                   LayerNormImpl, GroupNormImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl,
                   InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl, RNNImpl, LSTMImpl,
-                  GRUImpl, RNNCellImpl, LSTMCellImpl, GRUCellImpl>(module);
+                  GRUImpl, RNNCellImpl, LSTMCellImpl, GRUCellImpl, tessera::nn::RMSNormImpl,
+                  tessera::nn::RotaryEmbeddingImpl>(module);
 }
 
 struct MadeTensor {

@@ -3,6 +3,7 @@
 
 #include "dtensor/collectives.h"
 #include "dtensor/scopes.h"
+#include "parallel/checked_targets.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -118,20 +119,11 @@ void run_log_softmax_backward(const c10::OperatorHandle& op, const Choice& choic
 
 int64_t class_dim(int64_t ndim) { return ndim == 1 ? 0 : 1; }
 
-/// The targets, if all of them that count are classes. An operator, so that a compiled step checks
-/// them at each run as well.
-at::Tensor checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+at::Tensor check_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
   const auto outside = (targets != ignore_index) & ((targets < 0) | (targets >= classes));
   TORCH_CHECK_INDEX(!outside.any().item<bool>(), "cross_entropy: expected targets from 0 to ",
                     classes - 1, ", got one that is out of bounds");
   return targets.clone();
-}
-
-at::Tensor call_checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("tessera::checked_targets", "")
-                             .typed<decltype(checked_targets)>();
-  return op.call(targets, classes, ignore_index);
 }
 
 /// For every row: where its target is in this rank's chunk, and its weight.
@@ -144,9 +136,8 @@ struct Targets {
           int64_t ignore_index, const at::TensorOptions& options) {
     // The operator checks while it looks up, which here would be one rank alone. Reading values of
     // another device would wait for it.
-    const auto checked = target.device().is_cpu()
-                             ? call_checked_targets(target, classes.count, ignore_index)
-                             : target;
+    const auto checked =
+        target.device().is_cpu() ? checked_targets(target, classes.count, ignore_index) : target;
     const auto spread = checked.unsqueeze(target.dim() == 0 ? 0 : classes.dim);
     const auto counts = spread != ignore_index;
     const auto valid = at::where(counts, spread, 0);
@@ -264,7 +255,14 @@ const dtensor::RuleTable& loss_rules() {
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   library.def("checked_targets(Tensor targets, int classes, int ignore_index) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("checked_targets", &checked_targets); }
+TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("checked_targets", &check_targets); }
+
+at::Tensor checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::checked_targets", "")
+                             .typed<decltype(check_targets)>();
+  return op.call(targets, classes, ignore_index);
+}
 
 }  // namespace parallel
 

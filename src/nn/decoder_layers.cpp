@@ -1,0 +1,208 @@
+#include <tessera/nn/decoder_layers.h>
+#include <tessera/nn/services.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
+
+#include <ostream>
+
+namespace tessera::nn {
+
+RMSNormImpl::RMSNormImpl(RMSNormOptions options) : options(std::move(options)) {
+  TORCH_CHECK_VALUE(!this->options.normalized_shape.empty(),
+                    "RMSNorm: expected a normalized_shape of at least one dimension");
+  RMSNormImpl::reset();
+}
+
+void RMSNormImpl::reset() {
+  weight = options.elementwise_affine
+               ? register_parameter("weight", at::empty(options.normalized_shape))
+               : register_parameter("weight", at::Tensor(), /*requires_grad=*/false);
+  reset_parameters();
+}
+
+void RMSNormImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  if (weight.defined()) weight.fill_(1);
+}
+
+at::Tensor RMSNormImpl::forward(const at::Tensor& input) {
+  return at::rms_norm(input, options.normalized_shape,
+                      weight.defined() ? std::optional(weight) : std::nullopt, options.eps);
+}
+
+void RMSNormImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "tessera::nn::RMSNorm(" << at::IntArrayRef(options.normalized_shape)
+         << ", eps=";
+  if (options.eps)
+    stream << *options.eps;
+  else
+    stream << "none";
+  stream << ", elementwise_affine=" << options.elementwise_affine << ")";
+}
+
+at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                        bool interleaved) {
+  TORCH_CHECK_VALUE(x.dim() >= 2 && x.size(-1) % 2 == 0,
+                    "apply_rotary: expected an x of [..., length, head_dim] with an even head_dim, "
+                    "got ",
+                    x.sizes());
+  const auto half = x.size(-1) / 2;
+  TORCH_CHECK_VALUE(cos.size(-1) == half && sin.size(-1) == half,
+                    "apply_rotary: expected cos and sin of [length, head_dim / 2] for an x of ",
+                    x.sizes(), ", got ", cos.sizes(), " and ", sin.sizes());
+  const auto pairs = interleaved ? x.unflatten(-1, {half, 2}) : x.unflatten(-1, {2, half});
+  const int64_t of_pair = interleaved ? -1 : -2;
+  const auto parts = pairs.unbind(of_pair);
+  const auto first = parts[0] * cos - parts[1] * sin;
+  const auto second = parts[1] * cos + parts[0] * sin;
+  const auto turned =
+      interleaved ? at::stack({first, second}, -1).flatten(-2) : at::cat({first, second}, -1);
+  return turned.to(x.scalar_type());
+}
+
+RotaryEmbeddingImpl::RotaryEmbeddingImpl(RotaryEmbeddingOptions options) : options(options) {
+  TORCH_CHECK_VALUE(options.head_dim > 0 && options.head_dim % 2 == 0,
+                    "RotaryEmbedding: expected an even head_dim above 0, got ", options.head_dim);
+  TORCH_CHECK_VALUE(options.base > 0 && options.max_position > 0,
+                    "RotaryEmbedding: expected base and max_position above 0, got ", options.base,
+                    " and ", options.max_position);
+  RotaryEmbeddingImpl::reset();
+}
+
+void RotaryEmbeddingImpl::reset() {
+  const auto table = [&] {
+    return at::empty({options.max_position, options.head_dim / 2}, at::kFloat);
+  };
+  cos = tessera::register_buffer(*this, "cos", table(), /*persistent=*/false);
+  sin = tessera::register_buffer(*this, "sin", table(), /*persistent=*/false);
+  reset_parameters();
+}
+
+void RotaryEmbeddingImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  const auto in_float = cos.options().dtype(at::kFloat);
+  const auto exponents =
+      at::arange(0, options.head_dim, 2, in_float) / static_cast<double>(options.head_dim);
+  const auto angles = at::outer(at::arange(options.max_position, in_float),
+                                at::pow(options.base, exponents).reciprocal());
+  cos.copy_(angles.cos());
+  sin.copy_(angles.sin());
+}
+
+std::tuple<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor& x,
+                                                                const at::Tensor& positions) {
+  const auto dtype = x.scalar_type();
+  if (!positions.defined()) {
+    const auto length = x.size(-2);
+    TORCH_CHECK_VALUE(length <= options.max_position, "RotaryEmbedding: expected a length of at ",
+                      "most max_position (", options.max_position, "), got ", length,
+                      "; make it with a larger one");
+    return {cos.narrow(0, 0, length).to(dtype), sin.narrow(0, 0, length).to(dtype)};
+  }
+  TORCH_CHECK_VALUE(positions.dim() == 1 || positions.dim() == 2,
+                    "RotaryEmbedding: expected positions of [length] or [batch, length], got ",
+                    positions.sizes());
+  const auto rows = [&](const at::Tensor& table) {
+    const auto found = table.index_select(0, positions.flatten())
+                           .reshape({positions.size(0), -1, options.head_dim / 2})
+                           .to(dtype);
+    return positions.dim() == 1 ? found.squeeze(1) : found.unsqueeze(1);
+  };
+  return {rows(cos), rows(sin)};
+}
+
+at::Tensor RotaryEmbeddingImpl::rotate(const at::Tensor& x, const at::Tensor& positions) {
+  const auto [cosines, sines] = RotaryEmbeddingImpl::forward(x, positions);
+  return apply_rotary(x, cosines, sines, options.interleaved);
+}
+
+void RotaryEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "tessera::nn::RotaryEmbedding(head_dim=" << options.head_dim
+         << ", base=" << options.base << ", max_position=" << options.max_position
+         << ", interleaved=" << options.interleaved << ")";
+}
+
+GroupedQueryAttentionImpl::GroupedQueryAttentionImpl(GroupedQueryAttentionOptions options)
+    : options(options) {
+  const auto heads = options.heads, kv_heads = options.kv_heads;
+  TORCH_CHECK_VALUE(heads > 0 && kv_heads > 0 && heads % kv_heads == 0,
+                    "GroupedQueryAttention: expected heads to be a multiple of kv_heads, got ",
+                    heads, " and ", kv_heads);
+  TORCH_CHECK_VALUE(options.head_dim || options.d_model % heads == 0,
+                    "GroupedQueryAttention: expected d_model to be a multiple of heads, got ",
+                    options.d_model, " and ", heads, "; or give head_dim");
+  if (!options.head_dim) this->options.head_dim = options.d_model / heads;
+  GroupedQueryAttentionImpl::reset();
+}
+
+void GroupedQueryAttentionImpl::reset() {
+  const auto dim = *options.head_dim;
+  const auto project = [&](const char* name, int64_t in, int64_t out, bool has_bias) {
+    return register_module(name, Linear(torch::nn::LinearOptions(in, out).bias(has_bias)));
+  };
+  q_proj = project("q_proj", options.d_model, options.heads * dim, options.qkv_bias);
+  k_proj = project("k_proj", options.d_model, options.kv_heads * dim, options.qkv_bias);
+  v_proj = project("v_proj", options.d_model, options.kv_heads * dim, options.qkv_bias);
+  o_proj = project("o_proj", options.heads * dim, options.d_model, /*has_bias=*/false);
+  if (!options.rotary_base) return;
+  rotary_emb = register_module(
+      "rotary_emb",
+      RotaryEmbedding(RotaryEmbeddingOptions{
+          .head_dim = dim, .base = *options.rotary_base, .max_position = options.max_position}));
+}
+
+at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Tensor& cos,
+                                              const at::Tensor& sin) {
+  TORCH_CHECK_VALUE(x.dim() == 3, "GroupedQueryAttention: expected an x of [batch, length, ",
+                    options.d_model, "], got ", x.sizes());
+  TORCH_CHECK_VALUE(cos.defined() == sin.defined(),
+                    "GroupedQueryAttention: expected both cos and sin, or neither");
+  // By the size of a head: under tensor parallelism a rank has some of the heads.
+  const auto heads = [&](const at::Tensor& features) {
+    return features.unflatten(-1, {-1, *options.head_dim}).transpose(1, 2);
+  };
+  auto query = heads(q_proj(x)), key = heads(k_proj(x));
+  const auto value = heads(v_proj(x));
+  if (cos.defined() || !rotary_emb.is_empty()) {
+    const auto [cosines, sines] = cos.defined() ? std::tuple(cos, sin) : rotary_emb(query);
+    query = apply_rotary(query, cosines, sines);
+    key = apply_rotary(key, cosines, sines);
+  }
+  const auto mixed = at::scaled_dot_product_attention(
+      query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, options.causal,
+      /*scale=*/std::nullopt, /*enable_gqa=*/options.heads != options.kv_heads);
+  return o_proj(mixed.transpose(1, 2).flatten(2));
+}
+
+void GroupedQueryAttentionImpl::pretty_print(std::ostream& stream) const {
+  stream << std::boolalpha << "tessera::nn::GroupedQueryAttention(d_model=" << options.d_model
+         << ", heads=" << options.heads << ", kv_heads=" << options.kv_heads
+         << ", head_dim=" << *options.head_dim << ", causal=" << options.causal << ")";
+}
+
+SwiGLUImpl::SwiGLUImpl(SwiGLUOptions options) : options(options) { SwiGLUImpl::reset(); }
+
+void SwiGLUImpl::reset() {
+  const auto project = [&](const char* name, int64_t in, int64_t out) {
+    return register_module(name, Linear(torch::nn::LinearOptions(in, out).bias(options.bias)));
+  };
+  gate_proj = project("gate_proj", options.d_model, options.hidden);
+  up_proj = project("up_proj", options.d_model, options.hidden);
+  down_proj = project("down_proj", options.hidden, options.d_model);
+}
+
+at::Tensor SwiGLUImpl::forward(const at::Tensor& x) {
+  return down_proj(at::silu(gate_proj(x)) * up_proj(x));
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,342 @@
+// Cross entropy of a linear head by blocks of rows. See Note [head in blocks].
+#include <tessera/nn/linear_cross_entropy.h>
+
+#include "nn/class_shard.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera::nn {
+namespace {
+
+// Note [head in blocks]
+// The gradient of the logits is (softmax - one_hot) times a number per row, so a block of rows has
+// all it needs when its logits are there, but for the gradient of the loss. Of a sum or a mean that
+// is one number for all rows: forward leaves it out, makes the gradients of input, weight and bias
+// of the block at once, and backward multiplies them. The mean's 1 / count is left out as well: in
+// fp16 gradients that small would vanish, and backward's number has the loss scale in it.
+// Reduction::None has a number per row, which the sum over rows in the weight's gradient needs
+// first: its backward goes through the blocks a second time.
+// Where the classes are sharded over ranks, the maximum of each row, then its sum and the logit of
+// its target, which one rank has, are reduced over them; all else is the same on a rank's classes.
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kName = "linear_cross_entropy";
+// DTensor's, which is above this folder.
+constexpr auto kDistributed = c10::DispatchKey::PrivateUse3;
+
+bool is_low_precision(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+at::ScalarType accumulable(at::ScalarType dtype) {
+  return is_low_precision(dtype) ? at::kFloat : dtype;
+}
+
+/// What is computed, but for its tensors.
+struct Plan : torch::CustomClassHolder {
+  at::ScalarType dtype;  // of the products
+  int64_t ignore_index;
+  int64_t reduction;
+  int64_t chunk_rows;
+  std::optional<detail::ClassShard> shard;
+};
+using PlanPtr = c10::intrusive_ptr<Plan>;
+
+/// Which gradients are asked for, and what they are.
+struct Gradients {
+  bool of_input = false, of_weight = false, of_bias = false;
+  at::Tensor input = {}, weight = {}, bias = {};
+
+  bool any() const { return of_input || of_weight || of_bias; }
+};
+
+/// sum += gradient.t() @ rows
+void add_product(at::Tensor& sum, const at::Tensor& gradient, const at::Tensor& rows) {
+  if (sum.scalar_type() == rows.scalar_type())
+    sum.addmm_(gradient.t(), rows);
+  else if (sum.is_cuda())
+    at::addmm_out(sum, sum, gradient.t(), rows, sum.scalar_type());
+  else
+    sum.addmm_(gradient.t().to(sum.scalar_type()), rows.to(sum.scalar_type()));
+}
+
+class Blocks {
+ public:
+  Blocks(PlanPtr plan, const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& bias,
+         const at::Tensor& target)
+      : plan_(std::move(plan)),
+        rows_(rows),
+        weight_(weight.to(plan_->dtype)),
+        bias_(bias.defined() ? bias.to(plan_->dtype) : at::Tensor()),
+        target_(target),
+        counts_(target != plan_->ignore_index) {}
+
+  const at::Tensor& counts() const { return counts_; }
+
+  /// The loss of each row, and the gradients that are asked for, of the sum of the losses times
+  /// `scale`: a number per row, undefined for 1.
+  at::Tensor run(Gradients& gradients, const at::Tensor& scale = {}) const {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const auto dtype = accumulable(plan_->dtype);
+    const auto options = rows_.options().dtype(dtype);
+    auto factors = counts_.to(dtype);
+    if (scale.defined()) factors = factors * scale;
+    if (gradients.of_weight) gradients.weight = at::zeros(weight_.sizes(), options);
+    if (gradients.of_bias) gradients.bias = at::zeros(bias_.sizes(), options);
+
+    std::vector<at::Tensor> losses, inputs;
+    const auto count = rows_.size(0);
+    for (int64_t first = 0; first < count; first += plan_->chunk_rows) {
+      const auto length = std::min(plan_->chunk_rows, count - first);
+      losses.push_back(run_block(first, length, factors, gradients));
+      if (gradients.of_input) inputs.push_back(std::move(gradients.input));
+    }
+    if (gradients.of_input) gradients.input = joined(inputs, rows_);
+    return joined(losses, factors);
+  }
+
+ private:
+  /// The blocks one after the other; `empty` if there are none.
+  static at::Tensor joined(const std::vector<at::Tensor>& blocks, const at::Tensor& empty) {
+    if (blocks.empty()) return empty.clone();
+    return blocks.size() == 1 ? blocks.front() : at::cat(blocks);
+  }
+
+  /// Values of each row that go into its loss: [rows, 1].
+  struct Parts {
+    at::Tensor sum;     // of the exponentials of all classes
+    at::Tensor missed;  // minus the target's logit, which is relative to the largest; 0: ignored
+    at::Tensor place;   // of the target among this rank's classes
+    at::Tensor is_own;  // the target is there and counts
+  };
+
+  at::Tensor run_block(int64_t first, int64_t length, const at::Tensor& factors,
+                       Gradients& gradients) const {
+    const auto rows = rows_.narrow(0, first, length);
+    const auto target = target_.narrow(0, first, length).unsqueeze(1);
+    const auto counts = counts_.narrow(0, first, length).unsqueeze(1);
+
+    auto logits = at::linear(rows, weight_, bias_);  // [rows, classes]
+    auto largest = logits.amax(1, /*keepdim=*/true).to(factors.scalar_type());
+    if (plan_->shard) largest = plan_->shard->largest(largest);
+    auto values = is_low_precision(plan_->dtype) ? logits - largest : logits.sub_(largest);
+    const auto parts =
+        plan_->shard ? shard_parts(values, target, counts) : all_parts(values, target, counts);
+    const auto losses = (at::where(counts, parts.sum.log(), 0.0) + parts.missed).squeeze(1);
+    if (!gradients.any()) return losses;
+
+    values.scatter_add_(1, parts.place, at::where(parts.is_own, -parts.sum, 0.0));
+    const auto scales = factors.narrow(0, first, length).unsqueeze(1) / parts.sum;
+    // In the memory of the logits.
+    at::mul_out(logits, values, scales);
+    add_gradients(logits, rows, gradients);
+    return losses;
+  }
+
+  /// Leaves exponentials in `values`.
+  Parts all_parts(at::Tensor& values, const at::Tensor& target, const at::Tensor& counts) const {
+    // Checks the targets, too, as cross_entropy does: on the CPU by an error, on a GPU there.
+    const auto missed =
+        at::nll_loss(values, target.squeeze(1), {}, at::Reduction::None, plan_->ignore_index);
+    values.exp_();
+    return {.sum = values.sum(1, /*keepdim=*/true),
+            .missed = missed.unsqueeze(1),
+            .place = at::where(counts, target, 0),
+            .is_own = counts};
+  }
+  Parts shard_parts(at::Tensor& values, const at::Tensor& target, const at::Tensor& counts) const {
+    const auto local = target - plan_->shard->first;
+    const auto is_own = counts & (local >= 0) & (local < values.size(1));
+    const auto place = at::where(is_own, local, 0);
+    const auto missed = at::where(is_own, -values.gather(1, place), 0.0);
+    values.exp_();
+    const auto both = plan_->shard->sum(at::stack({values.sum(1, /*keepdim=*/true), missed}));
+    return {.sum = both[0], .missed = both[1], .place = place, .is_own = is_own};
+  }
+
+  void add_gradients(const at::Tensor& gradient, const at::Tensor& rows,
+                     Gradients& gradients) const {
+    if (gradients.of_input) gradients.input = at::mm(gradient, weight_);
+    if (gradients.of_weight) add_product(gradients.weight, gradient, rows);
+    if (gradients.of_bias)
+      gradients.bias.add_(gradient.sum({0}, /*keepdim=*/false, gradients.bias.scalar_type()));
+  }
+
+  PlanPtr plan_;
+  at::Tensor rows_, weight_, bias_, target_;
+  at::Tensor counts_;  // which targets are not ignored
+};
+
+void check_once_differentiable() {
+  TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), kName,
+                              ": expected a backward without create_graph, since it can't be "
+                              "differentiated twice; for that, use cross_entropy of linear");
+}
+
+/// Sum or mean.
+class ReducedLoss : public torch::autograd::Function<ReducedLoss> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& target, const PlanPtr& plan, Gradients gradients) {
+    const Blocks blocks(plan, rows, weight, bias.value_or(at::Tensor()), target);
+    const auto loss = blocks.run(gradients).sum();
+    const auto count = blocks.counts().sum();
+    // Autograd brings what backward returns to the parameter's dtype. Before it is multiplied, a
+    // gradient may be beyond fp16.
+    if (gradients.of_weight && weight.scalar_type() == at::kBFloat16)
+      gradients.weight = gradients.weight.to(at::kBFloat16);
+    const bool is_mean = plan->reduction == at::Reduction::Mean;
+    context->saved_data["is_mean"] = is_mean;
+    context->save_for_backward({gradients.input, gradients.weight, gradients.bias, count});
+    return is_mean ? loss / count : loss;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& upstream) {
+    check_once_differentiable();
+    const auto saved = context->get_saved_variables();
+    auto factor = upstream[0];
+    // No target counts: the loss is NaN and the gradients are zeros, as cross_entropy's.
+    if (context->saved_data["is_mean"].toBool())
+      factor = at::where(saved[3] > 0, factor / saved[3], 0.0);
+    variable_list results(6);
+    for (size_t i = 0; i < 3; ++i)
+      if (saved[i].defined()) results[i] = saved[i] * factor;
+    return results;
+  }
+};
+
+/// Reduction::None.
+class LossPerRow : public torch::autograd::Function<LossPerRow> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& rows,
+                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                            const at::Tensor& target, const PlanPtr& plan,
+                            const Gradients& gradients) {
+    context->save_for_backward({rows, weight, bias.value_or(at::Tensor()), target});
+    context->saved_data["plan"] = c10::IValue::make_capsule(plan);
+    context->saved_data["gradients"] =
+        std::vector<bool>{gradients.of_input, gradients.of_weight, gradients.of_bias};
+    Gradients none;
+    return Blocks(plan, rows, weight, bias.value_or(at::Tensor()), target).run(none);
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& upstream) {
+    check_once_differentiable();
+    const auto saved = context->get_saved_variables();
+    const auto plan =
+        c10::static_intrusive_pointer_cast<Plan>(context->saved_data["plan"].toCapsule());
+    const auto asked = context->saved_data["gradients"].toBoolList();
+    Gradients gradients{.of_input = asked[0], .of_weight = asked[1], .of_bias = asked[2]};
+    const Blocks blocks(plan, saved[0], saved[1], saved[2], saved[3]);
+    blocks.run(gradients, upstream[0]);
+    return {gradients.input, gradients.weight, gradients.bias, {}, {}, {}};
+  }
+};
+
+/// Autocast casts what is not float64.
+bool is_autocast(const at::Tensor& input, const at::Tensor& weight) {
+  return input.scalar_type() != at::kDouble && weight.scalar_type() != at::kDouble &&
+         at::autocast::is_autocast_enabled(input.device().type());
+}
+
+void check_arguments(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
+                     const LinearCrossEntropyOptions& options) {
+  TORCH_CHECK_TYPE(input.is_floating_point(), kName, ": expected a floating point input, got ",
+                   input.scalar_type());
+  TORCH_CHECK_TYPE(target.scalar_type() == at::kLong, kName,
+                   ": expected indices of classes (int64) as target, got ", target.scalar_type(),
+                   "; for probabilities use cross_entropy of linear");
+  TORCH_CHECK_TYPE(input.scalar_type() == weight.scalar_type() || is_autocast(input, weight), kName,
+                   ": expected input and weight of one dtype, got ", input.scalar_type(), " and ",
+                   weight.scalar_type(), "; cast one of them, or use Autocast");
+  TORCH_CHECK_VALUE(input.dim() >= 1 && weight.dim() == 2 && weight.size(1) == input.size(-1) &&
+                        weight.size(0) > 0,
+                    kName, ": expected an input of [..., features] and a weight of [classes, ",
+                    "features], got ", input.sizes(), " and ", weight.sizes());
+  TORCH_CHECK_VALUE(target.sizes() == input.sizes().slice(0, input.dim() - 1), kName,
+                    ": expected a target for each row of the input, got sizes ", target.sizes(),
+                    " for an input of ", input.sizes());
+  TORCH_CHECK_VALUE(!options.bias.defined() || options.bias.sizes() == weight.sizes().slice(0, 1),
+                    kName, ": expected a bias of [", weight.size(0), "], got ",
+                    options.bias.defined() ? options.bias.sizes() : at::IntArrayRef());
+  TORCH_CHECK_VALUE(options.chunk_rows.value_or(1) >= 1, kName,
+                    ": expected chunk_rows of at least 1, got ", options.chunk_rows.value_or(1),
+                    "; leave it out for a good one");
+}
+
+/// Few enough that their logits are small beside all, many enough for the products to be fast.
+int64_t rows_of_block(int64_t rows, int64_t classes) {
+  constexpr int64_t kBlocks = 8, kElements = int64_t{1} << 24;
+  return std::max({(rows + kBlocks - 1) / kBlocks, kElements / classes, int64_t{1}});
+}
+
+at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& target,
+                   const LinearCrossEntropyOptions& options,
+                   std::optional<detail::ClassShard> shard) {
+  check_arguments(input, weight, target, options);
+  const auto& bias = options.bias;
+  const auto dtype = is_autocast(input, weight)
+                         ? at::autocast::get_autocast_dtype(input.device().type())
+                         : input.scalar_type();
+  const auto rows = input.to(dtype).reshape({target.numel(), input.size(-1)});
+  const auto plan = c10::make_intrusive<Plan>();
+  plan->dtype = dtype;
+  plan->ignore_index = options.ignore_index;
+  plan->reduction = options.reduction;
+  plan->chunk_rows = options.chunk_rows.value_or(
+      rows_of_block(rows.size(0), shard ? shard->most : weight.size(0)));
+  plan->shard = std::move(shard);
+
+  const bool is_recorded = at::GradMode::is_enabled();
+  const Gradients gradients{.of_input = is_recorded && rows.requires_grad(),
+                            .of_weight = is_recorded && weight.requires_grad(),
+                            .of_bias = is_recorded && bias.defined() && bias.requires_grad()};
+  const auto given_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  const auto targets = target.reshape({-1});
+  if (options.reduction == at::Reduction::None) {
+    return LossPerRow::apply(rows, weight, given_bias, targets, plan, gradients)
+        .reshape(target.sizes());
+  }
+  return ReducedLoss::apply(rows, weight, given_bias, targets, plan, gradients);
+}
+
+constinit decltype(&linear_cross_entropy) distributed = nullptr;
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weight,
+                                const at::Tensor& target,
+                                const LinearCrossEntropyOptions& options) {
+  for (const auto* tensor : {&input, &weight, &target, &options.bias})
+    if (tensor->defined() && tensor->key_set().has(kDistributed))
+      return distributed(input, weight, target, options);
+  return compute(input, weight, target, options, std::nullopt);
+}
+
+at::Tensor detail::linear_cross_entropy_of_shard(const at::Tensor& input, const at::Tensor& weight,
+                                                 const at::Tensor& target,
+                                                 const LinearCrossEntropyOptions& options,
+                                                 ClassShard shard) {
+  return compute(input, weight, target, options, std::move(shard));
+}
+
+void detail::set_distributed_linear_cross_entropy(decltype(&linear_cross_entropy) function) {
+  distributed = function;
+}
+
+}  // namespace tessera::nn

@@ -212,6 +212,32 @@ TEST_P(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
   run_cases({joined, inner, interleaved});
 }
 
+/// Results along a batch that are not one row per sample, or several, are returned unsharded; so
+/// are shards of parameters that happen to have as many rows.
+TEST_P(OneDeviceRanks, ReturnsAllOfWhatIsNoBatch) {
+  ParallelCase part{"part of the batch", two_layers,
+                    [](PartsImpl& net, const Tensors& given) -> Tensors {
+                      const auto out = layers(net, given[0]);
+                      return {torch::mse_loss(out, given[1]), out.narrow(0, 1, 3)};
+                    },
+                    x_and_y};
+  part.output_dim = -1;
+  ParallelCase rows{"parameter with as many rows",
+                    [](PartsImpl& net) { net.parameter(torch::randn({8, 3}, real())); },
+                    [](PartsImpl& net, const Tensors& given) -> Tensors {
+                      const auto out = given[0].mm(net.p[0].t());
+                      return {(out.sum(1, true) - given[1]).pow(2).mean(), net.p[0].exp()};
+                    },
+                    x_and_y};
+  rows.output_dim = -1;
+  run(2, [&] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      expect_as_one_device(part, {.style = style}, {{4, 4}, {5, 3}});
+      expect_as_one_device(rows, {.style = style}, {{4, 4}, {5, 3}});
+    }
+  });
+}
+
 TEST_P(OneDeviceRanks, MakesConstantsOfTheBatch) {
   const ParallelCase shapes{
       "shapes in arguments", two_layers,
@@ -428,7 +454,12 @@ TEST_P(OneDeviceRanks, TellsWhatMixingCosts) {
                 ThrowsMessage<c10::ValueError>(
                     HasSubstr("DataParallel: expected operators that treat samples one by one "
                               "(on_mix = Error), got aten::sort")));
-    expect_as_one_device(mlp(), {}, {{4, 4}}, {.on_mix = OnMix::Error});
+    // Parameters that are gathered, a bias beside the batch among them, are no samples.
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      const auto told =
+          expect_as_one_device(mlp(), {.style = style}, {{4, 4}}, {.on_mix = OnMix::Error});
+      EXPECT_THAT(told, Not(HasSubstr("samples of several ranks")));
+    }
   });
 }
 

@@ -170,10 +170,10 @@ void DistributedRun::run(const Node& node, comm_debug& counts) {
   else if (is_random(node))
     draw(node);
   else
-    execute(node);
+    execute(node, counts);
   const bool is_of_update = is_gradient_mark(node) || is_update(node);
   for (const auto value : node.defined()) {
-    is_update_[static_cast<size_t>(value)] = is_of_update && !locality_.is_local(value);
+    is_update_[static_cast<size_t>(value)] = is_of_update;
     place_result(value);
     note_placement(value);
   }
@@ -215,13 +215,15 @@ torch::jit::Stack DistributedRun::stack_of(const Node& node,
   return arguments_of(node, find_operator(node.op)->schema(), tensor_of);
 }
 
-void DistributedRun::execute(const Node& node) {
+void DistributedRun::execute(const Node& node, comm_debug& counts) {
   TORCH_CHECK_NOT_IMPLEMENTED(find_operator(node.op) && !is_collective(node),
                               "DataParallel: expected a step of one rank, without messages of its "
                               "own, got ",
                               describe(node), "; give it a model that is not parallel");
   if (const auto dim = made_dim(node); dim >= 0) return make_part(node, dim);
   const bool gathers = gathers_parameters(node);
+  for (const auto value : node.used()) operand(value, gathers);
+  counts.reset();  // parameters are no samples
   // What all ranks have is computed by each, as a plain tensor.
   const bool is_alike = !any_used(
       node, [&](ValueId value) { return !placed(operand(value, gathers)).is_replicate(); });

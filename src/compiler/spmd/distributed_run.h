@@ -50,7 +50,7 @@ class DistributedRun {
   /// One device draws for the whole batch: so does every rank, and takes its part. Where the
   /// operator reads its argument, the parts of others don't matter to this rank's.
   void draw(const Node& node);
-  void execute(const Node& node);
+  void execute(const Node& node, comm_debug& counts);
   /// Parameters that are sharded are gathered before they meet the batch, and before they are
   /// viewed otherwise.
   at::Tensor operand(ValueId value, bool gathers);

@@ -173,7 +173,28 @@ TEST_P(OneDeviceRanks, TakesBatchesAlongOtherDimensions) {
                 torch::rand({count}, real()), torch::rand({}, real())};
       },
       {0, -1, std::nullopt, -1, std::nullopt}};
-  run_cases({transposed(), several});
+  const ParallelCase attention{
+      "attention of [positions, batch, width]",
+      [](PartsImpl& net) {
+        net.parameter(torch::randn({12, 4}, real()));
+        net.parameter(torch::randn({4, 4}, real()));
+        net.parameter(torch::randn({4}, real()));
+      },
+      [](PartsImpl& net, const Tensors& given) -> Tensors {
+        const torch::nn::functional::MultiheadAttentionForwardFuncOptions options(
+            4, 2, net.p[0], {}, {}, {}, false, 0.0, net.p[1], net.p[2]);
+        const auto& x = given[0];
+        const auto attended = torch::nn::functional::multi_head_attention_forward(x, x, x, options);
+        const auto out = std::get<0>(attended) + x;
+        return {torch::mse_loss(out, given[1]) + 2.0, out};
+      },
+      [](int64_t count) -> Tensors {
+        const auto x = torch::randn({3, count, 4}, real());
+        return {x, torch::randn_like(x)};
+      },
+      {1, 1},
+      1};
+  run_cases({transposed(), several, attention});
 }
 
 TEST_P(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
@@ -236,6 +257,15 @@ TEST_P(OneDeviceRanks, ReturnsAllOfWhatIsNoBatch) {
       expect_as_one_device(rows, {.style = style}, {{4, 4}, {5, 3}});
     }
   });
+}
+
+TEST_P(OneDeviceRanks, WritesPartsOfSamples) {
+  run_cases({with_loss("columns", [](const auto& out, const auto& y) {
+    const auto written = out.clone();
+    written.narrow(1, 0, 1).mul_(2.0);
+    written.select(1, 1).copy_(y.select(1, 0));
+    return torch::mse_loss(written, y) + 1.0;
+  })});
 }
 
 TEST_P(OneDeviceRanks, MakesConstantsOfTheBatch) {

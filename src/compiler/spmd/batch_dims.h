@@ -35,6 +35,8 @@ struct BatchDims {
 /// one. Constants made inside fit whatever they meet.
 BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh);
 
+/// For messages of an operator that mixes samples: what a rank computes that has its own alone.
+std::string each_rank_computes(const Node& node);
 /// "aten::sort in head": for a message.
 std::string describe(const Node& node);
 

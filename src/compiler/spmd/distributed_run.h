@@ -54,6 +54,8 @@ class DistributedRun {
   /// Parameters that are sharded are gathered before they meet the batch, and before they are
   /// viewed otherwise.
   at::Tensor operand(ValueId value, bool gathers);
+  /// All of a value, a plain tensor with the strides that it has on one device.
+  at::Tensor unsharded(ValueId value);
   void call_and_store(const Node& node, torch::jit::Stack stack);
   void store(const Argument& result, const c10::IValue& value);
   /// The dimension of a constant, or of what is broadcast, that is as long as the batch: a rank

@@ -223,9 +223,14 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& found_inf) {
   auto* const own = dynamic_cast<Optimizer*>(&optimizer);
   const bool in_kernels = own != nullptr && own->impl_->all_fused(own->param_groups());
+  const auto step_or_not = [&](const at::Tensor& found) {
+    std::optional<AmpScalingScope> scope;  // for the first step of some
+    if (own != nullptr) scope.emplace(own->impl_->scaling, AmpScaling{at::Tensor(), found});
+    step_if_finite(optimizer, found);
+  };
   if (!is_enabled()) {
     if (found_inf.defined() && in_kernels) return own->step_unless(found_inf);
-    if (found_inf.defined()) return step_if_finite(optimizer, found_inf);
+    if (found_inf.defined()) return step_or_not(found_inf);
     optimizer.step();
     return;
   }
@@ -249,7 +254,7 @@ void GradScaler::step(torch::optim::Optimizer& optimizer, const at::Tensor& foun
     const AmpScalingScope scope(own->impl_->scaling, {scaled ? impl_->scale : at::Tensor(), found});
     own->step();
   } else {
-    step_if_finite(optimizer, found);
+    step_or_not(found);
   }
   progress.found_inf = {found};
   progress.stage = Impl::Stage::Stepped;

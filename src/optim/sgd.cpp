@@ -165,6 +165,27 @@ void update_fused(Bucket& bucket, const SGDOptions& options, const LearningRate&
   }
 }
 
+/// With dampening the first gradient counts more than later ones, so a step that is left out must
+/// not make the momentum. No kernel can tell whether it was: the host asks, until there is one.
+bool leaves_out_first(const Bucket& bucket, const SGDOptions& options, const AmpScaling& scaling) {
+  const auto& buffers = bucket.state[kMomentum];
+  const bool makes_momentum = options.momentum != 0 && options.dampening != 0 &&
+                              std::any_of(buffers.begin(), buffers.end(),
+                                          [](const at::Tensor& one) { return !one.defined(); });
+  if (!makes_momentum || !scaling.found_inf.defined()) return false;
+  {
+    const capture::Hidden hidden;
+    if (scaling.found_inf.item<float>() == 0) return false;
+  }
+  capture::tell([](capture::Observer& observer) {
+    observer.give_up(
+        "the first step of an SGD with dampening is left out, since gradients are not finite, "
+        "which "
+        "the host decides; take a first step before, or no dampening");
+  });
+  return true;
+}
+
 class SgdRule final : public Optimizer::Rule {
  public:
   const char* name() const override { return "SGD"; }
@@ -201,6 +222,7 @@ class SgdRule final : public Optimizer::Rule {
   void update(Bucket& bucket, Options& options, const LearningRate& lr,
               const AmpScaling& scaling) const override {
     const auto& values = options_as<SGDOptions>(options, name());
+    if (leaves_out_first(bucket, values, scaling)) return;
     switch (bucket.kernels) {
       case Kernels::Loop:
         return update_in_loop(bucket, values, lr);

@@ -187,6 +187,26 @@ TEST_F(BatchDims, AreFollowedThroughJoinedAndSplitDimensions) {
   EXPECT_THAT(mixes(), IsEmpty());
 }
 
+/// The sizes of views don't show where one sample is: with what is before it, if all behind stays.
+TEST_F(BatchDims, AreFollowedThroughViewsOfOneSample) {
+  const auto view = [&](ValueId of, std::vector<int64_t> sizes) {
+    return apply("aten::view", {of}, {std::move(sizes)});
+  };
+  const auto one = sharded(at::randn({3, 1, 4}), 1);  // [positions, batch, width]
+  const auto joined = view(one, {3, 4});              // of a linear layer
+  const auto heads = view(one, {3, 2, 2});            // [positions, batch * heads, width]
+  const auto first = sharded(at::randn({1, 3, 4}));
+  const auto bias = apply("aten::add.Tensor", {one, whole(at::ones({3, 1, 4}))});
+  const auto flat = view(first, {3, 4}), split = view(flat, {1, 3, 4});
+  const auto inner = {heads, bias, view(joined, {3, 1, 4}), view(heads, {3, 1, 4}),
+                      view(one, {3, 1, 2, 2})};
+  for (const auto value : {joined, flat, split}) expect(value, Shard(0));
+  for (const auto value : inner) expect(value, Shard(1));
+  EXPECT_TRUE(is_interleaved(joined));
+  EXPECT_FALSE(is_interleaved(flat));
+  EXPECT_THAT(mixes(), IsEmpty());
+}
+
 TEST_F(BatchDims, EndInMeansAndLosses) {
   const auto mean = apply("aten::mean", {x_});
   const auto loss = apply("aten::mse_loss", {x_, sharded(at::randn({8, 6}))});
@@ -202,6 +222,50 @@ TEST_F(BatchDims, EndInMeansAndLosses) {
   expect(scaled, Partial("avg"));
   expect(regular, Partial("avg"));
   EXPECT_THAT(mixes(), IsEmpty());
+}
+
+/// The mean of x + c over ranks is that of x, plus c.
+TEST_F(BatchDims, LetConstantsBesideMeans) {
+  const auto mean = apply("aten::mean", {x_});
+  const auto more = apply("aten::add.Scalar", {mean}, {2.0});
+  const auto less = apply("aten::sub.Scalar", {more}, {0.5});
+  const auto turned = apply("aten::rsub.Scalar", {less}, {1.0});
+  const auto literal = apply("aten::add.Tensor", {turned, whole(at::ones({}))});
+  steps_.graph.nodes.back().arguments[1] = Argument::of(c10::IValue(1.0));
+  const auto shifted = apply("aten::add.Scalar", {x_}, {2.0});
+  for (const auto value : {more, less, turned, literal}) expect(value, Partial("avg"));
+  expect(shifted, Shard(0));
+  EXPECT_THAT(mixes(), IsEmpty());
+}
+
+/// x[:, 1:3] = y, through the memory of x.
+TEST_F(BatchDims, AreKeptWhereAPartIsWritten) {
+  const auto write = [&](ValueId to, ValueId from, std::vector<int64_t> sizes,
+                         std::vector<int64_t> strides) {
+    return apply("tessera::window_scatter", {to, from}, {sizes, strides, 1});
+  };
+  const auto two = sharded(at::randn({8, 2})), turned = sharded(at::randn({2, 8}), 1);
+  const auto made = call("aten::zeros", {std::vector<int64_t>{8, 6}});
+  const auto columns = write(x_, two, {8, 2}, {6, 1});
+  const auto other = write(x_, turned, {2, 8}, {1, 6});
+  const auto literal = write(x_, whole(at::zeros({2})), {2}, {1});
+  const auto filled = write(made, two, {8, 2}, {6, 1});
+  const auto mean =
+      write(call("aten::zeros", {std::vector<int64_t>{3}}), apply("aten::mean", {x_}), {}, {});
+  for (const auto value : {columns, other, literal, filled}) expect(value, Shard(0));
+  expect(mean, Partial("avg"));
+  EXPECT_THAT(mixes(), IsEmpty());
+}
+
+/// Samples of one batch in columns of another, a sum beside constants.
+TEST_F(BatchDims, ShowWhatIsWrittenAcrossSamples) {
+  const auto square = sharded(at::randn({8, 8})), turned = sharded(at::randn({8, 8}), 1);
+  const std::vector<int64_t> sizes = {8, 8}, strides = {8, 1};
+  apply("tessera::window_scatter", {square, turned}, {sizes, strides, 0});
+  apply("tessera::window_scatter", {whole(at::zeros({3})), apply("aten::sum", {x_})},
+        {std::vector<int64_t>{}, std::vector<int64_t>{}, 0});
+  EXPECT_THAT(mixes(), ElementsAre("tessera::window_scatter: it of its own samples alone",
+                                   "tessera::window_scatter: it of its own samples alone"));
 }
 
 /// sum(x * mask) / sum(mask)

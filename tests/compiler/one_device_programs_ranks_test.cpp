@@ -11,6 +11,7 @@ namespace tessera::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 using Step = std::function<Tensors(Parts&, torch::optim::Optimizer&, const Tensors&)>;
@@ -35,8 +36,10 @@ bool is_named(const Node& node, const char* part) {
   return node.op.find(part) != std::string::npos;
 }
 
-/// The program of a step after two calls that gave what one device gives.
-Graph program_of(const ParallelCase& of, const std::string& style, const Step& step) {
+/// The program of a step after two calls that gave what one device gives. `told`: what explain
+/// says.
+Graph program_of(const ParallelCase& of, const std::string& style, const Step& step,
+                 std::string* told = nullptr) {
   auto net = make_parts(of), reference = make_parts(of);
   const auto optimizer = optimizer_for(net, true), other = optimizer_for(reference, true);
   torch::manual_seed(3);
@@ -59,6 +62,7 @@ Graph program_of(const ParallelCase& of, const std::string& style, const Step& s
       expect_near(gathered(net->p[k].grad()), reference->p[k].grad(), "gradient");
     }
   }
+  if (told != nullptr) *told = explain(compiled);
   return *compiled.step().graph();
 }
 
@@ -97,7 +101,11 @@ TEST(OneDeviceProgramsRanks, GatherParametersOnceAndNothingOfTheUpdate) {
         const torch::NoGradGuard no_grad;
         for (auto& parameter : net->p) {
           auto& gradient = parameter.mutable_grad();
-          gradient.mul_(0.5 / (1.0 + gradient.t().pow(2).sum()));
+          const auto doubled = gradient * 2.0;
+          gradient.mul_(0.5 / (1.0 + gradient.t().pow(2).sum() + doubled.t().abs().sum()));
+          for (const auto& [name, state] :
+               dynamic_cast<optim::AdamW&>(optimizer).state_of(parameter))
+            if (state.dim() > 1) state.div_(1.0 + state.t().pow(2).sum());
         }
       }
       optimizer.step();
@@ -106,7 +114,9 @@ TEST(OneDeviceProgramsRanks, GatherParametersOnceAndNothingOfTheUpdate) {
     const auto plain = sent(program_of(layers(), "fully_shard", train_parts), "all_gather");
     EXPECT_GT(plain, 0);
     EXPECT_LE(plain, 2);  // parameters: in forward, and kept for backward
-    EXPECT_EQ(sent(program_of(layers(), "fully_shard", scales), "all_gather"), plain);
+    std::string told;
+    EXPECT_EQ(sent(program_of(layers(), "fully_shard", scales, &told), "all_gather"), plain);
+    EXPECT_THAT(told, Not(HasSubstr("samples of several ranks")));  // norms are no samples
   });
 }
 
@@ -133,6 +143,27 @@ TEST(OneDeviceProgramsRanks, KeepLayoutsOfParameters) {
   };
   run_processes(2, [&] {
     for (const auto* style : {"replicate", "fully_shard"}) program_of(turned, style, train_parts);
+  });
+}
+
+/// Writes through views give values that all ranks have: they are sharded again.
+TEST(OneDeviceProgramsRanks, LeaveWhatTheyWriteAsItWasPlaced) {
+  const Step writes = [](Parts& net, torch::optim::Optimizer& optimizer, const Tensors& given) {
+    auto results = train_parts(net, optimizer, given);
+    const torch::NoGradGuard no_grad;
+    net->p[0].narrow(0, 1, 1).zero_();
+    net->p[1].view({-1}).mul_(0.5);
+    net->p[0].mutable_grad().narrow(0, 2, 2).zero_();
+    return results;
+  };
+  run_processes(2, [&] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      const auto graph = program_of(layers(), style, writes);
+      for (const auto& output : graph.outputs) {
+        if (output.kind == OutputKind::Result || output.value == kNoValue) continue;
+        EXPECT_EQ(graph.type(output.value).sizes, graph.type(output.target).sizes) << graph;
+      }
+    }
   });
 }
 

@@ -173,7 +173,28 @@ TEST_P(OneDeviceRanks, TakesBatchesAlongOtherDimensions) {
                 torch::rand({count}, real()), torch::rand({}, real())};
       },
       {0, -1, std::nullopt, -1, std::nullopt}};
-  run_cases({transposed(), several});
+  const ParallelCase attention{
+      "attention of [positions, batch, width]",
+      [](PartsImpl& net) {
+        net.parameter(torch::randn({12, 4}, real()));
+        net.parameter(torch::randn({4, 4}, real()));
+        net.parameter(torch::randn({4}, real()));
+      },
+      [](PartsImpl& net, const Tensors& given) -> Tensors {
+        const torch::nn::functional::MultiheadAttentionForwardFuncOptions options(
+            4, 2, net.p[0], {}, {}, {}, false, 0.0, net.p[1], net.p[2]);
+        const auto& x = given[0];
+        const auto attended = torch::nn::functional::multi_head_attention_forward(x, x, x, options);
+        const auto out = std::get<0>(attended) + x;
+        return {torch::mse_loss(out, given[1]) + 2.0, out};
+      },
+      [](int64_t count) -> Tensors {
+        const auto x = torch::randn({3, count, 4}, real());
+        return {x, torch::randn_like(x)};
+      },
+      {1, 1},
+      1};
+  run_cases({transposed(), several, attention});
 }
 
 TEST_P(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
@@ -210,6 +231,41 @@ TEST_P(OneDeviceRanks, FollowsDimensionsThatAreJoinedSplitAndMoved) {
     return {torch::mse_loss(flat, wanted), flat};
   };
   run_cases({joined, inner, interleaved});
+}
+
+/// Results along a batch that are not one row per sample, or several, are returned unsharded; so
+/// are shards of parameters that happen to have as many rows.
+TEST_P(OneDeviceRanks, ReturnsAllOfWhatIsNoBatch) {
+  ParallelCase part{"part of the batch", two_layers,
+                    [](PartsImpl& net, const Tensors& given) -> Tensors {
+                      const auto out = layers(net, given[0]);
+                      return {torch::mse_loss(out, given[1]), out.narrow(0, 1, 3)};
+                    },
+                    x_and_y};
+  part.output_dim = -1;
+  ParallelCase rows{"parameter with as many rows",
+                    [](PartsImpl& net) { net.parameter(torch::randn({8, 3}, real())); },
+                    [](PartsImpl& net, const Tensors& given) -> Tensors {
+                      const auto out = given[0].mm(net.p[0].t());
+                      return {(out.sum(1, true) - given[1]).pow(2).mean(), net.p[0].exp()};
+                    },
+                    x_and_y};
+  rows.output_dim = -1;
+  run(2, [&] {
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      expect_as_one_device(part, {.style = style}, {{4, 4}, {5, 3}});
+      expect_as_one_device(rows, {.style = style}, {{4, 4}, {5, 3}});
+    }
+  });
+}
+
+TEST_P(OneDeviceRanks, WritesPartsOfSamples) {
+  run_cases({with_loss("columns", [](const auto& out, const auto& y) {
+    const auto written = out.clone();
+    written.narrow(1, 0, 1).mul_(2.0);
+    written.select(1, 1).copy_(y.select(1, 0));
+    return torch::mse_loss(written, y) + 1.0;
+  })});
 }
 
 TEST_P(OneDeviceRanks, MakesConstantsOfTheBatch) {
@@ -428,7 +484,12 @@ TEST_P(OneDeviceRanks, TellsWhatMixingCosts) {
                 ThrowsMessage<c10::ValueError>(
                     HasSubstr("DataParallel: expected operators that treat samples one by one "
                               "(on_mix = Error), got aten::sort")));
-    expect_as_one_device(mlp(), {}, {{4, 4}}, {.on_mix = OnMix::Error});
+    // Parameters that are gathered, a bias beside the batch among them, are no samples.
+    for (const auto* style : {"replicate", "fully_shard"}) {
+      const auto told =
+          expect_as_one_device(mlp(), {.style = style}, {{4, 4}}, {.on_mix = OnMix::Error});
+      EXPECT_THAT(told, Not(HasSubstr("samples of several ranks")));
+    }
   });
 }
 

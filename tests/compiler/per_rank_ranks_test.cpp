@@ -111,6 +111,98 @@ TEST_P(PerRankRanks, TellsWhatMixesSamples) {
   });
 }
 
+/// Constants beside a mean, and writes of a part of each sample.
+TEST_P(PerRankRanks, TellsNothingOfSamplesThatStayApart) {
+  const std::vector<Loss> all = {
+      [](auto out, auto y) { return torch::mse_loss(out, y) + 2.0; },
+      [](auto out, auto y) { return 1.0 - torch::mse_loss(out, y) * 0.1 - 0.5; },
+      [](auto out, auto y) { return torch::mse_loss(out, y).add_(1.0).sub_(0.25); },
+      [](auto out, auto y) {
+        const auto written = out.clone();
+        written.narrow(1, 0, 1).mul_(2.0);
+        written.select(1, 1).copy_(y.select(1, 0));
+        written.narrow(0, 0, 2).zero_();
+        return torch::mse_loss(written, y);
+      },
+      [](auto out, auto y) {
+        auto joined = torch::zeros({out.size(0), 4}, real());
+        joined.narrow(1, 0, 2).copy_(out);
+        joined.narrow(1, 2, 2).copy_(y);
+        return joined.pow(2).mean();
+      },
+  };
+  run(2, [&] {
+    for (const auto& loss : all) {
+      const auto told = tell(with_loss(loss), x_and_y(4), {.on_mix = OnMix::Error});
+      EXPECT_THAT(told.text, Not(HasSubstr("mixes samples")));
+    }
+  });
+}
+
+void attention_layer(PartsImpl& net) {
+  net.parameter(torch::randn({12, 4}, real()));
+  net.parameter(torch::randn({12}, real()));
+  net.parameter(torch::randn({4, 4}, real()));
+  net.parameter(torch::randn({4}, real()));
+  net.parameter(torch::randn({8, 1, 4}, real()));  // of positions
+}
+
+/// Of [positions, batch, width], by libtorch.
+Tensor attend(PartsImpl& net, const Tensor& x) {
+  torch::nn::functional::MultiheadAttentionForwardFuncOptions options(
+      4, 2, net.p[0], net.p[1], {}, {}, false, 0.0, net.p[2], net.p[3]);
+  options.attn_mask(torch::ones({x.size(0), x.size(0)}, real()).triu(1) * -1e9);
+  const auto padding = torch::zeros({x.size(1), x.size(0)}, integer()).to(torch::kBool);
+  options.key_padding_mask(padding);
+  return std::get<0>(torch::nn::functional::multi_head_attention_forward(x, x, x, options));
+}
+
+/// The same by hand, with heads inside of the batch or outside of it.
+Tensor attend_by_hand(PartsImpl& net, const Tensor& x, bool heads_inside) {
+  const auto length = x.size(0), batch = x.size(1);
+  const auto parts = torch::linear(x, net.p[0], net.p[1]).chunk(3, 2);
+  const std::vector<int64_t> order = {heads_inside ? 1 : 2, heads_inside ? 2 : 1, 0, 3};
+  const auto heads = [&](const Tensor& of) {
+    return of.reshape({length, batch, 2, 2}).permute(order).reshape({2 * batch, length, 2});
+  };
+  const auto mask = torch::ones({length, length}, real()).triu(1) * -1e9;
+  const auto scores = heads(parts[0]).bmm(heads(parts[1]).transpose(1, 2)) + mask;
+  const auto out = scores.softmax(-1).bmm(heads(parts[2]));
+  const std::vector<int64_t> back = {2, heads_inside ? 0 : 1, heads_inside ? 1 : 0, 3};
+  const auto split =
+      heads_inside ? out.view({batch, 2, length, 2}) : out.view({2, batch, length, 2});
+  return torch::linear(split.permute(back).reshape({length, batch, 4}), net.p[2], net.p[3]);
+}
+
+TEST_P(PerRankRanks, TakesAttentionWithTheBatchInDimensionOne) {
+  const std::vector<std::function<Tensor(PartsImpl&, const Tensor&)>> ways = {
+      attend, [](auto& net, const auto& x) { return attend_by_hand(net, x, true); },
+      [](auto& net, const auto& x) { return attend_by_hand(net, x, false); }};
+  const auto expect_apart = [&](int64_t length, int64_t batch, size_t way) {
+    const ParallelCase of{"",
+                          attention_layer,
+                          [&](PartsImpl& net, const Tensors& given) -> Tensors {
+                            const auto x = given[0] + net.p[4].narrow(0, 0, given[0].size(0));
+                            const auto out = ways[way](net, x) + x;
+                            return {torch::mse_loss(out, given[1]), out};
+                          },
+                          {}};
+    const auto x = torch::randn({length, batch, 4}, real()), y = torch::randn_like(x);
+    const auto told = tell(of, {x, y}, {.input_batch_dim = 1, .on_mix = OnMix::Error});
+    EXPECT_THAT(told.text, Not(HasSubstr("mixes samples")));
+  };
+  run(2, [&] {
+    for (const int64_t length : {2, 3, 5}) {
+      for (const int64_t batch : {1, 2, 5}) {  // one sample leaves no trace in the sizes of views
+        for (size_t way = 0; way < ways.size(); ++way) {
+          SCOPED_TRACE(c10::str("way ", way, ", ", length, " positions, ", batch, " samples"));
+          expect_apart(length, batch, way);
+        }
+      }
+    }
+  });
+}
+
 TEST_P(PerRankRanks, TellsOfTargetsThatAreLeftOut) {
   const auto entropy =
       with_loss([](auto out, auto y) { return torch::nn::functional::cross_entropy(out, y); });

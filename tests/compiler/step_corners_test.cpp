@@ -10,7 +10,9 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using torch::Tensor;
 
 TEST(StepCorners, ConjugatesAreSeen) {
@@ -222,6 +224,67 @@ TEST(StepCorners, MemoryThatIsFilledByParts) {
   };
   EXPECT_THAT(filled([] { return torch::zeros({4, 4}); }), HasSubstr("compiled: "));
   filled([] { return torch::empty({4, 4}); });  // what lies there may differ
+}
+
+/// What explain says of a step that trains a layer, after some calls.
+template <class Optimizer>
+std::string told_of_training(Optimizer& optimizer, nn::Linear& net, bool is_given,
+                             Tensor (*loss)(const Tensor&)) {
+  const auto train = [&](torch::optim::Optimizer& by, const Tensor& x) {
+    by.zero_grad();
+    loss(net(x)).backward();
+    by.step();
+  };
+  const auto x = torch::randn({4, 3});
+  if (!is_given) {
+    auto compiled = compile([&](Tensor given) { train(optimizer, given); });
+    for (int i = 0; i < 5; ++i) compiled(x);
+    return explain(compiled);
+  }
+  auto compiled = compile([&](Optimizer& by, Tensor given) { train(by, given); });
+  for (int i = 0; i < 5; ++i) compiled(optimizer, x);
+  return explain(compiled);
+}
+
+TEST(StepCorners, TellsOfOptimizersThatCountOnTheHost) {
+  const auto square = [](const Tensor& out) { return out.pow(2).mean(); };
+  for (const bool is_given : {true, false}) {
+    nn::Linear first(3, 2), second(3, 2), third(3, 2);
+    torch::optim::Adam adam(first->parameters(), 0.1);
+    torch::optim::AdamW decaying(second->parameters(), 0.1);
+    optim::Adam ours(third->parameters(), {.lr = 0.1});
+    const auto told = told_of_training(adam, first, is_given, square);
+    EXPECT_THAT(told, HasSubstr("it is not the same at each call: "));
+    const char* unknown = "if an optimizer of torch::optim steps in it, such as Adam";
+    EXPECT_THAT(told, HasSubstr(is_given ? "torch::optim::Adam counts its steps on the host and "
+                                           "computes with the count: take tessera::optim::Adam,"
+                                         : unknown));
+    EXPECT_THAT(told_of_training(decaying, second, is_given, square),
+                HasSubstr(is_given ? "take tessera::optim::AdamW," : unknown));
+    EXPECT_THAT(told_of_training(ours, third, is_given, square),
+                AllOf(HasSubstr("compiled: "), Not(HasSubstr("on the host"))));
+  }
+}
+
+/// libtorch's derivatives do, with no item() in the function.
+TEST(StepCorners, TellsOfDerivativesThatReadValues) {
+  nn::Linear net(3, 2);
+  optim::SGD optimizer(net->parameters(), {.lr = 0.1});
+  EXPECT_THAT(
+      told_of_training(optimizer, net, true, [](const Tensor& out) { return out.median(); }),
+      AllOf(HasSubstr("aten::_local_scalar_dense reads values on the host, in backward, at "
+                      "MedianBackward0"),
+            Not(HasSubstr("in place of .item()"))));
+  const auto told = told_of_training(
+      optimizer, net, true, [](const Tensor& out) { return std::get<0>(out.flatten().median(0)); });
+  EXPECT_THAT(told, HasSubstr("compiled: "));
+}
+
+TEST(StepCorners, TellsOfScalarsThatAreKept) {
+  std::vector<Tensor> history;
+  auto compiled = compile([&](Tensor x) { history.push_back(x.sum()); });
+  for (int i = 0; i < 5; ++i) compiled(torch::ones({2}));
+  EXPECT_THAT(explain(compiled), HasSubstr("a tensor that was made inside, of sizes [], by "));
 }
 
 }  // namespace

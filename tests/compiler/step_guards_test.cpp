@@ -224,7 +224,7 @@ TEST(CompiledStepGuards, TellsWhatChanged) {
   repeat(4, [&] { compiled(torch::ones({1, 3})); });
   net->zero_grad();
   repeat(4, [&] { compiled(torch::ones({2, 3})); });
-  EXPECT_THAT(explain(compiled), HasSubstr("sizes of argument 0: 1 3, now 2 3"));
+  EXPECT_THAT(explain(compiled), HasSubstr("sizes of argument 0: [1, 3], now [2, 3]"));
   EXPECT_THAT(explain(compiled), ::testing::Not(HasSubstr("change in \n")));
 }
 

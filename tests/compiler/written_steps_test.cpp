@@ -90,6 +90,42 @@ TEST(WrittenStep, ScalingWithoutGradientsThatAreNotFinite) {
        .scaler = {.device = at::kCPU, .init_scale = 64, .growth_interval = 3}});
 }
 
+/// Momentum with dampening begins with the first gradient that is taken, as eagerly.
+TEST(WrittenStep, FirstStepsThatAScalerLeavesOut) {
+  for (const double dampening : {0.0, 0.5}) {
+    for (const bool overflows : {true, false}) {
+      std::vector<Tensor> shown[2];
+      for (const bool is_compiled : {false, true}) {
+        torch::manual_seed(2);
+        Tower net;
+        optim::SGD optimizer(net->parameters(),
+                             {.lr = 0.1, .momentum = 0.9, .dampening = dampening});
+        optim::GradScaler scaler({.device = at::kCPU, .init_scale = 64});
+        const auto run = [&](Tensor x) {
+          optimizer.zero_grad();
+          scaler.scale(net(x).sum()).backward();
+          scaler.step(optimizer);
+          scaler.update();
+        };
+        auto compiled = compile(run, {.module = net, .optimizer = optimizer});
+        for (int i = 0; i < 7; ++i) {
+          const auto x = torch::full({2, 8}, i < 2 && overflows ? INFINITY : 1.0);
+          is_compiled ? compiled(x) : run(x);
+        }
+        for (const auto& parameter : net->parameters())
+          shown[is_compiled].push_back(parameter.detach().clone());
+        if (!is_compiled) continue;
+        const char* wanted = overflows && dampening != 0
+                                 ? "the first step of an SGD with dampening is left out"
+                                 : "compiled: ";
+        EXPECT_THAT(explain(compiled), HasSubstr(wanted));
+      }
+      for (size_t i = 0; i < shown[0].size(); ++i)
+        EXPECT_TRUE(torch::allclose(shown[0][i], shown[1][i])) << dampening << overflows << i;
+    }
+  }
+}
+
 TEST(WrittenStep, OptionsOfAScalerThatChange) {
   Tower net;
   optim::SGD optimizer(net->parameters(), {.lr = 0.1});

@@ -57,6 +57,8 @@ const Cases kUnary(
         unary("add_scalar", [](const at::Tensor& x) { return x + 3; }),
         unary("rsub_scalar", [](const at::Tensor& x) { return 3 - x; }),
         unary("mul_scalar", [](const at::Tensor& x) { return x * 3; }),
+        unary("sub_scalar", [](const at::Tensor& x) { return x - 3; }),
+        unary("rsub_alpha", [](const at::Tensor& x) { return at::rsub(x, 3, 2); }),
         unary("div_scalar", [](const at::Tensor& x) { return x / 3; }),
         unary("clone", [](const at::Tensor& x) { return x.clone(); }),
         unary("double", [](const at::Tensor& x) { return x.to(at::kDouble); }),

@@ -61,6 +61,25 @@ TEST(GradScaler, FirstMomentumSurvivesASkippedFusedStep) {
   expect_bitwise_equal(p.detach(), reference.detach());
 }
 
+/// The first gradient that is taken counts as the first: there is no momentum before it.
+TEST(GradScaler, FirstMomentumWithDampeningComesAfterSkippedSteps) {
+  for (const bool fused : {false, true}) {
+    const at::Tensor p = scaled_parameter(), reference = scaled_parameter();
+    SGD optimizer({p}, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .fused = fused});
+    torch::optim::SGD straight({reference},
+                               torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5));
+    GradScaler scaler(on_cpu(64));
+    for (int i = 0; i < 2; ++i) train(scaler, optimizer, p, kInfinity);
+    EXPECT_TRUE(optimizer.state_of(p).empty());
+    for (int i = 0; i < 3; ++i) {
+      train(scaler, optimizer, p, 1);
+      reference.mutable_grad() = at::ones({2});
+      straight.step();
+      expect_bitwise_equal(p.detach(), reference.detach());
+    }
+  }
+}
+
 TEST(GradScaler, GrowsAfterGoodSteps) {
   const at::Tensor p = scaled_parameter();
   torch::optim::SGD optimizer(Params{p}, 0.5);  // any optimizer of libtorch's

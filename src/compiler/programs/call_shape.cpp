@@ -137,7 +137,8 @@ std::string difference(const CallShape& before, const CallShape& after) {
     const auto& was = before.tensors[i].type;
     const auto& is = after.tensors[i].type;
     if (was.sizes != is.sizes)
-      return c10::str("sizes of argument ", i, ": ", was.sizes, ", now ", is.sizes);
+      return c10::str("sizes of argument ", i, ": ", c10::IntArrayRef(was.sizes), ", now ",
+                      c10::IntArrayRef(is.sizes));
     if (was.dtype != is.dtype)
       return c10::str("dtype of argument ", i, ": ", was.dtype, ", now ", is.dtype);
     if (before.tensors[i].shares_with != after.tensors[i].shares_with ||

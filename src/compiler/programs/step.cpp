@@ -125,7 +125,8 @@ void Step::Impl::note_capture() {
 }
 
 /// Why this recording ends all attempts; empty if it doesn't.
-std::string Step::Impl::objection(const CallShape& shape, const Recording& recording) const {
+std::string Step::Impl::objection(const CallShape& shape, const Recording& recording,
+                                  const StepArguments& given) const {
   if (!recording.broken.empty()) {
     // An optimizer's first step makes its state: that recording is no use, the next may be.
     return recording.keeps_tensors && kept_tensors + 1 < kMostKept ? "" : recording.broken;
@@ -138,7 +139,8 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
     if (variant.could_serve() || !variant.misfit_besides_gradients(shape).empty()) continue;
     if (gradients_before(variant.recording()) == gradients_before(recording))
       return "it is not the same at each call: " +
-             compiler::difference(variant.recording(), recording);
+             compiler::difference(variant.recording(), recording) +
+             cause_of_change(recording, given);
   }
   return {};
 }
@@ -194,7 +196,7 @@ void Step::Impl::take(CallShape shape, Recording recording, const StepArguments&
   auto& reasons = variants.reasons;
   variants.agreement.meet(recording.groups);
   auto* outdated = find_outdated(shape, recording);
-  auto why_not = objection(shape, recording);
+  auto why_not = objection(shape, recording, given);
   if (why_not.empty() && outdated != nullptr && options.fullgraph)
     why_not = "it is not the same as when its program was made: " +
               compiler::difference(outdated->recording(), recording);

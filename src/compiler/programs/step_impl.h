@@ -77,8 +77,10 @@ struct Step::Impl {
                              compiler::Recording recording, const StepArguments& given);
   /// Once, when many programs are made that differ by scalars among the arguments alone.
   void warn_of_scalars(const compiler::CallShape& shape);
-  std::string objection(const compiler::CallShape& shape,
-                        const compiler::Recording& recording) const;
+  std::string objection(const compiler::CallShape& shape, const compiler::Recording& recording,
+                        const StepArguments& given) const;
+  std::string cause_of_change(const compiler::Recording& recording,
+                              const StepArguments& given) const;
   /// A program that would have served the call, but does something else; see Note [recorded again].
   compiler::Variant* find_outdated(const compiler::CallShape& shape,
                                    const compiler::Recording& recording);

@@ -7,10 +7,15 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <typeinfo>
 #include <utility>
 
 namespace tessera::detail {
@@ -81,6 +86,12 @@ bool writes_parameters(const Graph& graph) {
   });
 }
 
+bool computes_with_count(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::Adam*>(&optimizer) != nullptr ||
+         dynamic_cast<const torch::optim::AdamW*>(&optimizer) != nullptr ||
+         dynamic_cast<const torch::optim::Adagrad*>(&optimizer) != nullptr;
+}
+
 }  // namespace
 
 /// A stock optimizer that the function captures shows nothing but its operators.
@@ -95,6 +106,25 @@ void Step::Impl::warn_of_numbers(const Recording& recording, const StepArguments
       "none is given or named: numbers that it uses, such as a learning rate, stay those of "
       "the captured call; pass the optimizer to the function, or name it "
       "(CompileOptions::optimizer)");
+}
+
+/// What a user may not know of a function that is not the same at each call; empty if there is
+/// nothing to say.
+std::string Step::Impl::cause_of_change(const Recording& recording,
+                                        const StepArguments& given) const {
+  const auto optimizers = optimizers_of(given);
+  for (const auto* optimizer : optimizers) {
+    if (!computes_with_count(*optimizer)) continue;
+    const auto name = c10::demangle(typeid(*optimizer).name());
+    return c10::str("; ", name, " counts its steps on the host and computes with the count: take ",
+                    name == "torch::optim::Adam" ? "tessera::optim::Adam" : "tessera::optim::AdamW",
+                    ", which counts in a tensor");
+  }
+  const bool is_known = !recording.hyperparameters.empty() || !optimizers.empty();
+  if (is_known || !writes_parameters(recording.graph)) return {};
+  return "; if an optimizer of torch::optim steps in it, such as Adam, which counts its steps on "
+         "the "
+         "host and computes with the count, take that of tessera::optim";
 }
 
 std::vector<OptimizerTensor> tensors_of(const torch::optim::Optimizer& optimizer) {

@@ -234,7 +234,7 @@ void Memory::define_view(const at::Tensor& tensor, ValueId value, ViewOrigin ori
 void Memory::check_alone(const c10::StorageImpl* storage, const Region& region) const {
   for (const auto& other : blocks_.at(storage).regions) {
     if (&other != &region && other.begin < region.end && region.begin < other.end)
-      throw CannotRecord(c10::str("a tensor of sizes ", region.root.sizes,
+      throw CannotRecord(c10::str("a tensor of sizes ", c10::IntArrayRef(region.root.sizes),
                                   " is written, and another that overlaps it is used as well"));
   }
 }
@@ -245,7 +245,8 @@ void Memory::write(const at::Tensor& tensor, ValueId value) {
   if (region == nullptr) throw CannotRecord("a tensor got other memory while it was written");
   if (!region->is_dense)
     throw CannotRecord(c10::str("a tensor with gaps in its memory is written: sizes ",
-                                region->root.sizes, ", strides ", region->root.strides));
+                                c10::IntArrayRef(region->root.sizes), ", strides ",
+                                c10::IntArrayRef(region->root.strides)));
   check_alone(storage_of(tensor), *region);
   if (window == region->root) {
     region->value = value;

@@ -4,6 +4,7 @@
 #include "compiler/record/memory.h"
 
 #include <ATen/core/enum_tag.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 
@@ -29,7 +30,13 @@ void check_operator(const c10::OperatorHandle& op, const torch::jit::Stack& stac
     throw CannotRecord(schema.name() + " gives a result whose shape depends on values",
                        "keep the shape, and leave out by a mask what does not count (torch::where, "
                        "masked_fill, a product with the mask)");
-  if (op.hasTag(at::Tag::data_dependent_output))
+  const bool reads_values = op.hasTag(at::Tag::data_dependent_output);
+  if (const auto node = torch::autograd::get_current_node(); reads_values && node)
+    throw CannotRecord(schema.name() + " reads values on the host, in backward, at " + node->name(),
+                       "libtorch's derivatives of max(), min() and median() of all elements do so "
+                       "on the CPU: reduce along a dimension, as in std::get<0>(x.flatten()"
+                       ".median(0)); in a hook, compute with tensors");
+  if (reads_values)
     throw CannotRecord(schema.name() + " reads values on the host",
                        "the program has no host that would decide by them: in place of .item(), or "
                        "a branch on a tensor, compute with tensors (torch::where), or return the "

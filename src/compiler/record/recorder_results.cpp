@@ -86,8 +86,9 @@ void Recorder::write_results(Call& call, Node& node, std::vector<Node>& before) 
       auto& value = argument.values[k];
       if (value == kNoValue && !call.is_fresh[i]) continue;
       if (value != kNoValue && tensors[k].sizes() != graph_.type(value).sizes)
-        throw CannotRecord(c10::str(node.op, " gives a tensor other sizes: ",
-                                    graph_.type(value).sizes, ", then ", tensors[k].sizes()));
+        throw CannotRecord(c10::str(
+            node.op, " gives a tensor other sizes: ", c10::IntArrayRef(graph_.type(value).sizes),
+            ", then ", tensors[k].sizes()));
       // A copy has no gaps.
       const auto strides = at::infer_dense_strides(tensors[k].sizes(), tensors[k].strides());
       const auto target = memory_.new_value(tensors[k]);

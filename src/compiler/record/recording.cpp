@@ -152,7 +152,8 @@ class Finish {
       if (is_empty || memory.storage.use_count() <= ours[memory.storage.get()]) continue;
       recording_.keeps_tensors = true;
       recorder_.give_up(c10::str(
-          "a tensor that was made inside, of sizes ", memory.root.sizes, maker_of(memory.value),
+          "a tensor that was made inside, of sizes ", c10::IntArrayRef(memory.root.sizes),
+          maker_of(memory.value),
           kept_.contains(memory.storage.get()) ? ", which it returns or leaves as a gradient,"
                                                : ",",
           " is still held after it returned: what keeps it (a list, a member, a variable outside, "
@@ -268,7 +269,7 @@ std::string extra_inputs(const Recording& first, const Recording& second) {
       continue;
     }
     const auto& type = larger.type(input.value);
-    extra.push_back(c10::str(input.name, " of sizes ", type.sizes));
+    extra.push_back(c10::str(input.name, " of sizes ", c10::IntArrayRef(type.sizes)));
   }
   return extra.empty() ? "" : "; besides " + format_list(extra);
 }

@@ -16,45 +16,6 @@
 namespace tessera::compiler {
 namespace {
 
-/// What a rank computes by itself, by the beginning of the operator's name.
-struct Family {
-  const char* prefix;
-  const char* each_rank;
-};
-constexpr Family kFamilies[] = {
-    {"aten::native_batch_norm", "statistics of its own samples"},
-    {"aten::cudnn_batch_norm", "statistics of its own samples"},
-    {"aten::_native_batch_norm_legit", "statistics of its own samples"},
-    {"aten::var", "the variance of its own samples"},
-    {"aten::std", "the deviation of its own samples"},
-    {"aten::_softmax", "shares among its own samples"},
-    {"aten::_log_softmax", "shares among its own samples"},
-    {"aten::logsumexp", "the sum over its own samples"},
-    {"aten::sort", "an order of its own samples"},
-    {"aten::topk", "the largest of its own samples"},
-    {"aten::cum", "a scan of its own samples"},
-    {"aten::max", "the largest of its own samples"},
-    {"aten::min", "the smallest of its own samples"},
-    {"aten::arg", "a place among its own samples"},
-    {"aten::median", "the median of its own samples"},
-    {"aten::mm", "pairs of its own samples"},
-    {"aten::bmm", "pairs of its own samples"},
-    {"aten::addmm", "pairs of its own samples"},
-    {"aten::dot", "the product of its own samples"},
-    {"aten::_cdist", "distances between its own samples"},
-    {"aten::linalg_vector_norm", "the norm of its own samples"},
-    {"aten::norm", "the norm of its own samples"},
-    {"aten::nll_loss", "a mean weighted by its own targets"},
-    {"aten::div", "a quotient of its own sums"},
-};
-
-std::string each_rank_computes(const Node& node) {
-  for (const auto& family : kFamilies) {
-    if (node.op.starts_with(family.prefix)) return family.each_rank;
-  }
-  return is_pointwise(node) ? "it of the sum over its own samples" : "it of its own samples alone";
-}
-
 /// What is known of a value.
 struct Known {
   enum class Kind {
@@ -87,16 +48,50 @@ bool is_mean(const dtensor::Call& call) {
          call.argument("reduction").toInt() == at::Reduction::Mean;
 }
 
-/// The dimension of a batch in a view of its tensor, and what lies outside of it there.
+/// The dimension of a batch in a view of its tensor, and what lies outside of it there. A batch of
+/// one sample leaves no trace in sizes: it is joined with what is before it if all behind it stays.
 std::pair<int64_t, int64_t> batch_in_view(const std::vector<int64_t>& before, const Known& batch,
-                                          const std::vector<int64_t>& after) {
+                                          const std::vector<int64_t>& after, bool is_one) {
+  const auto dim = batch.placement.dim();
+  const auto behind = before.begin() + dim + 1;
+  if (batch.outer == 1 && std::ssize(after) > dim &&
+      std::equal(before.begin(), behind, after.begin()))
+    return {dim, 1};
   int64_t outer = batch.outer, seen = 1;
-  for (int64_t i = 0; i < batch.placement.dim(); ++i) outer *= before[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < dim; ++i) outer *= before[static_cast<size_t>(i)];
   for (size_t i = 0; i < after.size(); ++i) {
-    if (seen * after[i] > outer) return {static_cast<int64_t>(i), outer / seen};
-    seen *= after[i];
+    const auto next = seen * after[i];
+    const bool ends =
+        is_one && next == outer &&
+        std::equal(after.begin() + static_cast<long>(i) + 1, after.end(), behind, before.end());
+    const bool is_alone = is_one && seen == outer && after[i] == 1;
+    if (next > outer || ends || is_alone) return {static_cast<int64_t>(i), outer / seen};
+    seen = next;
   }
   return {0, 1};
+}
+
+/// Of a write to a part of a tensor's memory, tessera::window_scatter: samples stay apart if they
+/// lie along one dimension of the tensor, and along what shows of it in the part.
+dtensor::Rows window_rows(const dtensor::Call& call) {
+  const auto& whole = call.operand(0);
+  const auto sizes = call.argument("size").toIntVector();
+  const auto strides = call.argument("stride").toIntVector();
+  dtensor::Rows rows;
+  for (int64_t dim = 0; dim < whole.ndim(); ++dim) {
+    const auto step = whole.strides[dim];
+    bool shows = false;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const bool is_along = strides[i] >= step && strides[i] < step * whole.sizes[dim];
+      shows |= is_along && sizes[i] > 1;
+      if (is_along || sizes[i] == 1)
+        rows.push_back({Shard(dim), Shard(dim), Shard(static_cast<int64_t>(i))});
+    }
+    if (!shows) rows.push_back({Shard(dim), Shard(dim), Replicate()});
+  }
+  for (const auto op : {ReduceOp::SUM, ReduceOp::AVG})
+    rows.push_back({Partial(op), Partial(op), Partial(op)});
+  return rows;
 }
 
 bool is_reshape(const Node& node) {
@@ -187,6 +182,11 @@ class Analysis {
     return kNoValue;
   }
 
+  bool is_one_sample(const Known& batch) const {
+    const auto& type = graph_.type(graph_.inputs[static_cast<size_t>(batch.argument)].value);
+    return type.sizes[static_cast<size_t>(type.placement->dim())] == 1;
+  }
+
   void mix(size_t index, std::optional<int64_t> ignored_target = std::nullopt) {
     const auto& node = graph_.nodes[index];
     if (!is_in_backward(node)) mixes_.push_back({index, each_rank_computes(node), ignored_target});
@@ -200,18 +200,19 @@ class Analysis {
       return at(value).kind != Known::Kind::Nothing;
     });
     if (!are_known) return false;
-    // Rules know of no batch inside of a dimension.
+    // Rules know of no batch inside of a dimension, and follow none that is 1 long.
     const auto batch = batch_operand(node);
-    if (is_reshape(node) && batch != kNoValue && at(batch).outer > 1) return false;
+    if (is_reshape(node) && batch != kNoValue && (at(batch).outer > 1 || is_one_sample(at(batch))))
+      return false;
     // Lists of tensors that have nothing to do with each other, as an optimizer's.
     if (node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_"))
       return false;
     const auto* rule = dtensor::find_rule(op);
     const dtensor::Call call(op.schema(), stack_of(node, op.schema()));
-    const auto rows = rule != nullptr && rule->rows ? rows_of(*rule, call) : dtensor::Rows();
+    const auto rows = rows_of(node, rule, call);
     for (const auto& row : rows) {
       if (!fits(node, call, row)) continue;
-      if (communicates(*rule, call, row)) break;
+      if (rule != nullptr && communicates(*rule, call, row)) break;
       place_results(index, call, row);
       return true;
     }
@@ -220,10 +221,13 @@ class Analysis {
     return false;
   }
 
-  static dtensor::Rows rows_of(const dtensor::Rule& rule, const dtensor::Call& call) {
+  static dtensor::Rows rows_of(const Node& node, const dtensor::Rule* rule,
+                               const dtensor::Call& call) {
+    if (node.op == "tessera::window_scatter") return window_rows(call);
+    if (rule == nullptr || !rule->rows) return {};
     try {
       // Every rank has as many rows as any other: as if there were one.
-      return rule.rows(call, /*ranks=*/1);
+      return rule->rows(call, /*ranks=*/1);
     } catch (const c10::Error&) {
       return {};  // a rule that refuses the call tells nothing of it
     }
@@ -238,15 +242,22 @@ class Analysis {
       if (!call.has(i)) continue;
       if (argument.values.empty() && wanted != Replicate()) return false;  // a number
       for (const auto value : argument.values) {
-        if (value != kNoValue && !accepts(at(value), wanted)) return false;
+        if (value != kNoValue && !accepts(value, wanted)) return false;
       }
     }
     return true;
   }
 
   bool fits(const Node& node, const dtensor::Call& call, const dtensor::Row& row) const {
-    return fits(node, call, row,
-                [](const Known& known, const Placement& wanted) { return known.is(wanted); });
+    return fits(node, call, row, [&](ValueId value, const Placement& wanted) {
+      return at(value).is(wanted) || is_broadcast_to_one(node, value, wanted);
+    });
+  }
+
+  /// Beside a batch of one sample, what is as long as one is broadcast.
+  bool is_broadcast_to_one(const Node& node, ValueId value, const Placement& wanted) const {
+    return is_pointwise(node) && wanted.is_shard() && at(value).is(Replicate()) &&
+           sizes_of(value)[static_cast<size_t>(wanted.dim())] == 1;
   }
 
   /// A result that all ranks share, of operands that they don't, by a computation of the rule's
@@ -302,11 +313,13 @@ class Analysis {
   void check_parameters(const Node& node, const dtensor::Call& call,
                         const dtensor::Rows& rows) const {
     const auto batch = batch_operand(node);
-    if (batch == kNoValue) return;
+    // Where one sample is, views leave unsure.
+    if (batch == kNoValue || is_one_sample(at(batch))) return;
     const Known* tied = nullptr;
     for (const auto& row : rows) {
       tied = nullptr;
-      const bool is_tied = fits(node, call, row, [&](const Known& known, const Placement& wanted) {
+      const bool is_tied = fits(node, call, row, [&](ValueId value, const Placement& wanted) {
+        const auto& known = at(value);
         if (known.parameter >= 0 && wanted.is_shard()) return (tied = &known), true;
         if (known.parameter >= 0 && wanted.is_partial()) return true;  // a bias beside it
         return known.is(wanted);
@@ -341,7 +354,8 @@ class Analysis {
       int64_t found = -1;
       const bool is_cut = is_view(node) && after.size() == sizes.size();  // a rank's own part
       if (is_reshape(node) && !after.empty())
-        std::tie(found, known.outer) = batch_in_view(sizes, at(batch), after);
+        std::tie(found, known.outer) =
+            batch_in_view(sizes, at(batch), after, is_one_sample(at(batch)));
       else if (is_cut || has_length(dim))
         found = dim;
       else
@@ -377,10 +391,6 @@ class Analysis {
 
 BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh) {
   return Analysis(graph, mesh).run();
-}
-
-std::string describe(const Node& node) {
-  return node.module.empty() ? node.op : node.op + " in " + node.module;
 }
 
 }  // namespace tessera::compiler

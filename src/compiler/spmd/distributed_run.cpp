@@ -14,6 +14,7 @@
 #include "dtensor/registration.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
@@ -31,6 +32,17 @@ const Placement& placed(const at::Tensor& tensor) {
 }
 
 const at::Tensor& part(const at::Tensor& tensor) { return dtensor::part_of(tensor).local(); }
+
+/// Sees or writes memory by strides, which are those of all samples: a rank's part lies otherwise.
+/// as_strided counts from where memory begins, which is where its argument does unless that is a
+/// view.
+bool is_by_strides(const Graph& graph, const Node& node) {
+  if (node.op.starts_with("tessera::window")) return true;
+  if (node.op != "aten::as_strided") return false;
+  return std::none_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& other) {
+    return is_view(other) && other.defined() == node.arguments[0].values;
+  });
+}
 
 template <class Predicate>
 bool any_used(const Node& node, Predicate predicate) {
@@ -171,10 +183,10 @@ void DistributedRun::run(const Node& node, comm_debug& counts) {
   else if (is_random(node))
     draw(node);
   else
-    execute(node);
+    execute(node, counts);
   const bool is_of_update = is_gradient_mark(node) || is_update(node);
   for (const auto value : node.defined()) {
-    is_update_[static_cast<size_t>(value)] = is_of_update && !locality_.is_local(value);
+    is_update_[static_cast<size_t>(value)] = is_of_update;
     place_result(value);
     note_placement(value);
   }
@@ -211,18 +223,29 @@ at::Tensor DistributedRun::operand(ValueId value, bool gathers) {
   return known->second;
 }
 
+at::Tensor DistributedRun::unsharded(ValueId value) {
+  const auto& type = graph_.type(value);
+  const auto all = part(with_layout(moved(at(value), Replicate()), type));
+  const bool is_alike = all.strides() == type.strides && all.storage_offset() == 0;
+  return is_alike ? all : at::empty_strided(type.sizes, type.strides, all.options()).copy_(all);
+}
+
 torch::jit::Stack DistributedRun::stack_of(const Node& node,
                                            const std::function<at::Tensor(ValueId)>& tensor_of) {
   return arguments_of(node, find_operator(node.op)->schema(), tensor_of);
 }
 
-void DistributedRun::execute(const Node& node) {
+void DistributedRun::execute(const Node& node, comm_debug& counts) {
   TORCH_CHECK_NOT_IMPLEMENTED(find_operator(node.op) && !is_collective(node),
                               "DataParallel: expected a step of one rank, without messages of its "
                               "own, got ",
                               describe(node), "; give it a model that is not parallel");
   if (const auto dim = made_dim(node); dim >= 0) return make_part(node, dim);
+  if (is_by_strides(graph_, node))
+    return call_and_store(node, stack_of(node, [&](ValueId value) { return unsharded(value); }));
   const bool gathers = gathers_parameters(node);
+  for (const auto value : node.used()) operand(value, gathers);
+  counts.reset();  // parameters are no samples
   // What all ranks have is computed by each, as a plain tensor.
   const bool is_alike = !any_used(
       node, [&](ValueId value) { return !placed(operand(value, gathers)).is_replicate(); });

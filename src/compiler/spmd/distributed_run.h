@@ -50,10 +50,12 @@ class DistributedRun {
   /// One device draws for the whole batch: so does every rank, and takes its part. Where the
   /// operator reads its argument, the parts of others don't matter to this rank's.
   void draw(const Node& node);
-  void execute(const Node& node);
+  void execute(const Node& node, comm_debug& counts);
   /// Parameters that are sharded are gathered before they meet the batch, and before they are
   /// viewed otherwise.
   at::Tensor operand(ValueId value, bool gathers);
+  /// All of a value, a plain tensor with the strides that it has on one device.
+  at::Tensor unsharded(ValueId value);
   void call_and_store(const Node& node, torch::jit::Stack stack);
   void store(const Argument& result, const c10::IValue& value);
   /// The dimension of a constant, or of what is broadcast, that is as long as the batch: a rank

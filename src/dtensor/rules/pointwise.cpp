@@ -59,23 +59,43 @@ Number number_at(const Call& call, size_t index) {
   return value.isScalar() ? number_in(value.toScalar()) : Number::Unknown;
 }
 
-/// Sums pass: f(a + b) = f(a) + f(b).
+bool scales_without_bound(const Call& call) {
+  return call.has_argument("alpha") && number_at(call, call.index_of("alpha")) == Number::NotFinite;
+}
+
+bool has_fractions(const Operand& operand) {
+  return c10::isFloatingType(operand.dtype) || c10::isComplexType(operand.dtype);
+}
+
+/// Sums pass: f(a + b) = f(a) + f(b). A number written as such is no summand, since every part
+/// would add it; beside an average it may stand.
 Rows linear_rows(const Call& call) {
   Rows rows;
-  // A number written as such is no summand: adding it to every part would add it several times.
-  for (const auto& input : call.inputs()) {
-    for (const auto& operand : input.operands) {
-      if (!operand.spec) return rows;
-    }
-  }
-  if (call.has_argument("alpha") && number_at(call, call.index_of("alpha")) == Number::NotFinite)
-    return rows;
+  if (scales_without_bound(call)) return rows;
+  const auto is_number = [](const TensorArgument& input) {
+    return std::any_of(input.operands.begin(), input.operands.end(),
+                       [](const Operand& operand) { return !operand.spec; });
+  };
+  const auto& inputs = call.inputs();
+  const bool has_number = std::any_of(inputs.begin(), inputs.end(), is_number);
   for (const auto op : {ReduceOp::SUM, ReduceOp::AVG}) {
     auto row = call.row(Partial(op));
-    std::fill(row.begin(), row.end(), Partial(op));
-    rows.emplace_back(std::move(row));
+    bool passes = !has_number || op == ReduceOp::AVG;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (is_number(inputs[i])) continue;
+      row[call.output_count() + i] = Partial(op);
+      // An average of integers is rounded.
+      passes = passes && (!has_number || has_fractions(call.operand(i)));
+    }
+    if (passes) rows.emplace_back(std::move(row));
   }
   return rows;
+}
+
+/// The same where the number is no tensor: the average of x + c is that of x, plus c.
+Rows shifted_rows(const Call& call) {
+  if (scales_without_bound(call) || !has_fractions(call.operand(0))) return {};
+  return {{Partial("avg"), Partial("avg")}};
 }
 
 /// Products pass in each factor by itself; quotients in the dividend. An infinite factor would make
@@ -113,6 +133,9 @@ const Registration kLinear({"aten::add.Tensor", "aten::sub.Tensor", "aten::add_.
                             "aten::alias", "aten::positive", "aten::real", "aten::imag",
                             "aten::lift_fresh", "tessera::again"},
                            pointwise_rule(/*passes_partial=*/true));
+
+const Registration kShift({"aten::add.Scalar", "aten::sub.Scalar", "aten::rsub.Scalar"},
+                          with_rows(shifted_rows));
 
 /// See without_bits: such a view has memory of its own.
 Rule resolved_view_rule() {

@@ -347,6 +347,13 @@ TEST_F(BatchDims, AreNotThoseOfParameters) {
                         HasSubstr("input_batch_dims"))));
 }
 
+/// Views leave unsure where it is.
+TEST_F(BatchDims, OfOneSampleAreNotRefused) {
+  const auto one = sharded(at::randn({1, 6})), weight = parameter(at::randn({1, 4}), "weight");
+  apply("aten::mm", {apply("aten::t", {one}), weight});
+  EXPECT_THAT(mixes(), ElementsAre("aten::mm: pairs of its own samples"));
+}
+
 /// The same step: what depends on the rank's part of the batch.
 class LocalValues : public BatchDims {
  protected:

@@ -32,8 +32,8 @@ struct BatchDims {
 /// without communication and without another local computation. If no row fits, the operator mixes
 /// samples; its result is taken to have its batch where the operand had it, or else in the first
 /// dimension of that length. A view that joins the batch with outer dimensions has it in the joined
-/// one. Constants made inside fit whatever they meet. A batch of one sample can't be told from other
-/// dimensions that are 1 long: views of it are guessed, and no batch dimension is refused.
+/// one. Constants made inside fit whatever they meet. A batch of one sample can't be told from
+/// other dimensions that are 1 long: views of it are guessed, and no batch dimension is refused.
 BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh);
 
 /// For messages of an operator that mixes samples: what a rank computes that has its own alone.

@@ -6,6 +6,7 @@
 #include "fully_shard/collect.h"
 #include "nn/module_hooks.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -37,7 +38,9 @@ c10::Device find_device(const std::vector<FoundParameter>& parameters,
   for (const auto& parameter : parameters) {
     if (!parameter.tensor.is_meta()) return parameter.tensor.device();
   }
-  return options.mesh ? c10::Device(options.mesh->device_type()) : c10::Device(at::kCPU);
+  const auto type = options.mesh ? options.mesh->device_type() : at::kCPU;
+  // With its index, as tensors have it.
+  return type == at::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 void check_parameters(const std::vector<FoundParameter>& parameters, c10::Device device,

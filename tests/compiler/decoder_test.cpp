@@ -67,6 +67,8 @@ void expect_trained_alike(const DecoderCase& which) {
     const auto got = compiled(tokens, target), wanted = step(0, tokens, target);
     EXPECT_TRUE(torch::allclose(got, wanted, 1e-4, 1e-5)) << i << ": " << got << " " << wanted;
     for (const auto& item : nets[0]->named_parameters()) {
+      // Softmax takes it away again: its gradient is rounding, of which Adam makes whole steps.
+      if (item.key().ends_with("k_proj.bias")) continue;
       const auto part = [](const at::Tensor& tensor) {
         return is_dtensor(tensor) ? DTensor::of(tensor).to_local() : tensor;
       };

@@ -31,7 +31,11 @@ using Function = Tensor (*)(const std::vector<Tensor>&);
 struct Case {
   const char* name;
   Function function;  // of x and a residual [rows, columns], a weight and a bias [columns]
-  int64_t most_columns = int64_t{1} << 20;
+
+  /// A vocabulary is what losses are over.
+  bool takes(const Shape& shape) const {
+    return shape.columns < 10000 || std::string(name).starts_with("CrossEntropy");
+  }
 };
 
 Tensor as_targets(const std::vector<Tensor>& given) {
@@ -78,8 +82,7 @@ const Case kCases[] = {
      }},
     {"CrossEntropy",
      [](const std::vector<Tensor>& given) {
-       return F::cross_entropy(given[0] * given[2] + given[3], as_targets(given)) +
-              given[1].sum();
+       return F::cross_entropy(given[0] * given[2] + given[3], as_targets(given)) + given[1].sum();
      }},
     {"CrossEntropyIgnoring",
      [](const std::vector<Tensor>& given) {
@@ -153,12 +156,12 @@ TEST_P(Rows, ComputeWhatOperatorsCompute) {
   const double tolerance = dtype == torch::kDouble ? 1e-11 : is_low ? 0.02 : 2e-4;
   const RowsOnHost on_host;
   for (const Shape& shape : kShapes) {
+    if (!each.takes(shape)) continue;
     const auto given = leaves(shape, torch::dtype(dtype).device(kind));
     std::vector<Tensor> twins;
     for (const auto& tensor : given) twins.push_back(tensor.detach().clone().requires_grad_());
     const auto function = each.function;
-    auto step = compile([&] { return step_of(function, given); },
-                        {.fullgraph = true});
+    auto step = compile([&] { return step_of(function, given); }, {.fullgraph = true});
     for (int i = 0; i < 3; ++i) {
       const auto wanted = step_of(function, twins);
       const auto got = step();
@@ -202,6 +205,7 @@ TEST_P(Rows, CompileForGpus) {
   if (nvrtc == nullptr) GTEST_SKIP() << why;
   const RowsOnHost on_host;
   for (const Shape& shape : kShapes) {
+    if (!each.takes(shape)) continue;
     const auto given = leaves(shape, torch::dtype(dtype));
     const auto function = each.function;
     const testing::TemporaryFolder dumps;

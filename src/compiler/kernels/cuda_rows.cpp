@@ -106,11 +106,10 @@ class CudaRows : RowText {
             ") " + kKernelName + (shares_.vector == 1 ? "" : kVectorSuffix) + "(";
     std::string list;
     for (size_t i = 0; i < plan_.reads.size(); ++i)
-      list += ", const " + memory_type(type_of_read(i).dtype) + "* __restrict__ in" +
-              std::to_string(i);
-    for (size_t i = 0; i < plan_.writes.size(); ++i)
       list +=
-          ", " + memory_type(type_of_write(i).dtype) + "* __restrict__ out" + std::to_string(i);
+          ", const " + memory_type(type_of_read(i).dtype) + "* __restrict__ in" + std::to_string(i);
+    for (size_t i = 0; i < plan_.writes.size(); ++i)
+      list += ", " + memory_type(type_of_write(i).dtype) + "* __restrict__ out" + std::to_string(i);
     text_ += list.substr(2) + ") {\n";
   }
 
@@ -129,8 +128,8 @@ class CudaRows : RowText {
       line("const int64_t end = (blockIdx.x + int64_t{1}) * " + part + ";");
       // Nothing but loads: those of the next rows need not wait for this one.
       if (plan_.phases.size() == 1 && plan_.phases[0].of_elements.empty()) line("#pragma unroll 4");
-      open("for (int64_t first = blockIdx.x * int64_t{" + part + "}; first < end; first += " +
-           at_once + ") {");
+      open("for (int64_t first = blockIdx.x * int64_t{" + part +
+           "}; first < end; first += " + at_once + ") {");
     } else {
       line("const int64_t end = " + rows + ";");
       open("for (int64_t first = blockIdx.x * int64_t{" + at_once +
@@ -188,8 +187,7 @@ class CudaRows : RowText {
       line(pack(type_of_write(write)) + " q" + std::to_string(write) + ";");
     line("#pragma unroll");
     open("for (int v = 0; v < " + vector() + "; ++v) {");
-    for (const size_t read : phase.reads)
-      load(read, "p" + std::to_string(read) + turn + ".at[v]");
+    for (const size_t read : phase.reads) load(read, "p" + std::to_string(read) + turn + ".at[v]");
     for (const size_t node : phase.of_elements) line(statement(node));
     for (const size_t node : phase.reductions) {
       const std::string sum = "r" + std::to_string(node);
@@ -214,18 +212,17 @@ class CudaRows : RowText {
   void reduce(size_t node) {
     const std::string number = std::to_string(node);
     const std::string combine = reduction(node).combine;
-    const std::string sum = shares_.threads == 32
-                                ? "across_warp<" + combine + ">(r" + number + ")"
-                                : "across_block<" + combine + ", " + threads() + ">(r" + number +
-                                      ", shared" + number + ")";
+    const std::string sum = shares_.threads == 32 ? "across_warp<" + combine + ">(r" + number + ")"
+                                                  : "across_block<" + combine + ", " + threads() +
+                                                        ">(r" + number + ", shared" + number + ")";
     line(reduced(node, sum));
   }
 
   void row_writes() {
     for (const size_t write : plan_.row_writes)
       line(std::string("if (thread == 0") + (is_even() ? "" : " && is_row") + ") out" +
-           std::to_string(write) + "[" + number_place(tensor_of_write(write)) + "] = " +
-           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+           std::to_string(write) + "[" + number_place(tensor_of_write(write)) +
+           "] = " + store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
   }
 
   template <class Function>

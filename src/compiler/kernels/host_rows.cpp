@@ -67,8 +67,8 @@ class HostRows : RowText {
                                std::to_string(node) + ")"));
     }
     for (const size_t write : plan_.row_writes)
-      line("out" + std::to_string(write) + "[" + number_place(tensor_of_write(write)) + "] = " +
-           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+      line("out" + std::to_string(write) + "[" + number_place(tensor_of_write(write)) +
+           "] = " + store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
   }
 
   void pass(const RowPlan::Phase& phase) {
@@ -76,8 +76,8 @@ class HostRows : RowText {
     for (const size_t node : phase.reductions) {
       const std::string sums = "r" + std::to_string(node);
       line(sum_type(node) + " " + sums + "[" + lanes + "];");
-      line("for (int v = 0; v < " + lanes + "; ++v) " + sums + "[v] = " +
-           reduction(node).identity + ";");
+      line("for (int v = 0; v < " + lanes + "; ++v) " + sums + "[v] = " + reduction(node).identity +
+           ";");
     }
     const int64_t rest = plan_.columns % kLanes;
     const std::string whole = std::to_string(plan_.columns - rest);
@@ -104,8 +104,8 @@ class HostRows : RowText {
     for (const size_t node : phase.columns)
       line("c" + std::to_string(node) + "[at] += " + input_of(node) + ";  // tessera.column_sums");
     for (const size_t write : phase.writes)
-      line("out" + std::to_string(write) + "[" + place(tensor_of_write(write), "at") + "] = " +
-           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+      line("out" + std::to_string(write) + "[" + place(tensor_of_write(write), "at") +
+           "] = " + store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
     close();
   }
 };

@@ -81,9 +81,9 @@ struct CudaKernel {
     }
     if (takes_list) arguments = {const_cast<void**>(given)};
     const auto& taken = is_aligned ? vector_grid : grid;
-    CudaModule::launch(is_aligned ? vector_function : function,
-                       static_cast<unsigned>(taken.blocks), static_cast<unsigned>(taken.threads),
-                       current_cuda_stream(device), arguments.data());
+    CudaModule::launch(is_aligned ? vector_function : function, static_cast<unsigned>(taken.blocks),
+                       static_cast<unsigned>(taken.threads), current_cuda_stream(device),
+                       arguments.data());
   }
 };
 

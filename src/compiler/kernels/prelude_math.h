@@ -16,5 +16,7 @@ struct SourcePiece {
 /// without branches and without libm, so that compilers turn loops over them into vector
 /// instructions; double takes libm's. A GPU has its own.
 const std::vector<SourcePiece>& math_pieces(c10::DeviceType device);
+/// Those at their end: reductions, see Note [rows].
+std::vector<SourcePiece> row_pieces(bool is_host);
 
 }  // namespace tessera::compiler

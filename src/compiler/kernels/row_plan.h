@@ -30,6 +30,7 @@ constexpr int64_t kMostColumnSums = 16384;
 /// Adds up the parts of each: "sum_parts(Tensor[] parts) -> Tensor[]", of [parts, columns] to
 /// [columns] each; one kernel for all.
 constexpr const char* kSumParts = "tessera::sum_parts";
+constexpr size_t kMostSumParts = 200;  // of one kernel: as many addresses as it may be given
 /// Whether an element's column is the row's number: "one_hot(Tensor self, int classes) -> Tensor",
 /// of [..., 1] to [..., classes].
 constexpr const char* kOneHot = "tessera::one_hot";
@@ -49,13 +50,14 @@ bool is_sum_parts(const Node& node);
 bool is_one_hot(const Node& node);
 /// Whether it is a reduction of rows or columns.
 bool reduces(const Graph& graph, const Node& node);
-/// Whether the node makes its kernel one over rows: a reduction, or one_hot, which asks for columns.
+/// Whether the node makes its kernel one over rows: a reduction, or one_hot, which asks for
+/// columns.
 bool needs_rows(const Graph& graph, const Node& node);
 /// The shape whose rows its kernel goes over.
 const std::vector<int64_t>& shape_of_rows(const Graph& graph, const Node& node);
 
-/// Whether kernels go over the rows of such a tensor: on a GPU, if there are rows enough for it. The
-/// host has ATen's, but in the scope of RowsOnHost.
+/// Whether kernels go over the rows of such a tensor: on a GPU, if there are rows enough for it.
+/// The host has ATen's, but in the scope of RowsOnHost.
 bool is_kernel_row(const ValueType& type);
 
 class RowsOnHost {
@@ -88,10 +90,10 @@ struct RowPlan {
   int64_t rows = 0, columns = 0;
   int64_t parts = 0;  // of column_sums; 0: there are none
   std::vector<ValueId> reads = {}, writes = {};
-  LoopNest nest = {};                    // over rows, of reads, then writes
-  std::vector<int64_t> along_row = {};   // strides, of reads, then writes
+  LoopNest nest = {};                   // over rows, of reads, then writes
+  std::vector<int64_t> along_row = {};  // strides, of reads, then writes
   std::vector<Phase> phases = {};
-  std::vector<size_t> row_writes = {};   // one number per row, in `writes`
+  std::vector<size_t> row_writes = {};  // one number per row, in `writes`
 
   bool is_element_read(size_t read) const { return along_row[read] != 0; }
   int64_t stride_of_write(size_t write) const { return along_row[reads.size() + write]; }

@@ -92,8 +92,7 @@ void RowText::load(size_t read, const std::string& from) {
 
 void RowText::row_loads() {
   for (size_t i = 0; i < plan_.reads.size(); ++i) {
-    if (!plan_.is_element_read(i))
-      load(i, "in" + std::to_string(i) + "[" + number_place(i) + "]");
+    if (!plan_.is_element_read(i)) load(i, "in" + std::to_string(i) + "[" + number_place(i) + "]");
   }
 }
 

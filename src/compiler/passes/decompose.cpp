@@ -1,16 +1,12 @@
-#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/ir/rewrite.h"
 #include "compiler/kernels/pointwise_rules.h"
-#include "compiler/kernels/row_plan.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/row_builder.h"
 
-#include <algorithm>
-#include <iterator>
+#include <c10/util/StringUtil.h>
+
 #include <limits>
-#include <map>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
@@ -22,52 +18,14 @@ namespace {
 // in float throughout. What backward needs again and one subtraction makes, log-probabilities of
 // what was given, is computed again.
 
-/// How many parts of rows are added up apart from each other: as many as a GPU has at once. 0: none
-/// that divide them evenly.
-int64_t parts_of(int64_t rows) {
-  constexpr int64_t kMost = 528, kFewest = 32, kRows = 4;
-  for (int64_t parts = std::min(kMost, rows / kRows); parts >= kFewest; --parts) {
-    if (rows % parts == 0) return parts;
-  }
-  return 0;
-}
-
-at::ScalarType sum_dtype(at::ScalarType dtype) {
-  return dtype == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-class Decomposer {
+class Decomposer : public RowBuilder {
  public:
-  explicit Decomposer(Graph& graph)
-      : graph_(graph), memory_(graph), made_by_(graph.value_count(), nullptr) {}
-
-  void run() {
-    const auto old = std::move(graph_.nodes);
-    for (const Node& node : old) {
-      for (const ValueId value : node.defined()) made_by_.at(index(value)) = &node;
-    }
-    for (const Node& original : old) {
-      Node node = original;
-      replace_uses(node, replacements_);
-      module_ = node.module;
-      if (uses_late(node) && is_view(node) && !is_wait(node)) {
-        add_late(std::move(node));
-        continue;
-      }
-      if (uses_late(node) || node.op == kNextIteration) flush();
-      if (!decompose(node)) nodes_.push_back(std::move(node));
-    }
-    flush();
-    graph_.nodes = std::move(nodes_);
-    replace_uses(graph_, replacements_);
-    if (!replacements_.empty()) remove_dead_code(graph_);
-  }
+  using RowBuilder::RowBuilder;
 
  private:
   using Rule = bool (Decomposer::*)(const Node&);
-  static size_t index(ValueId value) { return static_cast<size_t>(value); }
 
-  bool decompose(const Node& node) {
+  bool decompose(const Node& node) override {
     static const std::unordered_map<std::string, Rule> rules = {
         {"aten::native_layer_norm", &Decomposer::layer_norm},
         {"aten::native_layer_norm_backward", &Decomposer::layer_norm_backward},
@@ -86,27 +44,6 @@ class Decomposer {
     return rule != rules.end() && (this->*rule->second)(node);
   }
 
-  // What nodes say.
-
-  static ValueId value_at(const Node& node, size_t argument) {
-    const Argument& given = node.arguments.at(argument);
-    return given.kind == Argument::Kind::Value ? given.values.at(0) : kNoValue;
-  }
-  static ValueId result_at(const Node& node, size_t result) {
-    return result < node.results.size() ? node.results[result].values.at(0) : kNoValue;
-  }
-  const ValueType& type(ValueId value) const { return graph_.type(value); }
-
-  /// Whether somebody writes over it, so that it must not be read later.
-  bool is_consumed(ValueId value) const {
-    return consumed_.contains(value) || (index(value) < values_ && memory_.is_consumed(value));
-  }
-
-  /// Whether kernels go over the rows of this value.
-  bool has_rows(ValueId value) const {
-    return value != kNoValue && is_kernel_row(type(value)) && type(value).is_contiguous() &&
-           c10::isFloatingType(type(value).dtype);
-  }
   bool is_last_dim(ValueId value, const c10::IValue& dim) const {
     const auto rank = static_cast<int64_t>(type(value).sizes.size());
     return dim.toInt() == -1 || dim.toInt() == rank - 1;
@@ -114,150 +51,6 @@ class Decomposer {
   /// Whether the norm is over the last dimension alone.
   static bool is_norm_of_row(const c10::IValue& normalized_shape) {
     return normalized_shape.toIntVector().size() == 1;
-  }
-
-  // What they become.
-
-  ValueId add_value(at::ScalarType dtype, std::vector<int64_t> sizes) {
-    const std::vector<int64_t> ones(sizes.size(), 1);
-    ValueType result{
-        .dtype = dtype, .device = device_, .sizes = std::move(sizes), .strides = ones};
-    for (size_t i = result.sizes.size(); i-- > 1;)
-      result.strides[i - 1] = result.strides[i] * std::max<int64_t>(result.sizes[i], 1);
-    made_by_.push_back(nullptr);
-    return graph_.add_value(std::move(result));
-  }
-
-  ValueId emit(const char* op, std::vector<Argument> arguments, at::ScalarType dtype,
-               std::vector<int64_t> sizes) {
-    const ValueId value = add_value(dtype, std::move(sizes));
-    add(op, std::move(arguments), {Argument::of(value)}, /*is_late=*/false);
-    return value;
-  }
-  /// Not before it is needed: see Note [late].
-  ValueId emit_late(const char* op, std::vector<Argument> arguments, at::ScalarType dtype,
-                    std::vector<int64_t> sizes) {
-    const ValueId value = emit(op, std::move(arguments), dtype, std::move(sizes));
-    if (late_values_.contains(value)) return value;
-    Node node = std::move(nodes_.back());
-    nodes_.pop_back();
-    add_late(std::move(node));
-    return value;
-  }
-  void add(const char* op, std::vector<Argument> arguments, std::vector<Argument> results,
-           bool is_late) {
-    auto node = make_node(op, std::move(arguments), std::move(results));
-    node.module = module_;
-    is_late || uses_late(node) ? add_late(std::move(node)) : nodes_.push_back(std::move(node));
-  }
-
-  // Note [late]
-  // A kernel stands where the last of its operators stood, so nothing that is no part of it may use
-  // its results before. Sums of parts of columns, and a loss of all rows, need not come before
-  // somebody else asks for them: they wait, so that more operators join the kernel.
-
-  bool uses_late(const Node& node) const {
-    for (const ValueId value : node.used()) {
-      if (late_values_.contains(value)) return true;
-    }
-    return false;
-  }
-  void add_late(Node node) {
-    for (const ValueId value : node.defined()) late_values_.insert(value);
-    late_.push_back(std::move(node));
-  }
-  /// Moves the node that was added last to where what it reads is made: nothing that uses that value
-  /// stands between the two then.
-  void move_behind(ValueId value) {
-    if (late_values_.contains(value)) return;
-    for (size_t i = nodes_.size() - 1; i-- > 0;) {
-      const auto defined = nodes_[i].defined();
-      if (std::find(defined.begin(), defined.end(), value) == defined.end()) continue;
-      std::rotate(nodes_.begin() + static_cast<long>(i) + 1, nodes_.end() - 1, nodes_.end());
-      return;
-    }
-  }
-
-  void flush() {
-    std::map<std::pair<at::ScalarType, std::string>, std::vector<Sums>> by_type;
-    for (const Sums& sums : late_sums_)
-      by_type[{type(sums.result).dtype, type(sums.result).device.str()}].push_back(sums);
-    late_sums_.clear();
-    constexpr size_t kMost = 128;
-    for (const auto& [key, all] : by_type) {
-      for (size_t begin = 0; begin < all.size(); begin += kMost) {
-        std::vector<ValueId> parts, results;
-        for (size_t i = begin; i < std::min(begin + kMost, all.size()); ++i) {
-          parts.push_back(all[i].parts);
-          results.push_back(all[i].result);
-        }
-        nodes_.push_back(make_node(kSumParts, {Argument::of(parts)}, {Argument::of(results)}));
-      }
-    }
-    nodes_.insert(nodes_.end(), std::make_move_iterator(late_.begin()),
-                  std::make_move_iterator(late_.end()));
-    late_.clear();
-    late_values_.clear();
-  }
-  static Argument of(ValueId value) { return Argument::of(value); }
-  template <class Constant>
-  static Argument of(const Constant& constant) {
-    return Argument::of(c10::IValue(constant));
-  }
-
-  /// Of `left`'s dtype and sizes.
-  ValueId binary(const char* op, ValueId left, Argument right) {
-    const ValueType result = type(left);
-    return emit(op, {of(left), std::move(right)}, result.dtype, result.sizes);
-  }
-  ValueId add(ValueId a, ValueId b) { return binary("aten::add.Tensor", a, of(b)); }
-  ValueId sub(ValueId a, ValueId b) { return binary("aten::sub.Tensor", a, of(b)); }
-  ValueId mul(ValueId a, ValueId b) { return binary("aten::mul.Tensor", a, of(b)); }
-  ValueId unary(const char* op, ValueId value) {
-    const ValueType result = type(value);
-    return emit(op, {of(value)}, result.dtype, result.sizes);
-  }
-  ValueId reduce(const char* op, ValueId value) {
-    const ValueType from = type(value);
-    return emit(op, {of(value), of(std::vector<int64_t>{-1}), of(true)}, from.dtype,
-                row_shape(from.sizes));
-  }
-  ValueId mean(ValueId value) { return reduce("aten::mean.dim", value); }
-  ValueId row_sum(ValueId value) { return reduce("aten::sum.dim_IntList", value); }
-
-  ValueId cast(ValueId value, at::ScalarType dtype) {
-    if (type(value).dtype == dtype) return value;
-    return emit("aten::_to_copy", {of(value), of(static_cast<int64_t>(dtype))}, dtype,
-                type(value).sizes);
-  }
-  /// As kernels compute it. What was widened before is widened again, from fewer bytes.
-  ValueId wide(ValueId value) {
-    const auto dtype = sum_dtype(type(value).dtype);
-    const Node* maker = index(value) < made_by_.size() ? made_by_[index(value)] : nullptr;
-    if (maker != nullptr && maker->op == "aten::_to_copy") {
-      const ValueId from = resolve(replacements_, value_at(*maker, 0));
-      if (has_rows(from) && is_half(type(from).dtype) && type(from).sizes == type(value).sizes &&
-          type(value).dtype == dtype && !is_consumed(from))
-        return cast(from, dtype);
-    }
-    return cast(value, dtype);
-  }
-
-  /// From here on `result` is `value`.
-  void become(ValueId result, ValueId value) {
-    if (result == kNoValue) return;
-    value = cast(value, type(result).dtype);
-    graph_.type(value).placement = type(result).placement;
-    if (is_consumed(result)) consumed_.insert(value);
-    replacements_[result] = value;
-  }
-
-  /// Whether the results are as what becomes of them is.
-  bool are_plain(const Node& node) const {
-    for (const ValueId value : node.defined()) {
-      if (!type(value).is_contiguous()) return false;
-    }
-    return true;
   }
 
   bool layer_norm(const Node& node) {
@@ -377,9 +170,8 @@ class Decomposer {
     const ValueId largest = reduce("aten::amax", x);
     const ValueId sums = row_sum(unary("aten::exp", sub(x, largest)));
     const ValueId normaliser = add(unary("aten::log", sums), largest);
-    become(result_at(node, 0), sub(x, normaliser));
-    if (!is_consumed(input))
-      log_softmax_[replacements_.at(result_at(node, 0))] = {input, normaliser};
+    const ValueId output = become(result_at(node, 0), sub(x, normaliser));
+    if (!is_consumed(input)) log_softmax_[output] = {input, normaliser};
     return true;
   }
 
@@ -421,10 +213,8 @@ class Decomposer {
     device_ = type(input).device;
     const ValueId column =
         emit("aten::unsqueeze", {of(target), of(int64_t{-1})}, at::kLong, {rows, 1});
-    const ValueId counted =
-        emit("aten::ne.Scalar", {of(column), ignored}, at::kBool, {rows, 1});
-    const ValueId hit =
-        emit(kOneHot, {of(column), of(classes)}, at::kBool, {rows, classes});
+    const ValueId counted = emit("aten::ne.Scalar", {of(column), ignored}, at::kBool, {rows, 1});
+    const ValueId hit = emit(kOneHot, {of(column), of(classes)}, at::kBool, {rows, classes});
     return {column, counted, hit};
   }
 
@@ -453,10 +243,9 @@ class Decomposer {
   /// As ATen's kernel, which stops at a target that is no class.
   void check_all(ValueId fine, int64_t classes) {
     const ValueId all = emit_late("aten::all", {of(fine)}, at::kBool, {});
-    add("aten::_assert_async.msg",
-        {of(all), of(c10::str("cross entropy: expected targets of at least 0 and less than ",
-                              classes, ", the number of classes, or ignore_index"))},
-        {}, /*is_late=*/true);
+    add_late("aten::_assert_async.msg",
+             {of(all), of(c10::str("cross entropy: expected targets of at least 0 and less than ",
+                                   classes, ", the number of classes, or ignore_index"))});
   }
 
   bool nll_loss(const Node& node) {
@@ -473,13 +262,13 @@ class Decomposer {
     const ValueId x = wide(is_known ? known->second.input : input);
     ValueId chosen = row_sum(where(targets.hit, x, sizes));
     if (is_known) chosen = sub(chosen, known->second.normaliser);
-    const ValueId losses =
-        where(targets.counted, unary("aten::neg", chosen), type(chosen).sizes);
+    const ValueId losses = where(targets.counted, unary("aten::neg", chosen), type(chosen).sizes);
     const ValueId count = total(cast(targets.counted, type(x).dtype));
     check_all(fine, sizes[1]);
     ValueId loss = kNoValue;
     if (reduction == 0) {
-      loss = emit("aten::view", {of(losses), of(std::vector<int64_t>{rows})}, type(x).dtype, {rows});
+      loss =
+          emit("aten::view", {of(losses), of(std::vector<int64_t>{rows})}, type(x).dtype, {rows});
     } else {
       loss = total(losses);
       if (reduction == 1) loss = binary("aten::div.Tensor", loss, of(count));
@@ -505,51 +294,8 @@ class Decomposer {
     if (reduction == 1)
       scale = binary("aten::div.Tensor", scale, of(cast(value_at(node, 6), dtype)));
     const ValueId of_row = where(targets.counted, unary("aten::neg", scale), {rows, 1});
-    become(result_at(node, 0), where(targets.hit, of_row, sizes));
-    row_sums_[replacements_.at(result_at(node, 0))] = of_row;
+    row_sums_[become(result_at(node, 0), where(targets.hit, of_row, sizes))] = of_row;
     return true;
-  }
-
-  /// Through views that put leading dimensions together.
-  ValueId before_views(ValueId value) const {
-    for (;;) {
-      const Node* maker = index(value) < made_by_.size() ? made_by_[index(value)] : nullptr;
-      if (maker == nullptr || !views_from_start(*maker)) return value;
-      const ValueId from = resolve(replacements_, value_at(*maker, 0));
-      if (from == kNoValue || !type(from).is_contiguous() || !type(value).is_contiguous() ||
-          type(from).sizes.empty() || type(value).sizes.empty() ||
-          type(from).sizes.back() != type(value).sizes.back() ||
-          type(from).numel() != type(value).numel() || is_consumed(from))
-        return value;
-      value = from;
-    }
-  }
-
-  bool has_columns(ValueId value) const {
-    return has_rows(value) &&
-           type(value).sizes.back() <= kMostColumnSums &&
-           parts_of(type(value).numel() / type(value).sizes.back()) > 0;
-  }
-
-  /// Over all dimensions but the last, as one dimension.
-  ValueId column_sum(ValueId value) {
-    const int64_t columns = type(value).sizes.back();
-    const auto dtype = sum_dtype(type(value).dtype);
-    if (!has_columns(value)) {
-      std::vector<int64_t> leading(type(value).sizes.size() - 1);
-      for (size_t i = 0; i < leading.size(); ++i) leading[i] = static_cast<int64_t>(i);
-      if (leading.empty()) return value;
-      return emit("aten::sum.dim_IntList",
-                  {of(value), of(leading), of(false), of(static_cast<int64_t>(dtype))}, dtype,
-                  {columns});
-    }
-    const int64_t parts = parts_of(type(value).numel() / columns);
-    const ValueId sums = emit(kColumnSums, {of(value), of(parts)}, dtype, {parts, columns});
-    move_behind(value);
-    const ValueId result = add_value(dtype, {columns});
-    late_values_.insert(result);
-    late_sums_.push_back({sums, result});
-    return result;
   }
 
   /// `result`, of one dimension or with ones before it, is the sum over rows of `value`.
@@ -584,9 +330,9 @@ class Decomposer {
   bool product_with_ones(const Node& node) {
     const ValueId left = value_at(node, 0);
     if (type(left).sizes.at(0) != 1) return false;
-    const Node* maker = made_by_.at(index(left));
+    const Node* maker = maker_of(left);
     while (maker != nullptr && is_view(*maker) && value_at(*maker, 0) != kNoValue)
-      maker = made_by_.at(index(value_at(*maker, 0)));
+      maker = maker_of(value_at(*maker, 0));
     if (maker == nullptr || !is_ones(*maker)) return false;
     return become_column_sum(result_at(node, 0), value_at(node, 1));
   }
@@ -596,23 +342,8 @@ class Decomposer {
     return rule && rule->expression == "1";
   }
 
-  Graph& graph_;
-  const MemoryAnalysis memory_;  // of the graph as it was
-  const size_t values_ = graph_.value_count();
-  std::unordered_set<ValueId> consumed_;  // of those that came later
-  std::vector<const Node*> made_by_;  // by value of the graph as it was
-  std::vector<Node> nodes_;
-  struct Sums {
-    ValueId parts, result;
-  };
-  std::vector<Node> late_;
-  std::vector<Sums> late_sums_;  // before them
-  std::unordered_set<ValueId> late_values_;
-  Replacements replacements_;
   std::unordered_map<ValueId, LogSoftmax> log_softmax_;  // by log-probabilities
   std::unordered_map<ValueId, ValueId> row_sums_;        // that are known, by value
-  c10::Device device_ = at::kCPU;                        // of what is emitted
-  std::string module_;
 };
 
 }  // namespace

@@ -49,9 +49,8 @@ bool is_of_rows(const Graph& graph, const Node& node) {
 
 /// Whether its kernel is one by itself.
 bool is_apart(const Graph& graph, const Node& node) {
-  constexpr size_t kMostLists = 200;  // addresses that a kernel of a GPU may be given
   return is_sum_parts(node) && graph.type(result_of(node, 0)).device.is_cuda() &&
-         node.arguments[0].values.size() <= kMostLists;
+         node.arguments[0].values.size() <= kMostSumParts;
 }
 
 /// The shapes over which the kernel of a node would loop; none if there can be no kernel.
@@ -231,6 +230,8 @@ class Grouping {
         const size_t maker = definition_[index(value)];
         // Sums of columns are complete when all rows have been, and are of another shape.
         if (is_column_sums(graph_.nodes[maker])) return false;
+        // Looked at before the first phase.
+        if (is_one_hot(node)) return false;
         // Not the other way round: a row's number of one element.
         const bool is_of_row = graph_.type(result).sizes != group.shapes[0];
         if (is_of_row && !needs_rows(graph_, node) && graph_.type(value).sizes == group.shapes[0])

@@ -84,8 +84,7 @@ const std::vector<Entry>& all_passes() {
       // Only kernels gain by it.
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // A kernel hides the operators that those look for.
-      {"fuse_pointwise",
-       fuse_pointwise,
+      {"fuse_pointwise", fuse_pointwise,
        joined({simplify, bucket, of_optimizer, {"drop_again", "decompose"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,

@@ -43,12 +43,16 @@ class Steps {
     return ids;
   }
 
-  void result(ValueId id) { graph.outputs.push_back({.value = id}); }
+  void result(ValueId id) {
+    graph.outputs.push_back({.value = id});
+    outputs.push_back(id);
+  }
   const at::Tensor& expected(ValueId id) const { return tensors.at(static_cast<size_t>(id)); }
 
   Graph graph;
   std::vector<at::Tensor> inputs;
   std::vector<at::Tensor> tensors;  // by value
+  std::vector<ValueId> outputs;     // as they were, before any pass
 
  private:
   ValueId add(const at::Tensor& tensor) {

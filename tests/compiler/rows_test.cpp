@@ -3,6 +3,7 @@
 
 #include "compiler/kernels/nvrtc.h"
 #include "compiler/kernels/row_plan.h"
+#include "compiler/passes/passes.h"
 #include "kernel_runs.h"
 
 #include <gmock/gmock.h>
@@ -104,6 +105,33 @@ const Case kCases[] = {
                                           F::CrossEntropyFuncOptions().reduction(torch::kNone));
        return each.square().sum() + (given[2] * given[3]).sum();
      }},
+    {"LayerNormOfOneRow",
+     [](const std::vector<Tensor>& given) {
+       const auto x = given[0].select(0, 1) * 2;
+       const auto y = torch::layer_norm(x, {x.size(0)}, given[2], given[3]) + given[1].select(0, 2);
+       const auto other = torch::layer_norm(given[0] + given[1], {x.size(0)}, given[2], given[3]);
+       return (y * y.detach().cos()).sum() + (other * other.detach().sin()).sum();
+     }},
+    {"LayerNormOfSomeGradients",
+     [](const std::vector<Tensor>& given) {
+       const int64_t columns = given[0].size(1);
+       // Of the first norm's parameters, one needs no gradient.
+       const auto y = torch::layer_norm(given[0], {columns}, given[2].detach(), given[3]);
+       const auto z = torch::layer_norm(y + given[1], {columns}, given[2], given[3].detach());
+       return (z * z.detach().sin()).sum();
+     }},
+    {"MaskedSoftmax",
+     [](const std::vector<Tensor>& given) {
+       const auto mask = given[2].detach() > 1.0;
+       const auto masked = (given[0] + given[3]).masked_fill(mask, -INFINITY);
+       return (masked.softmax(-1) * given[1]).sum() + given[2].sum();
+     }},
+    {"Transposed",
+     [](const std::vector<Tensor>& given) {
+       const auto turned = given[1].detach().t().contiguous().t();
+       const auto y = ((given[0] + turned) * given[2] + given[3]).softmax(-1);
+       return (y * y.detach().sin()).sum() + given[1].sum();
+     }},
     {"Biases",
      [](const std::vector<Tensor>& given) {
        const auto y = torch::gelu(given[0] * given[2] + given[3]) * given[1];
@@ -117,6 +145,31 @@ const Case kCases[] = {
        return (low(y).to(given[0].scalar_type()) * given[1].detach()).sum();
      }},
 };
+
+TEST(RowsOfGraphs, SumsOfPartsKeepPlacesOfThoseThatNobodyNeeds) {
+  Graph graph = Graph::parse(R"(input %0: float32[1024, 64] = argument "x"
+input %1: float32[1024, 64] = argument "y"
+[%2: float32[64], %3: float32[64]] = tessera::sum_parts([%0, %1])
+return %3
+)");
+  for (int i = 0; i < 4; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
+  fuse_pointwise(graph);
+  ASSERT_EQ(graph.nodes.size(), 1U);
+  const auto kernels = write_kernels(graph);
+  EXPECT_EQ(kernels.uses.at(0)->kernel.inputs.size(), 2U);
+  EXPECT_EQ(kernels.uses.at(0)->kernel.outputs, 2U);
+}
+
+TEST(RowsOfGraphs, SumsOfIntegersAreAsTheyWere) {
+  const RowsOnHost on_host;
+  Steps steps;
+  const ValueId x = steps.input(at::full({1024, 64}, 0.5));
+  steps.result(steps.call("aten::sum.dim_IntList",
+                          {Argument::of(x), number(std::vector<int64_t>{0}), number(false),
+                           number(static_cast<int64_t>(at::kLong))}));
+  decompose(steps.graph);
+  EXPECT_EQ(steps.graph.nodes.at(0).op, "aten::sum.dim_IntList");
+}
 
 class Rows : public ::testing::TestWithParam<std::tuple<Case, torch::DeviceType, at::ScalarType>> {
  protected:

@@ -2,6 +2,7 @@
 #include "compiler/kernels/kernel.h"
 #include "compiler/kernels/row_text.h"
 
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -65,6 +66,7 @@ class CudaRows : RowText {
     line("const int thread = threadIdx.x % " + threads() + ";");
     for (const auto& phase : plan_.phases) shared_memory(phase);
     columns_begin();
+    if (plan_.parts > 0 && shares_.rows() > 1) column_memory();
     rows_begin();
     row_loads();
     row_columns();
@@ -239,6 +241,15 @@ class CudaRows : RowText {
     });
   }
 
+  /// One for all sums: of the widest type, they come one after the other.
+  void column_memory() {
+    std::string type = "float";
+    for_columns([&](size_t node) {
+      if (sum_type(node) == "double") type = "double";
+    });
+    line("__shared__ " + type + " sums[" + std::to_string(plan_.columns) + "];");
+  }
+
   /// Adds up what the rows of the block have, one group of threads after the other.
   void columns_end() {
     for_columns([&](size_t node) {
@@ -249,7 +260,6 @@ class CudaRows : RowText {
       const std::string own = "c" + number + "[turn * " + vector() + " + v]";
       open("{");
       if (shares_.rows() > 1) {
-        line("__shared__ " + sum_type(node) + " sums[" + columns + "];");
         open("for (int group = 0; group < " + std::to_string(shares_.rows()) + "; ++group) {");
         open("if (threadIdx.x / " + threads() + " == group) {");
         over_own_columns("sums[at + v] = group == 0 ? " + own + " : sums[at + v] + " + own + ";");
@@ -352,6 +362,7 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
 }  // namespace
 
 void write_cuda_sum_parts(const Graph& body, Kernel& kernel) {
+  TORCH_INTERNAL_ASSERT(kernel.inputs.size() == kernel.outputs, "a sum for each list of parts");
   std::vector<int64_t> first, columns, parts;
   int64_t blocks = 0;
   for (const size_t input : kernel.inputs) {

@@ -26,9 +26,13 @@ constexpr const char* kCudaLargest = R"(
 struct Largest {
   static double of(double a, double b) { return math::maximum(a, b); }
   static float of(float a, float b) {
+#if __CUDA_ARCH__ >= 800
     float largest;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
     return largest;
+#else
+    return math::maximum(a, b);
+#endif
   }
 };
 )";

@@ -79,7 +79,7 @@ std::string RowText::row_place(size_t tensor) const {
 
 std::string RowText::place(size_t tensor, const std::string& at) const {
   const int64_t stride = plan_.along_row[tensor];
-  return row_place(tensor) + at + (stride == 1 ? "" : " * " + std::to_string(stride));
+  return row_place(tensor) + at + (stride == 1 ? "" : " * int64_t{" + std::to_string(stride) + "}");
 }
 
 std::string RowText::number_place(size_t tensor) const { return row_place(tensor) + "0"; }

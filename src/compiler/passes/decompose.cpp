@@ -48,6 +48,14 @@ class Decomposer : public RowBuilder {
     const auto rank = static_cast<int64_t>(type(value).sizes.size());
     return dim.toInt() == -1 || dim.toInt() == rank - 1;
   }
+  /// Whether results but the first are one number per row.
+  bool are_per_row(const Node& node, const std::vector<int64_t>& sizes) const {
+    for (size_t i = 1; i < node.results.size(); ++i) {
+      const ValueId value = result_at(node, i);
+      if (value != kNoValue && type(value).sizes != row_shape(sizes)) return false;
+    }
+    return true;
+  }
   /// Whether the norm is over the last dimension alone.
   static bool is_norm_of_row(const c10::IValue& normalized_shape) {
     return normalized_shape.toIntVector().size() == 1;
@@ -57,7 +65,7 @@ class Decomposer : public RowBuilder {
     const ValueId input = value_at(node, 0), weight = value_at(node, 2), bias = value_at(node, 3);
     if (!has_rows(input) || !is_norm_of_row(node.arguments[1].constant) || !are_plain(node))
       return false;
-    if (type(result_at(node, 1)).sizes != row_shape(type(input).sizes)) return false;
+    if (!are_per_row(node, type(input).sizes)) return false;
     device_ = type(input).device;
     const ValueId x = wide(input);
     const ValueId average = mean(x);
@@ -97,7 +105,7 @@ class Decomposer : public RowBuilder {
     const ValueId input = value_at(node, 0), weight = value_at(node, 2);
     if (!has_rows(input) || !is_norm_of_row(node.arguments[1].constant) || !are_plain(node))
       return false;
-    if (type(result_at(node, 1)).sizes != row_shape(type(input).sizes)) return false;
+    if (!are_per_row(node, type(input).sizes)) return false;
     device_ = type(input).device;
     const auto& given = node.arguments[3].constant;
     const double eps = given.isNone() ? epsilon(type(input).dtype) : given.toDouble();
@@ -321,9 +329,12 @@ class Decomposer : public RowBuilder {
     for (size_t i = 0; i < dims.size(); ++i) {
       if (dims[i] != static_cast<int64_t>(i)) return false;
     }
-    // Doubles of floats are added as doubles.
-    if (type(result_at(node, 0)).dtype == at::kDouble && from.dtype != at::kDouble) return false;
-    return become_column_sum(result_at(node, 0), input);
+    const ValueId result = result_at(node, 0);
+    // Elements become integers before they are added, and doubles of floats are added as doubles.
+    if (result == kNoValue || !c10::isFloatingType(type(result).dtype) ||
+        (type(result).dtype == at::kDouble && from.dtype != at::kDouble))
+      return false;
+    return become_column_sum(result, input);
   }
 
   /// A row of ones times a matrix: its columns' sums.

@@ -1,6 +1,7 @@
 #include "compiler/passes/fuse_pointwise.h"
 
 #include "compiler/ir/operators.h"
+#include "compiler/kernels/row_plan.h"
 #include "compiler/passes/fusion_groups.h"
 
 #include <algorithm>
@@ -23,7 +24,8 @@ class FusedNode {
     for (const ValueId value : inputs_) node.arguments.push_back(Argument::of(value));
     for (const Node* member : members) {
       for (const ValueId value : member->defined()) {
-        if (needed_.count(value) == 0) continue;
+        // A kernel of lists has a place for each.
+        if (needed_.count(value) == 0 && !is_sum_parts(*member)) continue;
         node.results.push_back(Argument::of(value));
         body_.outputs.push_back({.value = inside_.at(value)});
       }
@@ -123,31 +125,6 @@ std::set<ValueId> needed_outside(const Graph& graph, const std::vector<size_t>& 
   return needed;
 }
 
-/// The nodes of a body, over the values of the graph around it.
-void append_body(Graph& graph, const Node& fused, std::vector<Node>& nodes) {
-  const Graph& body = *fused.body;
-  std::vector<ValueId> outside(body.value_count(), kNoValue);
-  const auto used = fused.used();
-  const auto defined = fused.defined();
-  for (size_t i = 0; i < body.inputs.size(); ++i)
-    outside.at(static_cast<size_t>(body.inputs[i].value)) = used.at(i);
-  for (size_t i = 0; i < body.outputs.size(); ++i)
-    outside.at(static_cast<size_t>(body.outputs[i].value)) = defined.at(i);
-  const auto rename = [&](ValueId& value) {
-    if (value == kNoValue) return;
-    auto& name = outside.at(static_cast<size_t>(value));
-    if (name == kNoValue) name = graph.add_value(body.type(value));
-    value = name;
-  };
-  for (Node node : body.nodes) {
-    for (Argument& argument : node.arguments)
-      std::for_each(argument.values.begin(), argument.values.end(), rename);
-    for (Argument& result : node.results)
-      std::for_each(result.values.begin(), result.values.end(), rename);
-    nodes.push_back(std::move(node));
-  }
-}
-
 }  // namespace
 
 void fuse_pointwise(Graph& graph) {
@@ -169,18 +146,6 @@ void fuse_pointwise(Graph& graph) {
     std::vector<const Node*> members;
     for (const size_t member : group) members.push_back(&graph.nodes[member]);
     nodes.push_back(FusedNode(graph, needed).build(members));
-  }
-  graph.nodes = std::move(nodes);
-}
-
-void unfuse(Graph& graph) {
-  std::vector<Node> nodes;
-  for (Node& node : graph.nodes) {
-    if (node.op == kFused) {
-      append_body(graph, node, nodes);
-    } else {
-      nodes.push_back(std::move(node));
-    }
   }
   graph.nodes = std::move(nodes);
 }

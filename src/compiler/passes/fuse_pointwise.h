@@ -18,8 +18,4 @@ namespace tessera::compiler {
 /// apart from a division that a collective waits for.
 void fuse_pointwise(Graph& graph);
 
-/// Puts the bodies of fused nodes back in their place: the same program without kernels, to be
-/// interpreted.
-void unfuse(Graph& graph);
-
 }  // namespace tessera::compiler

@@ -59,8 +59,9 @@ ValueId RowBuilder::value_at(const Node& node, size_t argument) {
   return given.kind == Argument::Kind::Value ? given.values.at(0) : kNoValue;
 }
 
-ValueId RowBuilder::result_at(const Node& node, size_t result) {
-  return result < node.results.size() ? node.results[result].values.at(0) : kNoValue;
+ValueId RowBuilder::result_at(const Node& node, size_t result) const {
+  const ValueId value = result < node.results.size() ? node.results[result].values.at(0) : kNoValue;
+  return value == kNoValue || memory_.uses().users(value).empty() ? kNoValue : value;
 }
 
 const Node* RowBuilder::maker_of(ValueId value) const {
@@ -88,8 +89,8 @@ ValueId RowBuilder::before_views(ValueId value) const {
     if (maker == nullptr || !views_from_start(*maker)) return value;
     const ValueId from = resolve(replacements_, value_at(*maker, 0));
     if (from == kNoValue || !type(from).is_contiguous() || !type(value).is_contiguous() ||
-        type(from).sizes.empty() || type(value).sizes.empty() ||
-        type(from).sizes.back() != type(value).sizes.back() ||
+        type(from).dtype != type(value).dtype || type(from).sizes.empty() ||
+        type(value).sizes.empty() || type(from).sizes.back() != type(value).sizes.back() ||
         type(from).numel() != type(value).numel() || is_consumed(from))
       return value;
     value = from;
@@ -215,7 +216,7 @@ ValueId RowBuilder::column_sum(ValueId value) {
   if (!has_columns(value)) {
     std::vector<int64_t> leading(type(value).sizes.size() - 1);
     for (size_t i = 0; i < leading.size(); ++i) leading[i] = static_cast<int64_t>(i);
-    if (leading.empty()) return value;
+    if (leading.empty()) return unary("aten::clone", cast(value, dtype));
     return emit("aten::sum.dim_IntList",
                 {of(value), of(leading), of(false), of(static_cast<int64_t>(dtype))}, dtype,
                 {columns});

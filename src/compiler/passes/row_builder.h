@@ -27,7 +27,8 @@ class RowBuilder {
 
   // What nodes say.
   static ValueId value_at(const Node& node, size_t argument);
-  static ValueId result_at(const Node& node, size_t result);
+  /// None if nobody uses it.
+  ValueId result_at(const Node& node, size_t result) const;
   const ValueType& type(ValueId value) const { return graph_.type(value); }
   /// The node of the graph as it was that defines the value.
   const Node* maker_of(ValueId value) const;

@@ -3,7 +3,6 @@
 #include <tessera/compile/config.h>
 
 #include "compiler/ir/operators.h"
-#include "compiler/passes/fuse_pointwise.h"
 #include "compiler/passes/run.h"
 #include "compiler/programs/agreement.h"
 #include "compiler/programs/overrides.h"
@@ -94,7 +93,7 @@ void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pas
 }
 
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
-  Prepared prepared{std::move(graph), {}, {}};
+  Prepared prepared{graph, {}, {}};
   optimise(prepared.graph, options, further);
   if (options.backend == "codegen") {
     if (collected != nullptr) collected->push_back(program_text(prepared.graph));
@@ -103,7 +102,12 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
       prepared.kernels = std::move(*loaded);
     } else {
       warn_interpreted(prepared.why_interpreted);
-      unfuse(prepared.graph);
+      // From the beginning: what was taken apart for kernels is better as it was.
+      auto without = options;
+      without.backend = "interpret";
+      without.dump_folder.clear();
+      prepared.graph = std::move(graph);
+      optimise(prepared.graph, without, further);
     }
   }
   ++counters()["graphs"];

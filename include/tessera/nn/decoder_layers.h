@@ -13,7 +13,7 @@ namespace tessera::nn {
 
 struct RMSNormOptions {
   std::vector<int64_t> normalized_shape;     // the last dimensions of the input
-  std::optional<double> eps = std::nullopt;  // none: the epsilon of the input's dtype
+  std::optional<double> eps = std::nullopt;  // none: the epsilon of fp32, or of fp64
   bool elementwise_affine = true;            // has a weight
 };
 

@@ -2,8 +2,6 @@
 
 #include "compiler/kernels/loop_nest.h"
 
-#include <optional>
-#include <string>
 #include <vector>
 
 namespace tessera::compiler {
@@ -57,7 +55,7 @@ bool needs_rows(const Graph& graph, const Node& node);
 const std::vector<int64_t>& shape_of_rows(const Graph& graph, const Node& node);
 
 /// Whether kernels go over the rows of such a tensor: on a GPU, if there are rows enough for it.
-/// The host has ATen's, but in the scope of RowsOnHost.
+/// The host has ATen's, but in the scope of RowsOnHost, by which tests run the plans there.
 bool is_kernel_row(const ValueType& type);
 
 class RowsOnHost {
@@ -96,7 +94,6 @@ struct RowPlan {
   std::vector<size_t> row_writes = {};  // one number per row, in `writes`
 
   bool is_element_read(size_t read) const { return along_row[read] != 0; }
-  int64_t stride_of_write(size_t write) const { return along_row[reads.size() + write]; }
 };
 
 /// Whether the body is one of a kernel over rows.

@@ -5,7 +5,8 @@
 namespace tessera::compiler {
 
 /// Makes one node "tessera::fused" of pointwise operators that follow from each other and have the
-/// same shape, of operators over lists of tensors, and of a concatenation and what follows it.
+/// same shape, on a GPU with reductions of its rows and columns (Note [rows]); of operators over
+/// lists of tensors; and of a concatenation and what follows it.
 ///
 /// In:  %2 = aten::mul.Tensor(%0, %1)      Out: %3 = tessera::fused(%0, %1) {
 ///      %3 = aten::relu(%2)                       ... the same two nodes, on inputs of their own

@@ -4,7 +4,7 @@
 #include "compiler/ir/rewrite.h"
 #include "compiler/kernels/row_plan.h"
 
-#include <map>
+#include <string>
 #include <unordered_set>
 #include <vector>
 

@@ -33,8 +33,8 @@ struct KernelRow {
 
 std::vector<KernelRow> rows_of(const std::vector<Kernel>& ours, const std::vector<Kernel>& theirs) {
   std::map<std::string, KernelRow> by_name;
-  for (const auto& [name, microseconds] : ours) by_name[name].ours += {1, microseconds / 1e3};
-  for (const auto& [name, microseconds] : theirs) by_name[name].theirs += {1, microseconds / 1e3};
+  for (const auto& each : ours) by_name[each.name].ours += {1, each.microseconds / 1e3};
+  for (const auto& each : theirs) by_name[each.name].theirs += {1, each.microseconds / 1e3};
   std::vector<KernelRow> rows;
   for (auto& [name, row] : by_name) rows.push_back({name, row.ours, row.theirs});
   std::ranges::sort(rows, {}, [](const KernelRow& row) {
@@ -50,6 +50,13 @@ std::string line_of(const Sum& ours, const Sum& theirs, const std::string& name)
                 static_cast<long long>(ours.count), ours.milliseconds,
                 static_cast<long long>(theirs.count), theirs.milliseconds);
   return numbers + name + "\n";
+}
+
+/// Milliseconds from the first to the end of the last.
+double span_of(const std::vector<Kernel>& kernels) {
+  double end = 0;
+  for (const auto& kernel : kernels) end = std::max(end, kernel.begin + kernel.microseconds);
+  return end / 1e3;
 }
 
 /// Where the arguments begin, which end the name.
@@ -92,7 +99,9 @@ std::string kernel_table(const std::vector<Kernel>& ours, const std::vector<Kern
     all_ours += row.ours;
     all_theirs += row.theirs;
   }
-  return table + line_of(all_ours, all_theirs, "all");
+  // The rest of this is time in which none ran.
+  return table + line_of(all_ours, all_theirs, "all") +
+         line_of({1, span_of(ours)}, {1, span_of(theirs)}, "from the first to the last");
 }
 
 void write_kernels(const std::string& what, const std::string& table) {

@@ -100,8 +100,11 @@ class LocalSide final : public Side {
     step_();
     wait_for_device();
     std::vector<Kernel> kernels;
-    for (const auto& record : recorder.take())
-      kernels.push_back({record.name, static_cast<double>(record.end - record.begin) / 1e3});
+    const auto records = recorder.take();
+    const auto first = std::ranges::min_element(records, {}, &train::KernelRecord::begin);
+    for (const auto& record : records)
+      kernels.push_back({record.name, static_cast<double>(record.end - record.begin) / 1e3,
+                         static_cast<double>(record.begin - first->begin) / 1e3});
     if (kernels.empty()) stop_all(std::string("bench train: ") + train::kNoKernels);
     return kernels;
   }
@@ -150,10 +153,10 @@ class PythonSide final : public Side {
 
   std::vector<Kernel> kernels() override {
     std::vector<Kernel> kernels;
-    for (const auto& [name, microseconds] : json::parse(ask("kernels", kWarmups)[0])
-                                                .at("kernels")
-                                                .get<std::vector<std::pair<std::string, double>>>())
-      kernels.push_back({name, microseconds});
+    using Row = std::tuple<std::string, double, double>;
+    for (const auto& [name, microseconds, begin] :
+         json::parse(ask("kernels", kWarmups)[0]).at("kernels").get<std::vector<Row>>())
+      kernels.push_back({name, microseconds, begin});
     return kernels;
   }
 

@@ -20,6 +20,7 @@ using Report = std::vector<RankReport>;  // by rank
 struct Kernel {
   std::string name;
   double microseconds;
+  double begin = 0;  // microseconds since the first of the step
 };
 
 /// One of those that are compared: as many processes as ranks, of one thread each, that train one

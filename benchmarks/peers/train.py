@@ -8,7 +8,7 @@ Standard input brings one request per line, standard output takes one line of JS
     job J M V      {"job": J}: forgets the job before it, and makes job J in mode M, variant V
     train N        {"losses": [...], "parameters": [[numel, sum, norm, samples...], ...]} after N steps
     time N         {"seconds": s} for N steps, after a tenth more that warm up
-    kernels N      {"kernels": [[name, microseconds], ...]} of one step on a GPU, after N that warm up
+    kernels N      {"kernels": [[name, microseconds, begin], ...]} of one step on a GPU, after N that warm up
     end of input   leaves
 """
 
@@ -140,8 +140,13 @@ class Trainer:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             self.step()
             self.wait_for_device()
-        events = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
-        return {"kernels": [[event.name, event.time_range.elapsed_us()] for event in events]}
+        spans = [
+            (event.name, event.time_range)
+            for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        ]
+        first = min((span.start for _, span in spans), default=0)
+        return {"kernels": [[name, span.elapsed_us(), span.start - first] for name, span in spans]}
 
 
 def fingerprint(parameter):

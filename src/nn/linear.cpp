@@ -1,4 +1,4 @@
-#include <tessera/nn/default_arguments.h>
+#include <tessera/nn/plain_forward.h>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>

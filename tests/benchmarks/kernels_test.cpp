@@ -27,12 +27,14 @@ TEST(KernelNames, LoseWhatDoesNotTellThemApart) {
 }
 
 TEST(KernelTable, HasEqualOnesBesideEachOtherAndExtraOnesFirst) {
-  const auto table = kernel_table({{"gemm", 900}, {"gemm", 1100}, {"cast", 10}},
+  const auto table = kernel_table({{"gemm", 900}, {"gemm", 1100, 1000}, {"cast", 10, 2200}},
                                   {{"gemm", 1000}, {"gemm", 1000}, {"fill", 5}}, "pytorch");
   EXPECT_THAT(table, HasSubstr("      2     2.000        2     2.000  gemm\n"));
   EXPECT_THAT(table, HasSubstr("      1     0.010        0     0.000  cast\n"));
   EXPECT_THAT(table, HasSubstr("      0     0.000        1     0.005  fill\n"));
   EXPECT_THAT(table, HasSubstr("      3     2.010        3     2.005  all\n"));
+  EXPECT_THAT(table,
+              HasSubstr("      1     2.210        1     1.000  from the first to the last\n"));
   EXPECT_LT(table.find("fill"), table.find("gemm"));
 }
 

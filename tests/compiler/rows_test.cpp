@@ -85,6 +85,11 @@ const Case kCases[] = {
      [](const std::vector<Tensor>& given) {
        return F::cross_entropy(given[0] * given[2] + given[3], as_targets(given)) + given[1].sum();
      }},
+    {"CrossEntropyLow",
+     [](const std::vector<Tensor>& given) {
+       const auto logits = low(given[0] + given[1]).to(given[0].scalar_type());
+       return F::cross_entropy(logits, as_targets(given)) + (given[2] * given[3]).sum();
+     }},
     {"CrossEntropyIgnoring",
      [](const std::vector<Tensor>& given) {
        auto targets = as_targets(given);
@@ -146,6 +151,13 @@ const Case kCases[] = {
      }},
 };
 
+Tensor step_of(const Tensor& logits, const Tensor& targets) {
+  logits.mutable_grad() = Tensor();
+  const auto loss = F::cross_entropy(logits, targets);
+  loss.backward();
+  return loss.detach();
+}
+
 TEST(RowsOfGraphs, SumsOfPartsKeepPlacesOfThoseThatNobodyNeeds) {
   Graph graph = Graph::parse(R"(input %0: float32[1024, 64] = argument "x"
 input %1: float32[1024, 64] = argument "y"
@@ -158,6 +170,48 @@ return %3
   const auto kernels = write_kernels(graph);
   EXPECT_EQ(kernels.uses.at(0)->kernel.inputs.size(), 2U);
   EXPECT_EQ(kernels.uses.at(0)->kernel.outputs, 2U);
+}
+
+TEST(RowsOfGraphs, CastsOfParametersAreOneKernel) {
+  Graph graph = Graph::parse(R"(input %0: float32[64, 32] = parameter "first"
+input %1: float32[7] = parameter "second"
+input %2: float32[64, 32] = argument "x"
+%3: bfloat16[64, 32] = aten::_to_copy(%0, dtype=bfloat16)
+%4: float32[64, 32] = aten::add.Tensor(%2, %2, 1)
+%5: bfloat16[7] = aten::_to_copy(%1, dtype=bfloat16)
+%6: bfloat16[64, 32] = aten::_to_copy(%4, dtype=bfloat16)
+return %3
+return %5
+return %6
+)");
+  for (int i = 0; i < 7; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
+  join_casts(graph);
+  verify(graph, "join_casts");
+  ASSERT_EQ(graph.nodes.size(), 3U);
+  EXPECT_EQ(graph.nodes[0].op, "tessera::casts");
+  EXPECT_EQ(graph.nodes[2].op, "aten::_to_copy");
+  fuse_pointwise(graph);
+  const auto kernels = write_kernels(graph);
+  EXPECT_TRUE(kernels.uses.at(0)->kernel.takes_list);
+  std::string why;
+  const auto* nvrtc = Nvrtc::find(&why);
+  if (nvrtc == nullptr) GTEST_SKIP() << why;
+  EXPECT_TRUE(nvrtc->compile(kernels.text(), "sm_90", &why)) << why << kernels.text();
+}
+
+TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {
+  const RowsOnHost on_host;
+  const auto logits = torch::randn({256, 100}).requires_grad_();
+  const auto targets = torch::arange(256) % 100;
+  const testing::TemporaryFolder cache;
+  setenv("TESSERA_CACHE", cache.path().c_str(), 1);
+  auto step = compile([&] { return step_of(logits, targets); }, {.fullgraph = true});
+  for (int i = 0; i < 3; ++i) step();
+  unsetenv("TESSERA_CACHE");
+  const auto code = generated_code(step);
+  // Whether targets are classes, the loss of each row, the gradient.
+  EXPECT_THAT(
+      code, ::testing::ContainsRegex("cpp_fused_amax[^\n]*out logical_or, out where, out sub\\)"));
 }
 
 TEST(RowsOfGraphs, SumsOfIntegersAreAsTheyWere) {
@@ -205,7 +259,7 @@ std::vector<Tensor> leaves(const Shape& shape, const torch::TensorOptions& optio
 
 TEST_P(Rows, ComputeWhatOperatorsCompute) {
   const auto [each, kind, dtype] = GetParam();
-  const bool is_low = std::string(each.name) == "Low";
+  const bool is_low = std::string(each.name).ends_with("Low");
   const double tolerance = dtype == torch::kDouble ? 1e-11 : is_low ? 0.02 : 2e-4;
   const RowsOnHost on_host;
   for (const Shape& shape : kShapes) {

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <tessera/nn/packed_input.h>
+#include <tessera/nn/plain_forward.h>
 
 #include <torch/csrc/api/include/torch/nn/modules.h>
 
-/// torch::nn's modules whose forward is not taken as it is: default arguments, which a deduced
-/// signature loses, are written out here, and Linear takes fewer kernels.
+/// torch::nn's modules whose forward has default arguments: a deduced signature loses them, so they
+/// are written out here.
 namespace tessera::nn::detail {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
@@ -21,17 +22,6 @@ template <class Impl, class R, class... A>
 struct ForwardTo<Impl, R(A...)> {
   static R call(const Hooked<Impl>& self, A... arguments) {
     return forward_of<Impl, R, A...>(self, std::forward<A>(arguments)...);
-  }
-};
-
-/// at::linear. Under Autocast on a GPU with gradients that are not rounded to 16 bits on their way.
-at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias);
-
-/// torch::nn's own adds the bias in a kernel of its own unless the input is 2-D; Python's does not.
-template <>
-struct PlainForward<torch::nn::LinearImpl> {
-  static at::Tensor run(torch::nn::LinearImpl& self, const at::Tensor& input) {
-    return linear(input, self.weight, self.bias);
   }
 };
 

@@ -17,6 +17,7 @@ constexpr int64_t kMostThreads = 1024;
 constexpr int64_t kElements = kMostColumnSums / kMostThreads;
 // Two such blocks or more share a processor, so that one computes while the other waits.
 constexpr int64_t kLongRowThreads = 512;
+constexpr int64_t kMostShared = int64_t{112} << 10;  // of the 227 KiB that a processor has
 
 /// How the threads of a block share rows: `threads` for each, `block / threads` rows at once.
 struct Shares {
@@ -24,6 +25,7 @@ struct Shares {
   int64_t threads;   // of a row
   int64_t turns;     // of a thread over its row
   bool keeps_reads;  // in registers, from phase to phase
+  int64_t shared;    // bytes that keep them otherwise, where the GPU has them
 
   int64_t rows() const { return std::max<int64_t>(kBlock / threads, 1); }
   int64_t block() const { return rows() * threads; }
@@ -36,13 +38,27 @@ int64_t fitted(int64_t threads, int64_t vector, int64_t columns) {
   return (fewest + 31) / 32 * 32;
 }
 
+bool is_read_again(const RowPlan& plan, size_t read) {
+  const auto phases = std::count_if(plan.phases.begin(), plan.phases.end(), [&](const auto& phase) {
+    return std::ranges::find(phase.reads, read) != phase.reads.end();
+  });
+  return phases > 1;
+}
+
+/// Of what all threads read in all turns.
+int64_t shared_bytes(const ValueType& type, const Shares& shares) {
+  const int64_t elements = shares.turns * shares.threads * shares.vector;
+  return (elements * static_cast<int64_t>(c10::elementSize(type.dtype)) + 15) / 16 * 16;
+}
+
 /// As few threads as have registers for the row: one warp adds up by shuffles alone, without a
-/// barrier. A row that is too long for any block is read again in each phase.
-Shares share_out(const RowPlan& plan, int64_t vector) {
+/// barrier. A row that is too long for the registers of any block is kept in shared memory, each
+/// thread's part by itself, or read again in each phase.
+Shares share_out(const Graph& body, const RowPlan& plan, int64_t vector) {
   int64_t reads = 0;
   for (size_t i = 0; i < plan.reads.size(); ++i) reads += plan.is_element_read(i) ? 1 : 0;
   const int64_t most = plan.parts > 0 || reads > 3 ? kElements : 2 * kElements;
-  Shares shares{.vector = vector, .threads = 32, .turns = 0, .keeps_reads = true};
+  Shares shares{.vector = vector, .threads = 32, .turns = 0, .keeps_reads = true, .shared = 0};
   while (plan.columns > shares.threads * most && shares.threads < kMostThreads) shares.threads *= 2;
   if (plan.columns > shares.threads * most) {
     shares.keeps_reads = false;
@@ -52,6 +68,11 @@ Shares share_out(const RowPlan& plan, int64_t vector) {
   }
   const int64_t run = shares.threads * vector;
   shares.turns = (plan.columns + run - 1) / run;
+  if (shares.keeps_reads) return shares;
+  for (size_t i = 0; i < plan.reads.size(); ++i) {
+    if (is_read_again(plan, i)) shares.shared += shared_bytes(body.type(plan.reads[i]), shares);
+  }
+  if (shares.shared > kMostShared) shares.shared = 0;
   return shares;
 }
 
@@ -65,6 +86,7 @@ class CudaRows : RowText {
     parameters();
     line("const int thread = threadIdx.x % " + threads() + ";");
     for (const auto& phase : plan_.phases) shared_memory(phase);
+    if (shares_.shared > 0) row_memory();
     columns_begin();
     if (plan_.parts > 0 && shares_.rows() > 1) column_memory();
     rows_begin();
@@ -122,6 +144,20 @@ class CudaRows : RowText {
            std::to_string(shares_.block() / 32) + "];");
   }
 
+  /// For rows: the launch says whether there is any.
+  void row_memory() {
+    line("extern __shared__ __align__(16) char shared_rows[];");
+    line("const bool has_shared = shared_size() >= " + std::to_string(shares_.shared) + ";");
+    int64_t at = 0;
+    for (size_t read = 0; read < plan_.reads.size(); ++read) {
+      if (!is_read_again(plan_, read)) continue;
+      const std::string type = pack(type_of_read(read));
+      line(type + "* const k" + std::to_string(read) + " = reinterpret_cast<" + type +
+           "*>(shared_rows + " + std::to_string(at) + ") + thread;");
+      at += shared_bytes(type_of_read(read), shares_);
+    }
+  }
+
   void rows_begin() {
     const std::string at_once = std::to_string(shares_.rows());
     const std::string rows = std::to_string(plan_.rows);
@@ -168,19 +204,28 @@ class CudaRows : RowText {
     const bool is_cut = plan_.columns % (shares_.threads * shares_.vector) != 0;
     if (is_cut) open("if (at < " + std::to_string(plan_.columns) + ") {");
     for (const size_t read : phase.reads) {
-      const std::string number = std::to_string(read);
-      const std::string type = pack(type_of_read(read));
-      const std::string from =
-          "*reinterpret_cast<const " + type + "*>(in" + number + " + " + place(read, "at") + ");";
-      if (!shares_.keeps_reads)
-        line("const " + type + " p" + number + " = " + from);
-      else if (!is_kept[read])
-        line("p" + number + "[turn] = " + from);
-      if (shares_.keeps_reads) is_kept[read] = true;
+      read_pack(read, is_kept[read]);
+      is_kept[read] = true;
     }
     elements(phase);
     if (is_cut) close();
     close();
+  }
+
+  void read_pack(size_t read, bool is_kept) {
+    const std::string number = std::to_string(read);
+    const std::string type = pack(type_of_read(read));
+    const std::string from =
+        "*reinterpret_cast<const " + type + "*>(in" + number + " + " + place(read, "at") + ")";
+    if (shares_.keeps_reads) {
+      if (!is_kept) line("p" + number + "[turn] = " + from + ";");
+      return;
+    }
+    const bool is_shared = shares_.shared > 0 && is_read_again(plan_, read);
+    const std::string kept = "k" + number + "[turn * " + threads() + "]";
+    line("const " + type + " p" + number + " = " +
+         (is_shared && is_kept ? "has_shared ? " + kept + " : " : "") + from + ";");
+    if (is_shared && !is_kept) line("if (has_shared) " + kept + " = p" + number + ";");
   }
 
   void elements(const RowPlan::Phase& phase) {
@@ -311,86 +356,20 @@ int64_t vector_of(const Graph& body, const RowPlan& plan) {
 Kernel::Grid grid_of(const RowPlan& plan, const Shares& shares) {
   constexpr int64_t kMostBlocks = int64_t{1} << 30;
   const int64_t blocks = (plan.rows + shares.rows() - 1) / shares.rows();
-  return {plan.parts > 0 ? plan.parts : std::min(blocks, kMostBlocks), shares.block()};
+  return {plan.parts > 0 ? plan.parts : std::min(blocks, kMostBlocks), shares.block(),
+          shares.shared};
 }
 
 }  // namespace
-
-namespace {
-
-/// 32 columns by 8 threads each, which go through parts by turns.
-constexpr const char* kSumPartsText = R"(
-struct @_tensors {
-  void* at[2 * LISTS];
-};
-extern "C" __global__ void __launch_bounds__(256) @(const @_tensors tensors) {
-  int list = 0;
-  for (int step = 256; step > 0; step /= 2) {
-    if (list + step < LISTS && @_first[list + step] <= blockIdx.x) list += step;
-  }
-  const int columns = @_columns[list], parts = @_parts[list];
-  const TYPE* const in = static_cast<const TYPE*>(tensors.at[list]);
-  TYPE* const out = static_cast<TYPE*>(tensors.at[LISTS + list]);
-  const int lane = threadIdx.x % 32, turn = threadIdx.x / 32;
-  const int column = (blockIdx.x - @_first[list]) * 32 + lane;
-  TYPE sum = 0;
-  if (column < columns) {
-#pragma unroll 8
-    for (int part = turn; part < parts; part += 8) sum += in[int64_t{columns} * part + column];
-  }
-  __shared__ TYPE sums[8][32];
-  sums[turn][lane] = sum;
-  __syncthreads();
-  if (turn != 0 || column >= columns) return;
-  for (int i = 1; i < 8; ++i) sum += sums[i][lane];
-  out[column] = sum;  // tessera.sum_parts
-}
-)";
-
-std::string constant_text(const char* name, const std::vector<int64_t>& numbers) {
-  std::string text = c10::str("__constant__ int ", kKernelName, "_", name, "[] = {");
-  for (size_t i = 0; i < numbers.size(); ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(numbers[i]);
-  return text + "};\n";
-}
-
-void replace_all(std::string& text, const std::string& from, const std::string& to) {
-  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-    text.replace(at, from.size(), to);
-}
-
-}  // namespace
-
-void write_cuda_sum_parts(const Graph& body, Kernel& kernel) {
-  TORCH_INTERNAL_ASSERT(kernel.inputs.size() == kernel.outputs, "a sum for each list of parts");
-  std::vector<int64_t> first, columns, parts;
-  int64_t blocks = 0;
-  for (const size_t input : kernel.inputs) {
-    const ValueType& type = body.type(body.inputs[input].value);
-    first.push_back(blocks);
-    parts.push_back(type.sizes[0]);
-    columns.push_back(type.sizes[1]);
-    blocks += (type.sizes[1] + 31) / 32;
-  }
-  kernel.grid = {blocks, 256};
-  kernel.takes_list = true;
-  kernel.text = constant_text("first", first) + constant_text("columns", columns) +
-                constant_text("parts", parts);
-  std::string function = kSumPartsText;
-  replace_all(function, "@", std::string(1, kKernelName));
-  replace_all(function, "LISTS", std::to_string(first.size()));
-  replace_all(function, "TYPE", memory_type(body.type(body.outputs.at(0).value).dtype));
-  kernel.text += function;
-}
 
 void write_cuda_rows(const Graph& body, const std::vector<std::string>& names, Kernel& kernel) {
   const RowPlan plan = plan_rows(body);
   kernel.vector = vector_of(body, plan);
-  const Shares shares = share_out(plan, 1);
+  const Shares shares = share_out(body, plan, 1);
   kernel.grid = grid_of(plan, shares);
   kernel.text = CudaRows(body, names, plan, shares).write();
   if (kernel.vector == 1) return;
-  const Shares by_vector = share_out(plan, kernel.vector);
+  const Shares by_vector = share_out(body, plan, kernel.vector);
   kernel.vector_grid = grid_of(plan, by_vector);
   kernel.text += "\n" + CudaRows(body, names, plan, by_vector).write();
 }

@@ -46,6 +46,8 @@ Kernel write_kernel(const Graph& body, c10::DeviceType device) {
     kernel.text = (is_over_rows ? write_host_rows : write_host_kernel)(body, names, kernel.inputs);
   else if (is_sum_parts(body.nodes.at(0)))
     write_cuda_sum_parts(body, kernel);
+  else if (is_list_kernel(body.nodes[0]))
+    write_cuda_casts(body, kernel);
   else
     (is_over_rows ? write_cuda_rows : write_cuda_kernel)(body, names, kernel);
   return kernel;

@@ -18,6 +18,7 @@ struct Kernel {
   /// On a GPU.
   struct Grid {
     int64_t blocks = 0, threads = 0;
+    int64_t shared = 0;  // bytes beyond its own that a block has where the GPU has them
   };
   std::string operators;       // "relu_mul", for its name
   std::string text;            // the definition, with kKernelName for its name
@@ -46,8 +47,9 @@ void write_cuda_kernel(const Graph& body, const std::vector<std::string>& names,
 std::string write_host_rows(const Graph& body, const std::vector<std::string>& names,
                             const std::vector<size_t>& inputs);
 void write_cuda_rows(const Graph& body, const std::vector<std::string>& names, Kernel& kernel);
-/// Of a body that is one tessera::sum_parts.
+/// Of a body that is one such node, see is_list_kernel.
 void write_cuda_sum_parts(const Graph& body, Kernel& kernel);
+void write_cuda_casts(const Graph& body, Kernel& kernel);
 
 /// As many elements as ATen gives to one thread of the host at least.
 constexpr int64_t kGrain = 32768;

@@ -80,10 +80,14 @@ struct CudaKernel {
       arguments.push_back(const_cast<void**>(&given[i]));
     }
     if (takes_list) arguments = {const_cast<void**>(given)};
-    const auto& taken = is_aligned ? vector_grid : grid;
-    CudaModule::launch(is_aligned ? vector_function : function, static_cast<unsigned>(taken.blocks),
-                       static_cast<unsigned>(taken.threads), current_cuda_stream(device),
-                       arguments.data());
+    CudaModule::launch(is_aligned ? vector_function : function, is_aligned ? vector_grid : grid,
+                       current_cuda_stream(device), arguments.data());
+  }
+
+  /// Kernels do without where there is too little.
+  static void take_shared(void* function, Kernel::Grid& grid) {
+    if (function != nullptr && grid.shared > 0 && !CudaModule::allow_shared(function, grid.shared))
+      grid.shared = 0;
   }
 };
 
@@ -107,6 +111,8 @@ std::optional<std::vector<Launch>> load_cuda(const KernelSources& kernels, size_
                       kernel.inputs.size() + kernel.outputs,
                       kernel.takes_list};
     TORCH_INTERNAL_ASSERT(launch.function != nullptr, "no kernel ", use->name);
+    CudaKernel::take_shared(launch.function, launch.grid);
+    CudaKernel::take_shared(launch.vector_function, launch.vector_grid);
     launches[i] = std::move(launch);
   }
   return launches;

@@ -52,7 +52,7 @@ size_t kernel_lanes(const Graph& body) {
 std::vector<ValueId> lane_reads(const Graph& body, size_t lane) {
   std::set<ValueId> wanted;
   for (const Node& node : body.nodes) {
-    if (is_concatenation(node) || is_sum_parts(node)) {
+    if (is_concatenation(node) || is_list_kernel(node)) {
       wanted.insert(node.arguments.at(0).values.at(lane));
       continue;
     }

@@ -151,6 +151,7 @@ struct Driver {
   int (*load)(void**, const void* code);
   int (*unload)(void*);
   int (*function)(void**, void* module, const char* name);
+  int (*set_attribute)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                 unsigned block_y, unsigned block_z, unsigned shared, void* stream, void** arguments,
                 void** extra);
@@ -165,6 +166,7 @@ struct Driver {
            resolve(library, "cuModuleLoadData", load) &&
            resolve(library, "cuModuleUnload", unload) &&
            resolve(library, "cuModuleGetFunction", function) &&
+           resolve(library, "cuFuncSetAttribute", set_attribute) &&
            resolve(library, "cuLaunchKernel", launch) &&
            resolve(library, "cuGetErrorString", describe);
   }
@@ -239,11 +241,17 @@ void* CudaModule::function(const std::string& name) const {
                                                                                 : nullptr;
 }
 
-void CudaModule::launch(void* function, unsigned blocks, unsigned threads, void* stream,
-                        void** arguments) {
+bool CudaModule::allow_shared(void* function, int64_t bytes) {
+  constexpr int kMaxDynamicSharedSizeBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  return Driver::find(nullptr)->set_attribute(function, kMaxDynamicSharedSizeBytes,
+                                              static_cast<int>(bytes)) == 0;
+}
+
+void CudaModule::launch(void* function, const Kernel::Grid& grid, void* stream, void** arguments) {
   const auto* driver = Driver::find(nullptr);
-  const int error =
-      driver->launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
+  const int error = driver->launch(function, static_cast<unsigned>(grid.blocks), 1, 1,
+                                   static_cast<unsigned>(grid.threads), 1, 1,
+                                   static_cast<unsigned>(grid.shared), stream, arguments, nullptr);
   TORCH_CHECK(error == 0, "compile: a kernel was not launched: ", driver->text_of(error));
 }
 

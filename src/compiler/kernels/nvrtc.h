@@ -1,5 +1,7 @@
 #pragma once
 
+#include "compiler/kernels/kernel.h"
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,9 +42,10 @@ class CudaModule {
 
   /// A kernel by name; null if there is none.
   void* function(const std::string& name) const;
+  /// Lets its blocks have so much shared memory beside their own; whether the GPU has it.
+  static bool allow_shared(void* function, int64_t bytes);
   /// Queues it; throws what the driver says.
-  static void launch(void* function, unsigned blocks, unsigned threads, void* stream,
-                     void** arguments);
+  static void launch(void* function, const Kernel::Grid& grid, void* stream, void** arguments);
 
  private:
   explicit CudaModule(void* module) : module_(module) {}

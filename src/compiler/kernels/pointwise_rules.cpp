@@ -87,7 +87,7 @@ std::optional<PointwiseRule> pointwise_rule(const Graph& graph, const Node& node
   const PointwiseRow* row = node.op.starts_with(kListPrefix) ? list_row(node.op, result.device)
                                                              : find_row(node.op, result.device);
   if (row == nullptr) return std::nullopt;
-  PointwiseRule rule{.exact = row->exact, .compute = result.dtype};
+  PointwiseRule rule{.exact = row->exact, .compute = result.dtype, .beats_aten = row->beats_aten};
   if (row->compute == Compute::Operands) {
     std::vector<Operand> operands;
     for (size_t i = 0; i < 2; ++i) operands.push_back(operand_of(graph, node, i, lane));

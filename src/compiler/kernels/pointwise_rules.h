@@ -19,6 +19,7 @@ struct PointwiseRule {
   std::string expression = {};
   std::string exact = "";
   at::ScalarType compute = at::kFloat;  // one for all operands
+  bool beats_aten = false;              // as a kernel by itself
 };
 
 /// None if no kernel can compute the node. `lane`: which tensor of lists.

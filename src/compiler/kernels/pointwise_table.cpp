@@ -247,6 +247,8 @@ const PointwiseRow kRowsOfGpus[] = {
     {"aten::threshold", kNumeric, "a <= b ? c : a"},
     {"aten::threshold_backward", kNumeric, "b <= c ? 0 : a"},
     {"aten::hardtanh_backward", kFloats, "b <= c || b >= d ? 0 : a", "cd"},
+    {"aten::gelu", kFloats, "", "", kResult, gelu, true},
+    {"aten::gelu_backward", kFloats, "", "", kResult, gelu_backward, true},
 };
 
 using RowsByName = std::unordered_map<std::string_view, const PointwiseRow*>;

@@ -27,6 +27,7 @@ struct PointwiseRow {
   const char* exact = "";
   Compute compute = Compute::Result;
   std::string (*choose)(const PointwiseCall&) = nullptr;  // instead of `expression`; "": not this
+  bool beats_aten = false;                                // as a kernel by itself
 };
 
 /// Null if kernels for the device do not know the operator.

@@ -1,5 +1,8 @@
 #include "compiler/kernels/prelude_math.h"
 
+#include <algorithm>
+#include <string_view>
+
 namespace tessera::compiler {
 namespace {
 
@@ -274,104 +277,29 @@ T clamp(T number, T low, T high) {
 }  // namespace math
 )";
 
-// What a GPU has of the pieces above.
-constexpr const char* kCudaBits = R"(
-inline uint32_t bits_of(float number) { return __float_as_uint(number); }
-inline float from_bits(uint32_t bits) { return __uint_as_float(bits); }
-)";
-
-constexpr const char* kCudaBfloat16 = R"(
-struct bfloat16 {
-  uint16_t bits;
-};
-inline float load(bfloat16 number) { return __uint_as_float(static_cast<uint32_t>(number.bits) << 16); }
-template <>
-inline bfloat16 store<bfloat16>(float number) {
-  bfloat16 result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(number));
-  return result;
-}
-)";
-
-constexpr const char* kCudaFloat16 = R"(
-struct float16 {
-  uint16_t bits;
-};
-inline float load(float16 number) {
-  float result;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(number.bits));
-  return result;
-}
-template <>
-inline float16 store<float16>(float number) {
-  float16 result;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(number));
-  return result;
-}
-)";
-
-constexpr const char* kCudaToInteger = R"(
-// What does not fit becomes the nearest integer, NaN zero.
-template <class Integer, class Number>
-Integer to_integer(Number number) {
-  return static_cast<Integer>(number);
-}
-)";
-
-constexpr const char* kCudaFma = R"(
-namespace math {
-inline float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
-inline double fma(double a, double b, double c) { return ::fma(a, b, c); }
-}  // namespace math
-)";
-
-constexpr const char* kCudaExp = R"(
-namespace math {
-inline float exp(float x) { return ::expf(x); }
-inline double exp(double x) { return ::exp(x); }
-}  // namespace math
-)";
-
-constexpr const char* kCudaLog = R"(
-namespace math {
-inline float log(float x) { return ::logf(x); }
-inline double log(double x) { return ::log(x); }
-}  // namespace math
-)";
-
-constexpr const char* kCudaTanh = R"(
-namespace math {
-inline float tanh(float x) { return ::tanhf(x); }
-inline double tanh(double x) { return ::tanh(x); }
-}  // namespace math
-)";
-
-constexpr const char* kCudaErf = R"(
-namespace math {
-inline float erf(float x) { return ::erff(x); }
-inline double erf(double x) { return ::erf(x); }
-}  // namespace math
-)";
-
 std::vector<SourcePiece> pieces_for(bool is_host) {
   std::vector<SourcePiece> pieces = {
-      {"bits_of from_bits", is_host ? kBits : kCudaBits},
+      {"bits_of from_bits", kBits},
       {"store", kStore},
-      {"bfloat16", is_host ? kBfloat16 : kCudaBfloat16},
-      {"float16", is_host ? kFloat16 : kCudaFloat16},
+      {"bfloat16", kBfloat16},
+      {"float16", kFloat16},
       {"rounded", kRounded},
-      {"to_integer", is_host ? kToInteger : kCudaToInteger},
-      {"fma", is_host ? kFma : kCudaFma},
-      {"exp", is_host ? kExp : kCudaExp},
-      {"log", is_host ? kLog : kCudaLog},
-      {"tanh", is_host ? kTanh : kCudaTanh},
-      {"erf", is_host ? kErf : kCudaErf},
+      {"to_integer", kToInteger},
+      {"fma", kFma},
+      {"exp", kExp},
+      {"log", kLog},
+      {"tanh", kTanh},
+      {"erf", kErf},
       {"gelu gelu_backward", kGelu},
       {"gelu_tanh gelu_tanh_backward", kGeluTanh},
       {"silu_backward", kSiluBackward},
       {"lerp", kLerp},
       {"maximum minimum clamp", kBounds},
   };
+  if (!is_host) {
+    for (const SourcePiece& own : cuda_pieces())
+      std::ranges::find(pieces, std::string_view(own.words), &SourcePiece::words)->text = own.text;
+  }
   const auto of_rows = row_pieces(is_host);
   pieces.insert(pieces.end(), of_rows.begin(), of_rows.end());
   return pieces;

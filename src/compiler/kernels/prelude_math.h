@@ -16,6 +16,8 @@ struct SourcePiece {
 /// without branches and without libm, so that compilers turn loops over them into vector
 /// instructions; double takes libm's. A GPU has its own.
 const std::vector<SourcePiece>& math_pieces(c10::DeviceType device);
+/// Those that a GPU has in the place of the host's.
+std::vector<SourcePiece> cuda_pieces();
 /// Those at their end: reductions, see Note [rows].
 std::vector<SourcePiece> row_pieces(bool is_host);
 

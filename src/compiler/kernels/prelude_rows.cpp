@@ -71,14 +71,25 @@ T across_block(T value, T* shared) {
 }
 )";
 
+// Bytes of shared memory that the launch gives to a block.
+constexpr const char* kSharedSize = R"(
+inline unsigned shared_size() {
+  unsigned size;
+  asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(size));
+  return size;
+}
+)";
+
 }  // namespace
 
 std::vector<SourcePiece> row_pieces(bool is_host) {
-  return {
+  std::vector<SourcePiece> pieces = {
       {"Sum", kSum},
       {"Largest", is_host ? kLargest : kCudaLargest},
       {"across across_warp across_block", is_host ? kAcrossLanes : kAcrossThreads},
   };
+  if (!is_host) pieces.push_back({"shared_size", kSharedSize});
+  return pieces;
 }
 
 }  // namespace tessera::compiler

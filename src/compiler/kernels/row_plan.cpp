@@ -43,6 +43,12 @@ std::vector<at::Tensor> sum_parts(at::TensorList parts) {
   return sums;
 }
 
+std::vector<at::Tensor> casts(at::TensorList self, at::ScalarType dtype) {
+  std::vector<at::Tensor> results;
+  for (const auto& each : self) results.push_back(each.to(dtype, /*non_blocking=*/false, true));
+  return results;
+}
+
 at::Tensor one_hot(const at::Tensor& self, int64_t classes) {
   return self == at::arange(classes, self.options());
 }
@@ -201,6 +207,8 @@ bool is_column_sums(const Node& node) { return node.op == kColumnSums; }
 
 bool is_sum_parts(const Node& node) { return node.op == kSumParts; }
 
+bool is_list_kernel(const Node& node) { return is_sum_parts(node) || node.op == kCasts; }
+
 bool is_one_hot(const Node& node) { return node.op == kOneHot; }
 
 bool reduces(const Graph& graph, const Node& node) {
@@ -218,8 +226,12 @@ const std::vector<int64_t>& shape_of_rows(const Graph& graph, const Node& node) 
 RowsOnHost::RowsOnHost() : before_(std::exchange(takes_host, true)) {}
 RowsOnHost::~RowsOnHost() { takes_host = before_; }
 
+bool has_row_kernels(c10::Device device) {
+  return device.is_cuda() || (takes_host && device.is_cpu());
+}
+
 bool is_kernel_row(const ValueType& type) {
-  if (!type.device.is_cuda() && !(takes_host && type.device.is_cpu())) return false;
+  if (!has_row_kernels(type.device)) return false;
   if (!is_kernel_dtype(type.dtype) || type.sizes.empty() || type.numel() == 0 ||
       type.strides.size() != type.sizes.size())
     return false;
@@ -244,6 +256,7 @@ RowPlan plan_rows(const Graph& body) { return Planner(body).plan(); }
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   library.def("column_sums(Tensor self, int parts) -> Tensor", &column_sums);
   library.def("sum_parts(Tensor[] parts) -> Tensor[]", &sum_parts);
+  library.def("casts(Tensor[] self, ScalarType dtype) -> Tensor[]", &casts);
   library.def("one_hot(Tensor self, int classes) -> Tensor", &one_hot);
 }
 

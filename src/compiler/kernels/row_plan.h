@@ -28,7 +28,9 @@ constexpr int64_t kMostColumnSums = 16384;
 /// Adds up the parts of each: "sum_parts(Tensor[] parts) -> Tensor[]", of [parts, columns] to
 /// [columns] each; one kernel for all.
 constexpr const char* kSumParts = "tessera::sum_parts";
-constexpr size_t kMostSumParts = 200;  // of one kernel: as many addresses as it may be given
+/// "casts(Tensor[] self, ScalarType dtype) -> Tensor[]": one kernel for all.
+constexpr const char* kCasts = "tessera::casts";
+constexpr size_t kMostOfList = 200;  // of one kernel: as many addresses as it may be given
 /// Whether an element's column is the row's number: "one_hot(Tensor self, int classes) -> Tensor",
 /// of [..., 1] to [..., classes].
 constexpr const char* kOneHot = "tessera::one_hot";
@@ -45,6 +47,8 @@ struct RowReduction {
 const RowReduction* row_reduction(const Graph& graph, const Node& node);
 bool is_column_sums(const Node& node);
 bool is_sum_parts(const Node& node);
+/// Whether its kernel, for a list of tensors, is one by itself: sum_parts or casts.
+bool is_list_kernel(const Node& node);
 bool is_one_hot(const Node& node);
 /// Whether it is a reduction of rows or columns.
 bool reduces(const Graph& graph, const Node& node);
@@ -54,8 +58,9 @@ bool needs_rows(const Graph& graph, const Node& node);
 /// The shape whose rows its kernel goes over.
 const std::vector<int64_t>& shape_of_rows(const Graph& graph, const Node& node);
 
-/// Whether kernels go over the rows of such a tensor: on a GPU, if there are rows enough for it.
-/// The host has ATen's, but in the scope of RowsOnHost, by which tests run the plans there.
+/// GPUs. The host has ATen's, but in the scope of RowsOnHost, by which tests run the plans there.
+bool has_row_kernels(c10::Device device);
+/// Whether kernels go over the rows of such a tensor: if there are rows enough.
 bool is_kernel_row(const ValueType& type);
 
 class RowsOnHost {

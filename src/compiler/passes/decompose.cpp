@@ -235,6 +235,13 @@ class Decomposer : public RowBuilder {
     return emit_late("aten::sum", {of(value)}, type(value).dtype, {});
   }
 
+  /// How many targets count. By itself: backward needs it, which then joins forward's kernel.
+  ValueId count_of(ValueId target, const Argument& ignored, at::ScalarType dtype) {
+    const ValueId counted =
+        emit("aten::ne.Scalar", {of(target), ignored}, at::kBool, type(target).sizes);
+    return emit("aten::sum", {of(cast(counted, dtype))}, dtype, {});
+  }
+
   /// Whether a target is a class, or ignored.
   ValueId find_fine(const Targets& targets, int64_t classes) {
     const auto shape = type(targets.column).sizes;
@@ -263,6 +270,7 @@ class Decomposer : public RowBuilder {
     const int64_t rows = type(input).sizes[0];
     const auto sizes = type(input).sizes;
     const Targets targets = find_targets(input, target, node.arguments[4]);
+    const ValueId count = count_of(target, node.arguments[4], sum_dtype(type(input).dtype));
     const ValueId fine = find_fine(targets, sizes[1]);
     const auto known = log_softmax_.find(input);
     // Before the log-probabilities are there: one pass fewer over the row.
@@ -271,7 +279,6 @@ class Decomposer : public RowBuilder {
     ValueId chosen = row_sum(where(targets.hit, x, sizes));
     if (is_known) chosen = sub(chosen, known->second.normaliser);
     const ValueId losses = where(targets.counted, unary("aten::neg", chosen), type(chosen).sizes);
-    const ValueId count = total(cast(targets.counted, type(x).dtype));
     check_all(fine, sizes[1]);
     ValueId loss = kNoValue;
     if (reduction == 0) {
@@ -357,8 +364,30 @@ class Decomposer : public RowBuilder {
   std::unordered_map<ValueId, ValueId> row_sums_;        // that are known, by value
 };
 
+/// Tensors of one number do not wait for those that they are like: the gradient of a loss is there
+/// before the loss.
+void forget_values(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    if (node.used().empty() || node.defined().size() != 1 || consumes(node)) continue;
+    const auto rule = pointwise_rule(graph, node);
+    if (!rule || (rule->expression != "0" && rule->expression != "1")) continue;
+    const ValueType& type = graph.type(node.defined()[0]);
+    if (!has_row_kernels(type.device) || !type.is_contiguous()) continue;
+    node.op = "aten::full";
+    node.arguments.clear();
+    for (c10::IValue each :
+         {c10::IValue(type.sizes), c10::IValue(rule->expression == "1" ? 1.0 : 0.0),
+          c10::IValue(static_cast<int64_t>(type.dtype)), c10::IValue(), c10::IValue(type.device),
+          c10::IValue()})
+      node.arguments.push_back(Argument::of(std::move(each)));
+  }
+}
+
 }  // namespace
 
-void decompose(Graph& graph) { Decomposer(graph).run(); }
+void decompose(Graph& graph) {
+  forget_values(graph);
+  Decomposer(graph).run();
+}
 
 }  // namespace tessera::compiler

@@ -25,7 +25,7 @@ class FusedNode {
     for (const Node* member : members) {
       for (const ValueId value : member->defined()) {
         // A kernel of lists has a place for each.
-        if (needed_.count(value) == 0 && !is_sum_parts(*member)) continue;
+        if (needed_.count(value) == 0 && !is_list_kernel(*member)) continue;
         node.results.push_back(Argument::of(value));
         body_.outputs.push_back({.value = inside_.at(value)});
       }

@@ -49,8 +49,8 @@ bool is_of_rows(const Graph& graph, const Node& node) {
 
 /// Whether its kernel is one by itself.
 bool is_apart(const Graph& graph, const Node& node) {
-  return is_sum_parts(node) && graph.type(result_of(node, 0)).device.is_cuda() &&
-         node.arguments[0].values.size() <= kMostSumParts;
+  return is_list_kernel(node) && graph.type(result_of(node, 0)).device.is_cuda() &&
+         node.arguments[0].values.size() <= kMostOfList;
 }
 
 /// The shapes over which the kernel of a node would loop; none if there can be no kernel.
@@ -294,8 +294,11 @@ class Grouping {
     });
     if (!used || group.members.size() > 1) return used;
     const Node& node = graph_.nodes[group.members[0]];
-    return is_over_lists(node) || is_launched_division(node) || is_column_sums(node) ||
-           is_sum_parts(node);
+    if (is_over_lists(node) || is_launched_division(node) || is_column_sums(node) ||
+        is_list_kernel(node))
+      return true;
+    const auto rule = pointwise_rule(graph_, node);
+    return rule && rule->beats_aten;
   }
 
   /// Averages are divided before they are reduced; the kernel is named in the program for it.

@@ -148,9 +148,9 @@ void RowBuilder::flush() {
     by_type[{type(sums.result).dtype, type(sums.result).device.str()}].push_back(sums);
   late_sums_.clear();
   for (const auto& [key, all] : by_type) {
-    for (size_t begin = 0; begin < all.size(); begin += kMostSumParts) {
+    for (size_t begin = 0; begin < all.size(); begin += kMostOfList) {
       std::vector<ValueId> parts, results;
-      for (size_t i = begin; i < std::min(begin + kMostSumParts, all.size()); ++i) {
+      for (size_t i = begin; i < std::min(begin + kMostOfList, all.size()); ++i) {
         parts.push_back(all[i].parts);
         results.push_back(all[i].result);
       }

@@ -83,9 +83,10 @@ const std::vector<Entry>& all_passes() {
        true},
       // Only kernels gain by it.
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
+      {"join_casts", join_casts, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // A kernel hides the operators that those look for.
       {"fuse_pointwise", fuse_pointwise,
-       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose"}})},
+       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose", "join_casts"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
        joined({simplify,

@@ -42,6 +42,7 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") {
     add("decompose");
+    add("join_casts");
     add("fuse_pointwise");
   }
   add("reuse_memory");

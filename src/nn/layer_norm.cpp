@@ -1,0 +1,111 @@
+#include <tessera/nn/plain_forward.h>
+
+#include "base/capture.h"
+#include "nn/norm_kernels.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/native_layer_norm.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace tessera::nn::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+RunRowOperator row_kernels = nullptr;
+
+/// Kernels of ours are no operators: who records, or differentiates a backward, is given ATen's.
+std::optional<std::vector<at::Tensor>> run_rows(const RowOperator& op) {
+  if (at::GradMode::is_enabled() || capture::observer() != nullptr) return std::nullopt;
+  return row_kernels(op);
+}
+
+/// at::layer_norm over the last dimension, whose gradients one pass over the rows makes. ATen's
+/// takes three, two of them for weight and bias.
+class RowNorm : public torch::autograd::Function<RowNorm> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
+                            const at::Tensor& weight, const at::Tensor& bias, double eps) {
+    const auto columns = weight.numel();
+    const auto rows = input.reshape({-1, columns});
+    const std::vector<int64_t> of_row = {rows.size(0), 1};
+    const auto found =
+        run_rows({.name = "aten::native_layer_norm",
+                  .arguments = {rows, std::vector<int64_t>{columns}, weight, bias, eps},
+                  .results = {{input.scalar_type(), rows.sizes().vec()},
+                              {at::kFloat, of_row},
+                              {at::kFloat, of_row}}});
+    at::Tensor y, mean, rstd;
+    if (found) {
+      y = found->at(0), mean = found->at(1), rstd = found->at(2);
+    } else {
+      std::tie(y, mean, rstd) = at::native_layer_norm(rows, {columns}, weight, bias, eps);
+    }
+    context->save_for_backward({input, weight, bias, mean, rstd});
+    return y.view(input.sizes());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto &input = saved[0], &weight = saved[1], &bias = saved[2];
+    const auto &mean = saved[3], &rstd = saved[4];
+    const auto columns = weight.numel();
+    const auto rows = input.reshape({-1, columns});
+    const auto gradient = gradients[0].reshape({-1, columns});
+    const std::array<bool, 3> mask = {context->needs_input_grad(0), context->needs_input_grad(1),
+                                      context->needs_input_grad(2)};
+    const std::vector<int64_t> shape = {columns};
+    const auto dtype = input.scalar_type();
+    std::optional<std::vector<at::Tensor>> found;
+    if (mask[0] && mask[1] && mask[2])
+      found = run_rows({.name = "aten::native_layer_norm_backward",
+                        .arguments = {gradient, rows, shape, mean, rstd, weight, bias,
+                                      c10::List<bool>({true, true, true})},
+                        .results = {{dtype, rows.sizes().vec()}, {dtype, shape}, {dtype, shape}}});
+    if (!found) {
+      const auto [of_input, of_weight, of_bias] =
+          at::native_layer_norm_backward(gradient, rows, shape, mean, rstd, weight, bias, mask);
+      found = {of_input, of_weight, of_bias};
+    }
+    auto& of_input = found->at(0);
+    return {of_input.defined() ? of_input.view(input.sizes()) : of_input, found->at(1),
+            found->at(2), at::Tensor()};
+  }
+};
+
+bool is_plain_cuda(const at::Tensor& tensor) {
+  // What is distributed or fake has no memory.
+  return tensor.defined() && tensor.is_cuda() && tensor.has_storage();
+}
+
+/// Whether kernels over rows are worth it: of few numbers ATen's are as fast, and written already.
+bool takes_rows(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
+  constexpr int64_t kMany = int64_t{1} << 20;
+  if (row_kernels == nullptr || capture::observer() != nullptr) return false;
+  return is_plain_cuda(input) && is_plain_cuda(weight) && is_plain_cuda(bias) &&
+         weight.dim() == 1 && input.dim() >= 2 && input.size(-1) == weight.size(0) &&
+         input.numel() >= kMany && input.is_contiguous() && at::GradMode::is_enabled() &&
+         weight.requires_grad() && bias.requires_grad() &&
+         weight.scalar_type() == bias.scalar_type() && weight.is_contiguous() &&
+         bias.is_contiguous() && weight.scalar_type() != at::kDouble;
+}
+
+}  // namespace
+
+void set_row_kernels(RunRowOperator run) { row_kernels = run; }
+
+at::Tensor layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
+                      const at::Tensor& weight, const at::Tensor& bias, double eps) {
+  if (takes_rows(input, weight, bias)) {
+    const bool is_widened = at::autocast::is_autocast_enabled(at::kCUDA);
+    const auto x = is_widened ? input.to(at::kFloat) : input;
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    if (x.scalar_type() == weight.scalar_type()) return RowNorm::apply(x, weight, bias, eps);
+  }
+  return at::layer_norm(input, normalized_shape, weight, bias, eps);
+}
+
+}  // namespace tessera::nn::detail

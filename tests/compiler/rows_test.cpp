@@ -153,7 +153,7 @@ input %1: float32[1024, 64] = argument "y"
 return %3
 )");
   for (int i = 0; i < 4; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
-  fuse_pointwise(graph);
+  fuse(graph);
   ASSERT_EQ(graph.nodes.size(), 1U);
   const auto kernels = write_kernels(graph);
   EXPECT_EQ(kernels.uses.at(0)->kernel.inputs.size(), 2U);
@@ -268,7 +268,7 @@ TEST_P(Rows, CompileForGpus) {
     Graph graph = dumped(dumps.path(), "decompose");
     for (size_t i = 0; i < graph.value_count(); ++i)
       graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
-    fuse_pointwise(graph);
+    fuse(graph);
     const auto text = write_kernels(graph).text();
     EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why))
         << each.name << " " << shape.rows << " x " << shape.columns << ": " << why << text;

@@ -4,7 +4,7 @@
 #include "compiler/ir/constants.h"
 #include "compiler/ir/text.h"
 #include "compiler/ir/verify.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 #include "compiler/passes/passes.h"
 #include "parallel/pattern.h"
 
@@ -84,14 +84,13 @@ const std::vector<Entry>& all_passes() {
       // Only kernels gain by it.
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // A kernel hides the operators that those look for.
-      {"fuse_pointwise", fuse_pointwise,
-       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose"}})},
+      {"fuse", fuse, joined({simplify, bucket, of_optimizer, {"drop_again", "decompose"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
        joined({simplify,
                bucket,
                of_optimizer,
-               {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
+               {"drop_again", "launch_early", "schedule_waits", "fuse"}})},
       // An update writes copies of parameters until memory is reused.
       {"update_early", update_early, {"reuse_memory"}},
   };

@@ -42,7 +42,7 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") {
     add("decompose");
-    add("fuse_pointwise");
+    add("fuse");
   }
   add("reuse_memory");
   add("update_early");

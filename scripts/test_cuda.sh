@@ -15,8 +15,9 @@ set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # Not under MPS, where a rank that faults, is killed or is cut off in a kernel takes the ranks of all tests with it: tests
-# whose ranks are killed, stopped, time out or disagree. And those that read kernels from a profile.
+# whose ranks are killed, stopped, time out or disagree, or stop the device. And those that read kernels from a profile.
 apart='^comm\.([A-Za-z]+/)?(Peer|Disagree|NcclErrors)OnCuda\.'
+apart+='|^parallel\.OnCuda/WrongTargets\.'
 apart+='|^train\.TrainOnCuda\.(SurvivesTheDeath|EndsBySignal|[A-Za-z]*InTheTrace)|^replicate\..*InTheTrace'
 
 # What a test costs against a small one of two ranks; the first expression that matches counts. Processes are given tests

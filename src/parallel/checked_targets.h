@@ -4,8 +4,10 @@
 
 namespace tessera::parallel {
 
-/// The targets, if all of them that count are classes; an IndexError otherwise. An operator, so
-/// that a compiled step checks them at each run as well. On the CPU.
+/// The targets, if each is a class or `ignore_index`; an IndexError otherwise. On a GPU the check
+/// is queued, and one that fails stops the device, as nll_loss does there: the host does not wait,
+/// and meets the error at its next call. By operators, so that a compiled step checks at each run,
+/// too.
 at::Tensor checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index);
 
 }  // namespace tessera::parallel

@@ -62,7 +62,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weigh
   if (local.bias.defined()) local.bias = DTensor::of(local.bias).to_local();
   auto targets = replicated(target, mesh).to_local();
   // One rank alone finds a target's logit, so none of the others would see a wrong one.
-  if (targets.device().is_cpu() && targets.scalar_type() == at::kLong)
+  if (targets.scalar_type() == at::kLong)  // others are refused below
     targets = checked_targets(targets, weight.size(0), options.ignore_index);
   const auto reduce = [group = mesh.group()](ReduceOp::RedOpType op) {
     return [group, op](const at::Tensor& tensor) {

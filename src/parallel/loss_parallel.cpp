@@ -7,6 +7,7 @@
 
 #include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -15,6 +16,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 namespace tessera {
 namespace parallel {
@@ -119,10 +121,18 @@ void run_log_softmax_backward(const c10::OperatorHandle& op, const Choice& choic
 
 int64_t class_dim(int64_t ndim) { return ndim == 1 ? 0 : 1; }
 
-at::Tensor check_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
-  const auto outside = (targets != ignore_index) & ((targets < 0) | (targets >= classes));
-  TORCH_CHECK_INDEX(!outside.any().item<bool>(), "cross_entropy: expected targets from 0 to ",
-                    classes - 1, ", got one that is out of bounds");
+at::Tensor are_classes(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  return (((targets >= 0) & (targets < classes)) | (targets == ignore_index)).all();
+}
+
+std::string wrong_target(int64_t classes) {
+  return c10::str("cross_entropy: expected targets from 0 to ", classes - 1,
+                  ", or ignore_index, got one that is out of bounds");
+}
+
+at::Tensor check_on_cpu(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  TORCH_CHECK_INDEX(are_classes(targets, classes, ignore_index).item<bool>(),
+                    wrong_target(classes));
   return targets.clone();
 }
 
@@ -134,11 +144,7 @@ struct Targets {
 
   Targets(const Classes& classes, const at::Tensor& target, const c10::IValue& weights,
           int64_t ignore_index, const at::TensorOptions& options) {
-    // The operator checks while it looks up, which here would be one rank alone. Reading values of
-    // another device would wait for it.
-    const auto checked =
-        target.device().is_cpu() ? checked_targets(target, classes.count, ignore_index) : target;
-    const auto spread = checked.unsqueeze(target.dim() == 0 ? 0 : classes.dim);
+    const auto spread = target.unsqueeze(target.dim() == 0 ? 0 : classes.dim);
     const auto counts = spread != ignore_index;
     const auto valid = at::where(counts, spread, 0);
     is_own = counts & (valid >= classes.offset) & (valid < classes.offset + classes.length);
@@ -156,7 +162,10 @@ void run_nll_loss(const c10::OperatorHandle& op, const Choice& choice,
   const Classes classes(choice, input_sizes, 0, class_dim(self.dim()));
   if (!classes.is_sharded()) return op.callBoxed(stack);
   const auto x = accumulable(self);
-  const Targets targets(classes, stack[1].toTensor(), stack[2], stack[4].toInt(), x.options());
+  const auto ignore_index = stack[4].toInt();
+  // The operator checks while it looks up, which here would be one rank alone.
+  const Targets targets(classes, checked_targets(stack[1].toTensor(), classes.count, ignore_index),
+                        stack[2], ignore_index, x.options());
   const auto reduction = stack[3].toInt();
   auto loss = classes.length > 0
                   ? at::where(targets.is_own, -x.gather(classes.dim, targets.place), 0.0)
@@ -255,12 +264,16 @@ const dtensor::RuleTable& loss_rules() {
 TORCH_LIBRARY_FRAGMENT(tessera, library) {
   library.def("checked_targets(Tensor targets, int classes, int ignore_index) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("checked_targets", &check_targets); }
+TORCH_LIBRARY_IMPL(tessera, CPU, library) { library.impl("checked_targets", &check_on_cpu); }
 
 at::Tensor checked_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_index) {
+  if (!targets.is_cpu()) {
+    at::_assert_async(are_classes(targets, classes, ignore_index), wrong_target(classes));
+    return targets;
+  }
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::checked_targets", "")
-                             .typed<decltype(check_targets)>();
+                             .typed<decltype(check_on_cpu)>();
   return op.call(targets, classes, ignore_index);
 }
 

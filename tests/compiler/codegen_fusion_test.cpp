@@ -3,7 +3,7 @@
 
 #include "compiler/ir/operators.h"
 #include "compiler/ir/verify.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@ namespace {
 std::string fused(const std::string& text) {
   Graph graph = Graph::parse(text);
   verify(graph, "parse");
-  fuse_pointwise(graph);
-  verify(graph, "fuse_pointwise");
+  fuse(graph);
+  verify(graph, "fuse");
   return graph.str();
 }
 
@@ -163,8 +163,8 @@ TEST(CodegenFusion, CutsChainsThatAreTooLongForOneKernel) {
     value = next;
   }
   graph.outputs = {{.value = value}};
-  fuse_pointwise(graph);
-  verify(graph, "fuse_pointwise");
+  fuse(graph);
+  verify(graph, "fuse");
   size_t operators = 0;
   for (const Node& node : graph.nodes) operators += node.body ? node.body->nodes.size() : 1;
   EXPECT_EQ(operators, 1000U);

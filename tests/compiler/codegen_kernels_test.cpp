@@ -165,7 +165,7 @@ TEST_P(CodegenDtypes, CompileForAGpu) {
   auto graph = EveryOperator(GetParam(), at::kCPU, 1024).steps.graph;
   for (size_t i = 0; i < graph.value_count(); ++i)
     graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
-  fuse_pointwise(graph);
+  fuse(graph);
   const auto kernels = write_kernels(graph);
   ASSERT_EQ(kernels.sources.size(), 1);
   const auto text = kernels.sources[0].text();
@@ -350,8 +350,8 @@ TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
   steps.graph.outputs = {{moved, OutputKind::Write, parameter},
                          {clipped, OutputKind::Write, other},
                          {total, OutputKind::Result}};
-  fuse_pointwise(steps.graph);
-  verify(steps.graph, "fuse_pointwise");
+  fuse(steps.graph);
+  verify(steps.graph, "fuse");
   const auto text = program_text(steps.graph);
   EXPECT_NE(text.find("out sub in place of x0)"), std::string::npos) << text;
   std::string why;

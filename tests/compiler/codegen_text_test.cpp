@@ -4,7 +4,7 @@
 #include "compiler/ir/verify.h"
 #include "compiler/kernels/kernels.h"
 #include "compiler/kernels/names.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 #include "compiler/runtime/listing.h"
 #include "support/temporary_folder.h"
 
@@ -18,8 +18,8 @@ namespace {
 Graph fused_graph(const std::string& text) {
   Graph graph = Graph::parse(text);
   verify(graph, "parse");
-  fuse_pointwise(graph);
-  verify(graph, "fuse_pointwise");
+  fuse(graph);
+  verify(graph, "fuse");
   return graph;
 }
 

@@ -2,7 +2,7 @@
 
 #include "compiler/ir/operators.h"
 #include "compiler/ir/verify.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 #include "compiler/runtime/listing.h"
 #include "compiler/runtime/program.h"
 #include "recorded_steps.h"
@@ -30,8 +30,8 @@ inline Argument number(c10::IValue value) { return Argument::of(std::move(value)
 
 /// Fuses, compiles and runs; `kernels`: how many there should be.
 inline std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
-  fuse_pointwise(steps.graph);
-  verify(steps.graph, "fuse_pointwise");
+  fuse(steps.graph);
+  verify(steps.graph, "fuse");
   size_t fused = 0;
   for (const Node& node : steps.graph.nodes) fused += node.op == kFused ? 1 : 0;
   EXPECT_EQ(fused, kernels) << steps.graph;

@@ -111,8 +111,8 @@ TEST_P(RowsRandom, GraphsComputeWhatOperatorsCompute) {
     Steps steps;
     for (int i = 0; i < kAtOnce; ++i) Draw(steps, random, GetParam()).run();
     decompose(steps.graph);
-    fuse_pointwise(steps.graph);
-    verify(steps.graph, "fuse_pointwise");
+    fuse(steps.graph);
+    verify(steps.graph, "fuse");
     std::string why;
     auto loaded = load_kernels(write_kernels(steps.graph), &why);
     ASSERT_TRUE(loaded) << why << program_text(steps.graph);

@@ -165,7 +165,7 @@ input %1: float32[1024, 64] = argument "y"
 return %3
 )");
   for (int i = 0; i < 4; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
-  fuse_pointwise(graph);
+  fuse(graph);
   ASSERT_EQ(graph.nodes.size(), 1U);
   const auto kernels = write_kernels(graph);
   EXPECT_EQ(kernels.uses.at(0)->kernel.inputs.size(), 2U);
@@ -190,7 +190,7 @@ return %6
   ASSERT_EQ(graph.nodes.size(), 3U);
   EXPECT_EQ(graph.nodes[0].op, "tessera::casts");
   EXPECT_EQ(graph.nodes[2].op, "aten::_to_copy");
-  fuse_pointwise(graph);
+  fuse(graph);
   const auto kernels = write_kernels(graph);
   EXPECT_TRUE(kernels.uses.at(0)->kernel.takes_list);
   std::string why;
@@ -322,7 +322,7 @@ TEST_P(Rows, CompileForGpus) {
     Graph graph = dumped(dumps.path(), "decompose");
     for (size_t i = 0; i < graph.value_count(); ++i)
       graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
-    fuse_pointwise(graph);
+    fuse(graph);
     const auto text = write_kernels(graph).text();
     EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why))
         << each.name << " " << shape.rows << " x " << shape.columns << ": " << why << text;

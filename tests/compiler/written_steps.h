@@ -58,7 +58,7 @@ struct WrittenStep {
 
   std::function<void(Net&)> prepare = {};  // makes it parallel
   std::function<at::Tensor(Trained<Net>&, const at::Tensor&, const at::Tensor&, int64_t)> run;
-  std::function<Batch(int)> batch;                          // by number of the step
+  std::function<Batch(int)> batch = {};                     // by number of the step
   std::function<int64_t(int)> way = [](int) { return 0; };  // what the step is given besides
   std::function<void(Net&, int)> before_step = {};
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)> optimizer = make_adamw;

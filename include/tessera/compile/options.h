@@ -94,7 +94,7 @@ struct CompileOptions {
   /// Rewrites the captured graph, once for each program, before any pass. Inputs and outputs stay
   /// as they are.
   std::function<void(Graph&)> gm_transformation = {};
-  /// Run after those of ours that work on operators, in this order, and before fuse_pointwise and
+  /// Run after those of ours that work on operators, in this order, and before fuse and
   /// reuse_memory.
   std::vector<Pass> passes = {};
   /// Names of passes that are left out.

@@ -83,21 +83,28 @@ class Decomposer : public RowBuilder {
   }
 
   bool layer_norm_backward(const Node& node) {
+    return norm_backward(node, value_at(node, 3), value_at(node, 4), value_at(node, 5));
+  }
+  bool rms_norm_backward(const Node& node) {
+    return norm_backward(node, kNoValue, value_at(node, 3), value_at(node, 4));
+  }
+  /// Without an `average`, the norm has not taken it away, and has no bias.
+  bool norm_backward(const Node& node, ValueId average, ValueId rstd, ValueId weight) {
     const ValueId gradient = value_at(node, 0), input = value_at(node, 1);
-    const ValueId average = value_at(node, 3), rstd = value_at(node, 4);
-    const ValueId weight = value_at(node, 5);
     if (!has_rows(input) || !has_rows(gradient) || !are_plain(node)) return false;
     if (!is_norm_of_row(node.arguments[2].constant)) return false;
     device_ = type(input).device;
     const ValueId g = wide(gradient);
-    const ValueId normed = mul(sub(wide(input), average), rstd);
+    const bool is_centred = average != kNoValue;
+    const ValueId normed = mul(is_centred ? sub(wide(input), average) : wide(input), rstd);
     const ValueId weighted = weight == kNoValue ? g : mul(g, weight);
     if (result_at(node, 0) != kNoValue) {
       const ValueId along = mul(normed, mean(mul(weighted, normed)));
-      become(result_at(node, 0), mul(sub(sub(weighted, mean(weighted)), along), rstd));
+      const ValueId across = is_centred ? sub(weighted, mean(weighted)) : weighted;
+      become(result_at(node, 0), mul(sub(across, along), rstd));
     }
     if (result_at(node, 1) != kNoValue) become(result_at(node, 1), column_sum(mul(g, normed)));
-    if (result_at(node, 2) != kNoValue) become(result_at(node, 2), column_sum(g));
+    if (is_centred && result_at(node, 2) != kNoValue) become(result_at(node, 2), column_sum(g));
     return true;
   }
 
@@ -122,23 +129,6 @@ class Decomposer : public RowBuilder {
   static double epsilon(at::ScalarType dtype) {
     return dtype == at::kDouble ? std::numeric_limits<double>::epsilon()
                                 : std::numeric_limits<float>::epsilon();
-  }
-
-  bool rms_norm_backward(const Node& node) {
-    const ValueId gradient = value_at(node, 0), input = value_at(node, 1);
-    const ValueId rstd = value_at(node, 3), weight = value_at(node, 4);
-    if (!has_rows(input) || !has_rows(gradient) || !are_plain(node)) return false;
-    if (!is_norm_of_row(node.arguments[2].constant)) return false;
-    device_ = type(input).device;
-    const ValueId g = wide(gradient);
-    const ValueId normed = mul(wide(input), rstd);
-    const ValueId weighted = weight == kNoValue ? g : mul(g, weight);
-    if (result_at(node, 0) != kNoValue) {
-      const ValueId along = mul(normed, mean(mul(weighted, normed)));
-      become(result_at(node, 0), mul(sub(weighted, along), rstd));
-    }
-    if (result_at(node, 1) != kNoValue) become(result_at(node, 1), column_sum(mul(g, normed)));
-    return true;
   }
 
   bool softmax(const Node& node) {

@@ -4,7 +4,7 @@
 #include "compiler/ir/constants.h"
 #include "compiler/ir/text.h"
 #include "compiler/ir/verify.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 #include "compiler/passes/passes.h"
 #include "parallel/pattern.h"
 
@@ -85,14 +85,14 @@ const std::vector<Entry>& all_passes() {
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       {"join_casts", join_casts, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // A kernel hides the operators that those look for.
-      {"fuse_pointwise", fuse_pointwise,
+      {"fuse", fuse,
        joined({simplify, bucket, of_optimizer, {"drop_again", "decompose", "join_casts"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
        joined({simplify,
                bucket,
                of_optimizer,
-               {"drop_again", "launch_early", "schedule_waits", "fuse_pointwise"}})},
+               {"drop_again", "launch_early", "schedule_waits", "fuse"}})},
       // An update writes copies of parameters until memory is reused.
       {"update_early", update_early, {"reuse_memory"}},
   };

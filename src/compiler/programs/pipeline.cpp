@@ -43,7 +43,7 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   if (options.backend == "codegen") {
     add("decompose");
     add("join_casts");
-    add("fuse_pointwise");
+    add("fuse");
   }
   add("reuse_memory");
   add("update_early");

@@ -1,6 +1,6 @@
 // Kernels over rows for operators that modules call eagerly.
 #include "compiler/ir/operators.h"
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 #include "compiler/passes/passes.h"
 #include "compiler/runtime/program.h"
 #include "nn/norm_kernels.h"
@@ -50,7 +50,7 @@ Graph graph_of(const RowOperator& op) {
 std::unique_ptr<Program> make_program(const RowOperator& op) {
   auto graph = graph_of(op);
   decompose(graph);
-  fuse_pointwise(graph);
+  fuse(graph);
   const bool is_whole = std::any_of(graph.nodes.begin(), graph.nodes.end(),
                                     [&](const Node& node) { return node.op == op.name; });
   if (is_whole) return nullptr;

@@ -17,6 +17,6 @@ namespace tessera::compiler {
 /// stands where the last of its operators stood, so the order of all others stays. A tensor that is
 /// made and filled at once becomes aten::full_like. One cheap operator by itself is left alone,
 /// apart from a division that a collective waits for.
-void fuse_pointwise(Graph& graph);
+void fuse(Graph& graph);
 
 }  // namespace tessera::compiler

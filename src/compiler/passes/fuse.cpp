@@ -1,4 +1,4 @@
-#include "compiler/passes/fuse_pointwise.h"
+#include "compiler/passes/fuse.h"
 
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/row_plan.h"
@@ -127,7 +127,7 @@ std::set<ValueId> needed_outside(const Graph& graph, const std::vector<size_t>& 
 
 }  // namespace
 
-void fuse_pointwise(Graph& graph) {
+void fuse(Graph& graph) {
   join_fills(graph);
   const auto groups = find_fusion_groups(graph);
   std::vector<size_t> group_of(graph.nodes.size(), SIZE_MAX);

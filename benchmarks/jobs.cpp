@@ -91,14 +91,16 @@ class BlockImpl : public torch::nn::Module {
 };
 TESSERA_MODULE(Block);
 
-struct GptShape {
+/// Of a gpt or a qwen.
+struct Shape {
   int64_t blocks = 6, width = 256, heads = 4, context = 128, batch = 4, vocabulary = 256;
-  bool is_tied = false;  // the head multiplies by the embedding's weight, as GPT-2's does
+  bool is_tied = false;  // of a gpt: the head multiplies by the embedding's weight, as GPT-2's does
+  int64_t kv_heads = 0, hidden = 0;  // of a qwen: heads of keys and values, features inside SwiGLU
 };
 
 class GptImpl : public torch::nn::Module {
  public:
-  explicit GptImpl(const GptShape& shape)
+  explicit GptImpl(const Shape& shape)
       : tokens_(register_module("tokens", tnn::Embedding(shape.vocabulary, shape.width))),
         positions_(register_module("positions", tnn::Embedding(shape.context, shape.width))) {
     register_module("blocks", blocks_);
@@ -128,6 +130,68 @@ class GptImpl : public torch::nn::Module {
 };
 TESSERA_MODULE(Gpt);
 
+/// A layer of Qwen2.
+class QwenBlockImpl : public torch::nn::Module {
+ public:
+  explicit QwenBlockImpl(const Shape& shape)
+      : input_layernorm_(register_module("input_layernorm", norm_of(shape))),
+        self_attn_(register_module(
+            "self_attn", tnn::GroupedQueryAttention(
+                             tnn::GroupedQueryAttentionOptions{.d_model = shape.width,
+                                                               .heads = shape.heads,
+                                                               .kv_heads = shape.kv_heads,
+                                                               .qkv_bias = true,
+                                                               .rotary_base = std::nullopt}))),
+        post_attention_layernorm_(register_module("post_attention_layernorm", norm_of(shape))),
+        mlp_(register_module("mlp", tnn::SwiGLU(shape.width, shape.hidden))) {}
+
+  static tnn::RMSNorm norm_of(const Shape& shape) {
+    return tnn::RMSNorm(tnn::RMSNormOptions{.normalized_shape = {shape.width}, .eps = 1e-6});
+  }
+
+  at::Tensor forward(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin) {
+    x = x + self_attn_(input_layernorm_(x), cos, sin);
+    return x + mlp_(post_attention_layernorm_(x));
+  }
+
+ private:
+  tnn::RMSNorm input_layernorm_;
+  tnn::GroupedQueryAttention self_attn_;
+  tnn::RMSNorm post_attention_layernorm_;
+  tnn::SwiGLU mlp_;
+};
+TESSERA_MODULE(QwenBlock);
+
+class QwenImpl : public torch::nn::Module {
+ public:
+  explicit QwenImpl(const Shape& shape)
+      : tokens_(register_module("tokens", tnn::Embedding(shape.vocabulary, shape.width))),
+        rotary_(register_module("rotary", tnn::RotaryEmbedding(tnn::RotaryEmbeddingOptions{
+                                              .head_dim = shape.width / shape.heads,
+                                              .base = 1e6,
+                                              .max_position = shape.context}))) {
+    register_module("blocks", blocks_);
+    for (int64_t i = 0; i < shape.blocks; ++i) blocks_->push_back(QwenBlock(shape));
+    norm_ = register_module("norm", QwenBlockImpl::norm_of(shape));
+    torch::nn::init::normal_(tokens_->weight, 0, 0.02);
+  }
+
+  /// The loss itself: logits of this vocabulary are never in memory at once.
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& targets) {  // [batch, context] each
+    auto x = tokens_(ids);
+    const auto [cos, sin] = rotary_(x);
+    for (const auto& block : *blocks_) x = block->as<QwenBlock>()->forward(x, cos, sin);
+    return tnn::linear_cross_entropy(norm_(x), tokens_->weight, targets);
+  }
+
+ private:
+  tnn::Embedding tokens_;
+  tnn::RotaryEmbedding rotary_;
+  torch::nn::ModuleList blocks_;
+  tnn::RMSNorm norm_{nullptr};
+};
+TESSERA_MODULE(Qwen);
+
 at::Tensor squared_error(const at::Tensor& output, const at::Tensor& target) {
   return F::mse_loss(output, target);
 }
@@ -148,55 +212,93 @@ void seed_batch(int rank) { torch::manual_seed(kBatchSeed + static_cast<uint64_t
 
 /// Weights and batches are drawn on the CPU, so that every device trains on the same.
 template <class Model>
+void move(Model& model, Batch& batch, c10::Device device) {
+  if (device.is_cpu()) return;
+  model->to(device);
+  batch = {batch.input.to(device), batch.target.to(device)};
+}
+
+template <class Model>
 Job job_of(Model model, Batch batch, Loss loss, c10::Device device) {
-  if (!device.is_cpu()) {
-    model->to(device);
-    batch = {batch.input.to(device), batch.target.to(device)};
-  }
+  move(model, batch, device);
   return {.model = model.ptr(),
           .forward = [model, batch]() mutable { return model(batch.input); },
           .loss = [batch, loss](const at::Tensor& output) { return loss(output, batch.target); },
           .device = device};
 }
 
-Job make_mlp(int rank, c10::Device device, const GptShape& /*unused*/) {
+Job make_mlp(int rank, c10::Device device, const Shape& /*unused*/) {
   auto model = model_of<Mlp>();
   seed_batch(rank);
   const auto input = torch::rand({32, 50});
   return job_of(std::move(model), {input, torch::rand({32, 8})}, squared_error, device);
 }
 
-Job make_net2000(int rank, c10::Device device, const GptShape& /*unused*/) {
+Job make_net2000(int rank, c10::Device device, const Shape& /*unused*/) {
   auto model = model_of<Net2000>();
   seed_batch(rank);
   const auto input = torch::randn({16, 2000});
   return job_of(std::move(model), {input, torch::randn({16, 2000})}, squared_error, device);
 }
 
-Job gpt_job(Gpt model, int rank, c10::Device device, const GptShape& shape) {
+/// Reseeds: the batch is this rank's.
+Batch token_batch(int rank, const Shape& shape) {
   seed_batch(rank);
   const auto ids = torch::randint(shape.vocabulary, {shape.batch, shape.context + 1}, torch::kLong);
-  return job_of(
-      std::move(model),
-      {ids.narrow(1, 0, shape.context).contiguous(), ids.narrow(1, 1, shape.context).contiguous()},
-      token_loss, device);
+  return {ids.narrow(1, 0, shape.context).contiguous(),
+          ids.narrow(1, 1, shape.context).contiguous()};
 }
 
-Job make_shaped_gpt(int rank, c10::Device device, const GptShape& shape) {
+Job gpt_job(Gpt model, int rank, c10::Device device, const Shape& shape) {
+  auto job = job_of(std::move(model), token_batch(rank, shape), token_loss, device);
+  job.tokens = shape.batch * shape.context;
+  return job;
+}
+
+Job make_shaped_gpt(int rank, c10::Device device, const Shape& shape) {
   return gpt_job(model_of<Gpt>(shape), rank, device, shape);
+}
+
+Job make_qwen(int rank, c10::Device device, const Shape& shape) {
+  auto model = model_of<Qwen>(shape);
+  auto batch = token_batch(rank, shape);
+  move(model, batch, device);
+  return {.model = model.ptr(),
+          .forward = [model, batch]() mutable { return model(batch.input, batch.target); },
+          .loss = [](const at::Tensor& loss) { return loss; },
+          .device = device,
+          .tokens = shape.batch * shape.context};
 }
 
 struct Row {
   const char* name;
   c10::DeviceType device;
-  Job (*make)(int rank, c10::Device device, const GptShape& shape);
+  Job (*make)(int rank, c10::Device device, const Shape& shape);
   int steps_per_block;
-  GptShape shape = {};
+  Shape shape = {};
 };
+/// Qwen2.5-0.5B's.
+constexpr Shape kQwen = {.blocks = 24,
+                         .width = 896,
+                         .heads = 14,
+                         .context = 2048,
+                         .batch = 8,
+                         .vocabulary = 151936,
+                         .kv_heads = 2,
+                         .hidden = 4864};
+constexpr Shape kSmallQwen = {.blocks = 2,
+                              .width = 64,
+                              .heads = 4,
+                              .context = 64,
+                              .batch = 2,
+                              .vocabulary = 512,
+                              .kv_heads = 2,
+                              .hidden = 176};
 const Row kJobs[] = {
     {"mlp", torch::kCPU, make_mlp, 200},
     {"net2000", torch::kCPU, make_net2000, 5},
     {"gpt", torch::kCPU, make_shaped_gpt, 3},
+    {"qwen", torch::kCPU, make_qwen, 20, kSmallQwen},
     {"mlp", torch::kCUDA, make_mlp, 400},
     {"gpt", torch::kCUDA, make_shaped_gpt, 40, {.context = 256, .batch = 8}},
     {"gpt12x768",
@@ -215,6 +317,7 @@ const Row kJobs[] = {
       .batch = 16,
       .vocabulary = 50304,
       .is_tied = true}},
+    {"qwen", torch::kCUDA, make_qwen, 5, kQwen},
 };
 
 const Row& row_of(const std::string& name, c10::DeviceType device) {
@@ -241,7 +344,7 @@ Job make_job(const std::string& name, int rank, c10::Device device) {
 }
 
 Job make_gpt(int rank, int blocks, bool has_memory) {
-  const GptShape shape{.blocks = blocks};
+  const Shape shape{.blocks = blocks};
   std::optional<MetaInit> no_memory;
   if (!has_memory) no_memory.emplace();
   auto model = model_of<Gpt>(shape);

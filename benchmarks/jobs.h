@@ -16,9 +16,11 @@ struct Job {
   std::function<at::Tensor()> forward;                       // the model's output
   std::function<at::Tensor(const at::Tensor& output)> loss;  // of the output, a scalar
   c10::Device device = torch::kCPU;
+  int64_t tokens = 0;  // of the batch; 0: it has none
 };
 
-/// On the CPU mlp, net2000, gpt; on CUDA mlp, gpt, gpt12x768, gpt2, in sizes that suit it.
+/// On the CPU mlp, net2000, gpt, qwen; on CUDA mlp, gpt, gpt12x768, gpt2, qwen, in sizes that suit
+/// it: qwen has Qwen2.5-0.5B's there.
 std::vector<std::string> job_names(c10::DeviceType device);
 
 /// Weights depend on the job alone, the batch also on `rank`. Reseeds the default generator.

@@ -29,10 +29,16 @@ ParallelPlan tensor_plan(const torch::nn::Module& model) {
   if (children.contains("layers")) {
     return {{"layers.[02]", ColwiseParallel()}, {"layers.[13]", RowwiseParallel()}};
   }
+  if (children.contains("rotary")) {
+    return {{"blocks.*.mlp.gate_proj", ColwiseParallel()},
+            {"blocks.*.mlp.up_proj", ColwiseParallel()},
+            {"blocks.*.mlp.down_proj", RowwiseParallel()}};
+  }
   return {{"blocks.*.up", ColwiseParallel()}, {"blocks.*.down", RowwiseParallel()}};
 }
 
-/// Both layers of the mlp, every layer of net2000, every block of the gpt; then the rest.
+/// Both layers of the mlp, every layer of net2000, every block of the gpt and the qwen; then the
+/// rest.
 void shard(Job& job) {
   const FullyShardOptions options{.mesh = init_device_mesh(job.device.type(), {world_size()})};
   for (const auto& child : job.model->named_children()) {
@@ -87,6 +93,10 @@ std::string eager_mode(const std::string& mode) {
 }
 
 int batch_rank(const std::string& mode) { return eager_mode(mode) == "tp" ? 0 : rank(); }
+
+int ranks_with_batches(const std::string& mode) {
+  return eager_mode(mode) == "tp" ? 1 : world_size();
+}
 
 void parallelise(Job& job, const std::string& name) {
   for (const auto& mode : kModes) {

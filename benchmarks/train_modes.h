@@ -15,6 +15,8 @@ std::string eager_mode(const std::string& mode);
 
 /// Whose batch this rank trains on: its own, or, where all ranks work on one, that of rank 0.
 int batch_rank(const std::string& mode);
+/// How many ranks have a batch of their own: all, or one.
+int ranks_with_batches(const std::string& mode);
 
 /// Makes all ranks train the job together, Tessera's way. Every rank calls it.
 void parallelise(Job& job, const std::string& mode);

@@ -1,6 +1,9 @@
 #pragma once
 
+#include "train_sides.h"
+
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,9 +15,11 @@ struct Comparison {
   std::string job;
   std::string mode;
   std::string peer;
+  int64_t tokens = 0;  // that a step of all ranks takes; 0: the job has none
   std::vector<double> tessera_seconds = {};
   std::vector<double> peer_seconds = {};
   std::vector<double> limit_seconds = {};  // our step without the parallel function
+  std::optional<DeviceMemory> tessera_memory = {}, peer_memory = {};
 };
 
 /// Rows go to standard output and to the file, bounds of the ratios to standard error and to

@@ -89,6 +89,8 @@ def adamw(weight, gradient, mean, square, step):
 
 class Trainer:
     def __init__(self, name, job):
+        if name not in FORWARDS:
+            raise SystemExit(f"peer jax: expected one of the jobs {', '.join(FORWARDS)}, got {name}")
         forward, loss_of = FORWARDS[name]
         names = [each for each, _ in job.model.named_parameters()]
         weights = [jnp.asarray(each.detach().numpy()) for each in job.model.parameters()]

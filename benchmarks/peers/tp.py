@@ -8,6 +8,11 @@ import torch.distributed as dist
 PLANS = {
     "first": {"first": ColwiseParallel(), "second": RowwiseParallel()},
     "layers": {f"layers.{i}": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(4)},
+    "rotary": {
+        "blocks.*.mlp.gate_proj": ColwiseParallel(),
+        "blocks.*.mlp.up_proj": ColwiseParallel(),
+        "blocks.*.mlp.down_proj": RowwiseParallel(),
+    },
     "blocks": {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()},
 }
 

@@ -8,6 +8,8 @@ Standard input brings one request per line, standard output takes one line of JS
     job J M V      {"job": J}: forgets the job before it, and makes job J in mode M, variant V
     train N        {"losses": [...], "parameters": [[numel, sum, norm, samples...], ...]} after N steps
     time N         {"seconds": s} for N steps, after a tenth more that warm up
+    memory N       {"steady": bytes, "peak": bytes}: what the process holds of a GPU while warm steps run, and at most since
+                   the job began; N steps warm up
     kernels N      {"kernels": [[name, microseconds, begin], ...]} of one step on a GPU, after N that warm up
     end of input   leaves
 """
@@ -29,6 +31,8 @@ from jobs import Job
 # mode: the module in this folder that parallelises a model
 MODES = {"eager": "plain", "replicate": "ddp", "fully_shard": "fsdp", "tp": "tp"}
 SAMPLES = 64
+MEMORY_STEPS = 2
+MEMORY_LATER_STEPS = 8
 TIMEOUT = datetime.timedelta(minutes=4)
 
 
@@ -133,6 +137,23 @@ class Trainer:
         self.wait_for_device()
         return {"seconds": time.perf_counter() - start}
 
+    def memory(self, steps):
+        """As LocalSide::memory() in train_sides.cpp."""
+        for _ in range(steps):
+            self.step()
+        self.wait_for_device()
+        peak = torch.cuda.max_memory_reserved()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(MEMORY_STEPS):
+            self.step()
+        self.wait_for_device()
+        steady = torch.cuda.max_memory_reserved()
+        for _ in range(MEMORY_LATER_STEPS):
+            self.step()
+        self.wait_for_device()
+        return {"steady": steady, "peak": max(peak, torch.cuda.max_memory_reserved())}
+
     def kernels(self, steps):
         for _ in range(steps):
             self.step()
@@ -172,6 +193,7 @@ class Peer:
         torch.compiler.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
     def answer(self, what, *words):
         if what == "job":

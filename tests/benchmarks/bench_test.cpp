@@ -154,12 +154,12 @@ TEST(BenchTrain, ListsTheChoicesOfBothDevices) {
   EXPECT_TRUE(result.status.ok());
   EXPECT_EQ(result.output,
             "--device cpu\n"
-            "  jobs: mlp,net2000,gpt\n"
+            "  jobs: mlp,net2000,gpt,qwen\n"
             "  modes: eager,replicate,fully_shard,tp,compile,replicate+compile,"
             "fully_shard+compile,tp+compile\n"
             "  peers: pytorch,pytorch_malloc,pytorch_compile,jax,eager,reducer_gloo,reducer_shm\n"
             "--device cuda\n"
-            "  jobs: mlp,gpt,gpt12x768,gpt2\n"
+            "  jobs: mlp,gpt,gpt12x768,gpt2,qwen\n"
             "  modes: eager,replicate,fully_shard,compile\n"
             "  peers: pytorch,pytorch_compile,pytorch_graph,pytorch_graph_compile\n");
 }
@@ -171,8 +171,10 @@ TEST(BenchTrain, WritesOneRowPerPeer) {
                              "reducer_shm", "--pairs", "1", "--steps", "2", "--csv", path});
   ASSERT_TRUE(result.status.ok()) << result.output;
   const Table table(path);
-  EXPECT_THAT(table.columns, ElementsAre("job", "mode", "ranks", "tessera_ms", "peer", "peer_ms",
-                                         "ratio", "limit_ms", "vs_limit"));
+  EXPECT_THAT(table.columns,
+              ElementsAre("job", "mode", "ranks", "tessera_ms", "peer", "peer_ms", "ratio",
+                          "limit_ms", "vs_limit", "tessera_tokens_s", "peer_tokens_s",
+                          "tessera_mib", "tessera_peak_mib", "peer_mib", "peer_peak_mib"));
   ASSERT_EQ(table.rows.size(), 1U);
   EXPECT_EQ(table.rows[0].at("job"), "mlp");
   EXPECT_EQ(table.rows[0].at("mode"), "replicate");
@@ -182,6 +184,8 @@ TEST(BenchTrain, WritesOneRowPerPeer) {
     EXPECT_GT(table.number(0, column), 0) << column;
   EXPECT_NEAR(table.number(0, "ratio"), table.number(0, "peer_ms") / table.number(0, "tessera_ms"),
               0.01);
+  for (const char* column : {"tessera_tokens_s", "peer_tokens_s", "tessera_mib", "peer_peak_mib"})
+    EXPECT_EQ(table.rows[0].at(column), "") << column << " of a job without tokens on a CPU";
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "train.machine.txt"));
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "train.bounds.txt"));
 }
@@ -209,6 +213,25 @@ TEST(BenchTrain, ComparesOneProcessWithPyTorch) {
   EXPECT_GT(table.number(1, "ratio"), 0);
 }
 
+/// Before it times them, it compares losses and parameters of both sides.
+TEST(BenchTrain, TrainsTheSameQwenAsPyTorch) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "train.csv";
+  const auto result = bench({"train", "--ranks", "1", "--jobs", "qwen", "--modes", "eager,compile",
+                             "--peer", "pytorch", "--pairs", "1", "--steps", "1", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  ASSERT_EQ(table.rows.size(), 2);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(table.rows[i].at("job"), "qwen");
+    constexpr double kTokens = 2 * 64;
+    EXPECT_NEAR(table.number(i, "tessera_tokens_s") * table.number(i, "tessera_ms"), 1e3 * kTokens,
+                1e3)
+        << i;
+    EXPECT_GT(table.number(i, "peer_tokens_s"), 0);
+  }
+}
+
 TEST(BenchTrain, ComparesWithJaxWhereItIs) {
   const auto result = bench({"train", "--ranks", "1", "--jobs", "mlp,gpt", "--modes", "compile",
                              "--peer", "jax", "--pairs", "1", "--steps", "2"});
@@ -234,7 +257,7 @@ TEST(BenchCompile, TellsHowLongItTakes) {
 }
 
 TEST(BenchTrain, NamesWhatItKnows) {
-  expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt");
+  expect_refused({"train", "--jobs", "resnet"}, "resnet not in", "mlp,net2000,gpt,qwen");
   expect_refused({"train", "--modes", "horovod"}, "horovod not in", "replicate");
   expect_refused({"train", "--kernels"}, "--kernels", "expected --device cuda");
   expect_refused({"train", "--peer", "mxnet"}, "mxnet not in",

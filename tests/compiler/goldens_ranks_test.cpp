@@ -107,7 +107,7 @@ std::string file_of(const Golden& golden) {
 class GoldenSourceRanks : public ::testing::TestWithParam<Golden> {};
 INSTANTIATE_TEST_SUITE_P(Every, GoldenSourceRanks, ::testing::ValuesIn([] {
                            std::vector<Golden> all;
-                           for (const auto& job : benchmarks::job_names(torch::kCPU)) {
+                           for (const std::string job : {"mlp", "net2000", "gpt"}) {
                              all.push_back({job, "compile", 1});
                              all.push_back({job, "replicate+compile", 2});
                              all.push_back({job, "fully_shard+compile", 2});

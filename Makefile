@@ -21,7 +21,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,10 +41,10 @@ test: setup-tests build  ## all tests but those that need a GPU; leaves build/re
 	  echo "tests that need a GPU: make test-cuda" && exit $$status
 
 # For a night: cases that no run before had. `make test` draws the same ones everywhere.
-test-all:  ## test, test-dtensor, test-compose, test-fuzz and test-soak with a new seed (TESSERA_TEST_SEED=N: that one)
+test-all:  ## test, test-dtensor, test-compose, test-graphs, test-fuzz and test-soak with a new seed (TESSERA_TEST_SEED=N: that one)
 	@export TESSERA_TEST_SEED=$${TESSERA_TEST_SEED:-$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}; \
 	  echo "Seed of random tests: TESSERA_TEST_SEED=$$TESSERA_TEST_SEED"; \
-	  $(MAKE) --keep-going test test-dtensor test-compose test-fuzz test-soak || \
+	  $(MAKE) --keep-going test test-dtensor test-compose test-graphs test-fuzz test-soak || \
 	  { echo "failed; the same cases again: make test-all TESSERA_TEST_SEED=$$TESSERA_TEST_SEED"; exit 1; }
 
 train: setup  ## the main training job: a GPT learns the documents and sources here, on the GPU or two ranks (ARGS="--steps 50")
@@ -105,6 +105,10 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 test-compose: setup  ## 240 drawn nestings of checkpoint, replicate, fully_shard and tensor parallelism
 	$(call build,release,compose)
 	@TESSERA_COMPOSE_SHARE=1 build/release/bin/tests/compose --gtest_filter='*Nestings*'
+
+test-graphs: setup  ## 2,000 drawn graphs of each kind as kernels of the host, against their operators; prints the seed
+	$(call build,release,compiler)
+	@TESSERA_GRAPHS=2000 build/release/bin/tests/compiler --gtest_filter='*Random*Host'
 
 test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses must be those of an undisturbed one
 	$(call build,release,tessera_tool tessera_train)

@@ -1,25 +1,19 @@
-// Random graphs of pointwise operators, views and reductions, as kernels and operator by operator.
+// Random graphs with reductions of rows and columns, as kernels and operator by operator.
 #include "compiler/kernels/row_plan.h"
-#include "compiler/passes/passes.h"
-#include "kernel_runs.h"
-#include "support/random.h"
-
-#include <torch/torch.h>
-
-#include <random>
+#include "random_graphs.h"
 
 namespace tessera::compiler {
 namespace {
 
 /// Draws one graph over [rows, columns], numbers per row, and numbers per column.
-class Draw {
+class RowsDraw {
   template <class Choices>
   auto pick(const Choices& choices) {
     return choices[std::uniform_int_distribution<size_t>(0, std::size(choices) - 1)(random_)];
   }
 
  public:
-  Draw(Steps& steps, std::mt19937& random, c10::Device device)
+  RowsDraw(Steps& steps, std::mt19937& random, c10::Device device)
       : steps_(steps), random_(random), device_(device) {
     constexpr int64_t kRows[] = {64, 66, 256, 1024}, kColumns[] = {32, 33, 100, 256, 770};
     rows_ = pick(kRows);
@@ -101,36 +95,12 @@ class RowsRandom : public CodegenKernels, public ::testing::WithParamInterface<a
 TEST_P(RowsRandom, GraphsComputeWhatOperatorsCompute) {
   if (GetParam() == at::kCUDA && !torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   const RowsOnHost on_host;
-  const auto seed = testing::test_seed();
-  std::mt19937 random(static_cast<unsigned>(seed));
-  torch::manual_seed(seed);
-  const char* asked = std::getenv("TESSERA_GRAPHS");
-  const int graphs = asked != nullptr ? std::stoi(asked) : 200;
-  constexpr int kAtOnce = 20;  // by one run of the compiler
-  for (int done = 0; done < graphs; done += kAtOnce) {
-    Steps steps;
-    for (int i = 0; i < kAtOnce; ++i) Draw(steps, random, GetParam()).run();
-    decompose(steps.graph);
-    fuse(steps.graph);
-    verify(steps.graph, "fuse");
-    std::string why;
-    auto loaded = load_kernels(write_kernels(steps.graph), &why);
-    ASSERT_TRUE(loaded) << why << program_text(steps.graph);
-    const auto results = Program(steps.graph, std::move(*loaded)).run(steps.inputs);
-    for (size_t i = 0; i < results.size(); ++i) {
-      const auto& wanted = steps.expected(steps.outputs.at(i));
-      const double tolerance = wanted.scalar_type() == at::kDouble  ? 1e-9
-                               : wanted.scalar_type() == at::kFloat ? 1e-4
-                                                                    : 0.06;
-      ASSERT_EQ(results[i].sizes(), wanted.sizes());
-      ASSERT_TRUE(at::allclose(results[i].to(at::kDouble), wanted.to(at::kDouble), tolerance,
-                               tolerance, /*equal_nan=*/true))
-          << "result " << i << " of graphs " << done << " on: "
-          << (results[i].to(at::kDouble) - wanted.to(at::kDouble)).abs().max().item<double>()
-          << "\n"
-          << steps.graph;
-    }
-  }
+  const auto draw = [](Steps& steps, std::mt19937& random) {
+    RowsDraw(steps, random, GetParam()).run();
+  };
+  check_random_graphs(draw, [](at::ScalarType dtype) {
+    return dtype == at::kDouble ? 1e-9 : dtype == at::kFloat ? 1e-4 : 0.06;
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, RowsRandom, ::testing::Values(at::kCPU, at::kCUDA),

@@ -196,7 +196,8 @@ class DeviceMedium final : public Medium {
   }
 
   size_t slot_bytes() const override { return kDeviceSlotBytes; }
-  uint64_t rounds_ahead() const override { return kDeviceSlots - 1; }
+  // All: processes that share a GPU take turns on it, and a turn should do as much as it can.
+  uint64_t rounds_ahead() const override { return kDeviceSlots; }
   // A free slot has to be waited for, and so does a peer that opens memory.
   bool starts_at_issue() const override { return false; }
   // Memory of a device is fast and rounds are slow.

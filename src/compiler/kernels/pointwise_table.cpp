@@ -163,6 +163,7 @@ const PointwiseRow kRows[] = {
     {"aten::trunc", kFloats, "std::trunc(a)"},
     {"aten::round", kFloats, "std::nearbyint(a)"},
     {"aten::exp", kFloats, "math::exp(a)"},
+    {"aten::exp2", kFloats, "math::exp2(a)"},
     {"aten::log", kFloats, "math::log(a)"},
     {"aten::tanh", kFloats, "math::tanh(a)"},
     {"aten::erf", kFloats, "math::erf(a)"},

@@ -61,6 +61,17 @@ inline double exp(double x) { return ::exp(x); }
 }  // namespace math
 )";
 
+constexpr const char* kCudaExp2 = R"(
+namespace math {
+inline float exp2(float x) {
+  float result;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+inline double exp2(double x) { return ::exp2(x); }
+}  // namespace math
+)";
+
 constexpr const char* kCudaLog = R"(
 namespace math {
 inline float log(float x) { return ::logf(x); }
@@ -127,6 +138,7 @@ std::vector<SourcePiece> cuda_pieces() {
       {"to_integer", kCudaToInteger},
       {"fma", kCudaFma},
       {"exp", kCudaExp},
+      {"exp2", kCudaExp2},
       {"log", kCudaLog},
       {"tanh", kCudaTanh},
       {"erf", kCudaErf},

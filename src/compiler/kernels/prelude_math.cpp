@@ -129,6 +129,15 @@ inline double exp(double x) { return std::exp(x); }
 }  // namespace math
 )";
 
+constexpr const char* kExp2 = R"(
+namespace math {
+template <class T>
+T exp2(T x) {
+  return std::exp2(x);
+}
+}  // namespace math
+)";
+
 constexpr const char* kLog = R"(
 namespace math {
 // n * ln(2) + log(1 + f) with 1 + f in sqrt(1/2) to sqrt(2).
@@ -287,6 +296,7 @@ std::vector<SourcePiece> pieces_for(bool is_host) {
       {"to_integer", kToInteger},
       {"fma", kFma},
       {"exp", kExp},
+      {"exp2", kExp2},
       {"log", kLog},
       {"tanh", kTanh},
       {"erf", kErf},

@@ -137,7 +137,7 @@ class Decomposer : public RowBuilder {
       return false;
     device_ = type(input).device;
     const ValueId x = wide(input);
-    const ValueId powers = unary("aten::exp", sub(x, reduce("aten::amax", x)));
+    const ValueId powers = power_of(input, sub(x, reduce("aten::amax", x)));
     become(result_at(node, 0), binary("aten::div.Tensor", powers, of(row_sum(powers))));
     return true;
   }
@@ -153,6 +153,15 @@ class Decomposer : public RowBuilder {
     return true;
   }
 
+  /// e to the power of `exponent`. Where `given`, of which that was made, has 16 bits, one
+  /// multiplication and the GPU's own power of two are as good.
+  ValueId power_of(ValueId given, ValueId exponent) {
+    const bool is_low = is_half(type(wide_source(given)).dtype);
+    if (!is_low) return unary("aten::exp", exponent);
+    constexpr double kLog2OfE = 1.4426950408889634;
+    return unary("aten::exp2", binary("aten::mul.Scalar", exponent, of(kLog2OfE)));
+  }
+
   /// What log-probabilities are the difference of.
   struct LogSoftmax {
     ValueId input;       // as it was given
@@ -166,7 +175,7 @@ class Decomposer : public RowBuilder {
     device_ = type(input).device;
     const ValueId x = wide(input);
     const ValueId largest = reduce("aten::amax", x);
-    const ValueId sums = row_sum(unary("aten::exp", sub(x, largest)));
+    const ValueId sums = row_sum(power_of(input, sub(x, largest)));
     const ValueId normaliser = add(unary("aten::log", sums), largest);
     const ValueId output = become(result_at(node, 0), sub(x, normaliser));
     if (!is_consumed(input)) log_softmax_[output] = {input, normaliser};
@@ -187,7 +196,9 @@ class Decomposer : public RowBuilder {
       return false;
     device_ = type(output).device;
     const ValueId g = wide(gradient);
-    const ValueId probabilities = unary("aten::exp", log_probabilities(output));
+    const auto known_input = log_softmax_.find(output);
+    const ValueId given = known_input == log_softmax_.end() ? output : known_input->second.input;
+    const ValueId probabilities = power_of(given, log_probabilities(output));
     const auto known = row_sums_.find(gradient);
     const ValueId sum = known == row_sums_.end() ? row_sum(g) : known->second;
     become(result_at(node, 0), sub(g, mul(probabilities, sum)));
@@ -347,7 +358,9 @@ class Decomposer : public RowBuilder {
 
   bool is_ones(const Node& node) const {
     const auto rule = pointwise_rule(graph_, node);
-    return rule && rule->expression == "1";
+    if (!rule) return false;
+    const auto& filled = is_constant_of_sizes(node) ? node.arguments.at(1).constant : c10::IValue();
+    return rule->expression == "1" || (filled.isScalar() && filled.toScalar().equal(1.0));
   }
 
   std::unordered_map<ValueId, LogSoftmax> log_softmax_;  // by log-probabilities

@@ -195,15 +195,15 @@ ValueId RowBuilder::cast(ValueId value, at::ScalarType dtype) {
               type(value).sizes);
 }
 
-ValueId RowBuilder::wide(ValueId value) {
+ValueId RowBuilder::wide_source(ValueId value) const {
   const auto dtype = sum_dtype(type(value).dtype);
   const Node* maker = maker_of(value);
-  if (maker == nullptr || !is_copy(*maker)) return cast(value, dtype);
+  if (maker == nullptr || !is_copy(*maker)) return value;
   const ValueId from = resolve(replacements_, value_at(*maker, 0));
   const bool is_widened = has_rows(from) && is_half(type(from).dtype) &&
                           type(from).sizes == type(value).sizes && type(value).dtype == dtype &&
                           type(from).device == type(value).device && !is_consumed(from);
-  return cast(is_widened ? from : value, dtype);
+  return is_widened ? from : value;
 }
 
 bool RowBuilder::has_columns(ValueId value) const {

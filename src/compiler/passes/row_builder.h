@@ -10,6 +10,9 @@
 
 namespace tessera::compiler {
 
+/// What values of the dtype are added up in.
+at::ScalarType sum_dtype(at::ScalarType dtype);
+
 /// Writes a graph anew, node by node, with operators that kernels over rows hold in the place of
 /// some. Results are contiguous, on `device_`.
 class RowBuilder {
@@ -65,7 +68,9 @@ class RowBuilder {
   ValueId row_sum(ValueId value) { return reduce("aten::sum.dim_IntList", value); }
   ValueId cast(ValueId value, at::ScalarType dtype);
   /// As kernels compute it. What was widened before is widened again, from fewer bytes.
-  ValueId wide(ValueId value);
+  ValueId wide(ValueId value) { return cast(wide_source(value), sum_dtype(type(value).dtype)); }
+  /// What wide() casts.
+  ValueId wide_source(ValueId value) const;
   bool has_columns(ValueId value) const;
   /// Over all dimensions but the last, as one dimension.
   ValueId column_sum(ValueId value);
@@ -97,8 +102,5 @@ class RowBuilder {
   Replacements replacements_;
   std::string module_;
 };
-
-/// What values of the dtype are added up in.
-at::ScalarType sum_dtype(at::ScalarType dtype);
 
 }  // namespace tessera::compiler

@@ -187,7 +187,8 @@ std::string describe_disagreement(const std::vector<RankCall>& calls) {
          "without it runs eagerly, since its call differs from those it has a program for (sizes "
          "of "
          "the batch, scalars, modes): make compiled calls of one kind on all ranks at the same "
-         "time, e.g. drop the last batch or pad it; tessera::explain() tells of each program";
+         "time, e.g. drop the last batch or pad it (DataParallelSemantics::OneDevice takes it with "
+         "uneven_batches = true); tessera::explain() tells of each program";
 }
 
 std::optional<std::string> find_disagreement(const std::vector<Descriptor>& calls,

@@ -31,7 +31,7 @@ class Source {
   /// This rank's parts, in the parameters' own dtypes: what optimizers write.
   const std::vector<at::Tensor>& shards() const { return shards_; }
   /// The whole parameters in the dtypes of computation, readable from finish() to free().
-  const std::vector<at::Tensor>& wholes() const { return wholes_; }
+  const std::vector<at::Tensor>& unsharded() const { return unsharded_; }
 
   /// Begins to make them whole; every rank does, in the same order. finish() waits.
   virtual void start(Use use) = 0;
@@ -47,7 +47,7 @@ class Source {
   /// have as well, for the next start() for backward. Nothing where there are no such neighbours.
   virtual void keep_part() {}
   /// In the parameters' own dtypes instead of those of computation, from the next start() on; other
-  /// tensors are wholes() then. Nothing is whole, or on its way, when it is called.
+  /// tensors are unsharded() then. Nothing is whole, or on its way, when it is called.
   virtual void compute_in_full(bool full) = 0;
   /// Whether something happens between start() and finish() while this rank computes.
   virtual bool works_in_background() const { return false; }
@@ -63,7 +63,7 @@ class Source {
 
  protected:
   std::vector<at::Tensor> shards_;
-  std::vector<at::Tensor> wholes_;
+  std::vector<at::Tensor> unsharded_;
 };
 
 /// All values lie where this rank can read them: in its own memory (`memory` is null: a group of

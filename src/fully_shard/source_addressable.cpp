@@ -62,7 +62,7 @@ class AddressableSource final : public Source {
     return is_old || (memory_ && use == Use::Forward);
   }
   void compute_in_full(bool full) override {
-    if (std::exchange(is_full_, full) != full) std::swap(wholes_, others_);
+    if (std::exchange(is_full_, full) != full) std::swap(unsharded_, others_);
   }
   size_t private_bytes() const override { return casts_ && !is_full_ ? casts_->bytes() : 0; }
 
@@ -104,7 +104,7 @@ class AddressableSource final : public Source {
       casts_ = std::make_unique<Buffer>(places.total(), pieces[0].value.device());
     for (size_t i = 0; i < pieces.size(); ++i) {
       const bool is_cast = pieces[i].compute_dtype != pieces[i].value.scalar_type();
-      wholes_.push_back(
+      unsharded_.push_back(
           is_cast ? casts_->view(offsets[i], pieces[i].value.sizes(), pieces[i].compute_dtype)
                   : homes_[i]);
     }
@@ -112,8 +112,8 @@ class AddressableSource final : public Source {
   }
 
   void refresh_casts() {
-    for (size_t i = 0; i < wholes_.size(); ++i) {
-      if (!wholes_[i].is_same(homes_[i])) wholes_[i].copy_(homes_[i]);
+    for (size_t i = 0; i < unsharded_.size(); ++i) {
+      if (!unsharded_[i].is_same(homes_[i])) unsharded_[i].copy_(homes_[i]);
     }
   }
 
@@ -122,7 +122,7 @@ class AddressableSource final : public Source {
   bool awaits_writers_ = false;
   bool is_full_ = false;
   std::vector<at::Tensor> homes_;   // whole, in the parameters' own dtypes
-  std::vector<at::Tensor> others_;  // what wholes_ are if is_full_ changes
+  std::vector<at::Tensor> others_;  // what unsharded_ are if is_full_ changes
   std::unique_ptr<Buffer> casts_;   // whole, in those of computation where they differ
 };
 

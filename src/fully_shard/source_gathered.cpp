@@ -10,7 +10,7 @@
 namespace tessera::sharded {
 namespace {
 
-struct Wholes;
+struct UnshardedValues;
 
 /// How parts of all parameters travel over one group.
 struct Way {
@@ -18,7 +18,7 @@ struct Way {
   int64_t rank;
   int64_t ranks;
   std::vector<Rows> rows;
-  std::map<const Wholes*, std::vector<Packing>> packings;  // by what is made of them
+  std::map<const UnshardedValues*, std::vector<Packing>> packings;  // by what is made of them
 
   Way(const std::vector<Piece>& pieces, const Group& group, c10::Device device)
       : backend(group->getBackend(device.type())), rank(group->getRank()), ranks(group->getSize()) {
@@ -28,12 +28,13 @@ struct Way {
 };
 
 /// Whole parameters in one set of dtypes.
-struct Wholes {
+struct UnshardedValues {
   std::vector<at::ScalarType> dtypes;
   std::unique_ptr<Buffer> buffer;
   std::vector<at::Tensor> tensors;
 
-  Wholes(const std::vector<Rows>& rows, std::vector<at::ScalarType> given, c10::Device device)
+  UnshardedValues(const std::vector<Rows>& rows, std::vector<at::ScalarType> given,
+                  c10::Device device)
       : dtypes(std::move(given)) {
     Places places;
     std::vector<size_t> offsets;
@@ -61,9 +62,9 @@ class GatheredSource final : public Source {
       shards_.push_back(is_on_host_ ? part.contiguous().cpu().pin_memory()
                                     : part.clone(at::MemoryFormat::Contiguous));
     }
-    low_ = std::make_unique<Wholes>(rows_, std::move(dtypes), device_);
+    low_ = std::make_unique<UnshardedValues>(rows_, std::move(dtypes), device_);
     now_ = low_.get();
-    wholes_ = now_->tensors;
+    unsharded_ = now_->tensors;
   }
 
   ~GatheredSource() override { abandon(); }
@@ -81,7 +82,7 @@ class GatheredSource final : public Source {
     if (from_ != nullptr)
       make_messages(copies);
     else
-      for (size_t i = 0; i < parts_.size(); ++i) copies.add(wholes_[i], parts_[i]);
+      for (size_t i = 0; i < parts_.size(); ++i) copies.add(unsharded_[i], parts_[i]);
 
     const OnSide side(Side::Gather, device_);
     for (size_t i = 0; i < parts_.size() && is_brought; ++i)
@@ -120,15 +121,15 @@ class GatheredSource final : public Source {
   void keep_part() override {
     if (!near_) return;
     kept_.clear();
-    for (size_t i = 0; i < wholes_.size(); ++i)
+    for (size_t i = 0; i < unsharded_.size(); ++i)
       kept_.push_back(
-          near_->rows[i].part(wholes_[i], near_->rank).clone(at::MemoryFormat::Contiguous));
+          near_->rows[i].part(unsharded_[i], near_->rank).clone(at::MemoryFormat::Contiguous));
   }
 
   void compute_in_full(bool full) override {
-    if (full && !full_) full_ = std::make_unique<Wholes>(rows_, own_dtypes_, device_);
+    if (full && !full_) full_ = std::make_unique<UnshardedValues>(rows_, own_dtypes_, device_);
     now_ = full ? full_.get() : low_.get();
-    wholes_ = now_->tensors;
+    unsharded_ = now_->tensors;
     kept_.clear();
   }
 
@@ -184,8 +185,9 @@ class GatheredSource final : public Source {
   /// Where a shard of the host's memory lies on the device: at once where it is used, if it can.
   at::Tensor room_on_device(size_t index) const {
     const auto& shard = shards_[index];
-    const bool is_whole = from_ == nullptr && shard.scalar_type() == wholes_[index].scalar_type();
-    return is_whole ? wholes_[index] : at::empty_like(shard, shard.options().device(device_));
+    const bool is_whole =
+        from_ == nullptr && shard.scalar_type() == unsharded_[index].scalar_type();
+    return is_whole ? unsharded_[index] : at::empty_like(shard, shard.options().device(device_));
   }
 
   /// Room for what is sent and received, and what is to be copied there.
@@ -198,7 +200,7 @@ class GatheredSource final : public Source {
         const bool is_cast = parts_[i].scalar_type() != packing.dtype();
         sent_.push_back(is_cast ? at::empty_like(parts_[i], options) : parts_[i]);
         copies.add(sent_.back(), parts_[i]);
-        outputs_.push_back(wholes_[i]);
+        outputs_.push_back(unsharded_[i]);
       }
       packed_.emplace_back();
       if (!packing.has_rows()) continue;
@@ -222,7 +224,7 @@ class GatheredSource final : public Source {
         const size_t member = packing.packed()[i];
         const auto& of = from_->rows[member];
         if (!of.is_split() && rank != from_->rank) continue;
-        const auto part = of.part(wholes_[member], rank);
+        const auto part = of.part(unsharded_[member], rank);
         if (part.numel() > 0) copies.add(part, packing.slot(row, i, rank));
       }
     }
@@ -242,9 +244,9 @@ class GatheredSource final : public Source {
   std::optional<Way> all_;   // none: this rank has all
   std::optional<Way> near_;  // of what is kept between forward and backward
   std::vector<at::Tensor> kept_;
-  std::unique_ptr<Wholes> low_;
-  std::unique_ptr<Wholes> full_;  // made when first asked for
-  Wholes* now_;
+  std::unique_ptr<UnshardedValues> low_;
+  std::unique_ptr<UnshardedValues> full_;  // made when first asked for
+  UnshardedValues* now_;
   Way* from_ = nullptr;  // on which parameters are, or came last
   // From start() to finish():
   std::vector<at::Tensor> parts_;      // this rank's, on the device

@@ -11,7 +11,7 @@
 namespace tessera::sharded {
 namespace {
 
-at::Tensor unsharded(const at::Tensor& gathered, const Rows& rows) {
+at::Tensor joined(const at::Tensor& gathered, const Rows& rows) {
   if (rows.is_even()) return gathered.view(rows.sizes());
   std::vector<at::Tensor> parts;
   for (int64_t rank = 0; rank < rows.ranks(); ++rank) {
@@ -28,7 +28,7 @@ class RecordedSource final : public Source {
   RecordedSource(const Source& eager, std::vector<Rows> rows, Group group)
       : rows_(std::move(rows)), group_(std::move(group)) {
     shards_ = eager.shards();
-    for (const auto& whole : eager.wholes()) dtypes_.push_back(whole.scalar_type());
+    for (const auto& whole : eager.unsharded()) dtypes_.push_back(whole.scalar_type());
   }
 
   /// Forward gathers anew each time. Backward does unless forward's values were to be kept, or
@@ -40,12 +40,12 @@ class RecordedSource final : public Source {
   void start(Use) override {
     is_kept_ = true;
     auto gathered = gather();
-    if (wholes_.empty()) {
-      wholes_ = std::move(gathered);
+    if (unsharded_.empty()) {
+      unsharded_ = std::move(gathered);
       return;
     }
-    for (size_t i = 0; i < wholes_.size(); ++i) {
-      if (rows_[i].is_split()) wholes_[i].copy_(gathered[i]);
+    for (size_t i = 0; i < unsharded_.size(); ++i) {
+      if (rows_[i].is_split()) unsharded_[i].copy_(gathered[i]);
     }
   }
   void finish() override {}
@@ -53,7 +53,7 @@ class RecordedSource final : public Source {
   /// A recorder knows memory by the tensor that showed it first, which must not be a parameter:
   /// that shows something else later.
   void reuse() override {
-    for (const auto& whole : wholes_) at::alias(whole);
+    for (const auto& whole : unsharded_) at::alias(whole);
   }
 
   bool free() override {
@@ -66,17 +66,17 @@ class RecordedSource final : public Source {
  private:
   std::vector<at::Tensor> gather() const {
     auto shards = shards_;
-    if (is_in_backward() || !wholes_.empty()) {
+    if (is_in_backward() || !unsharded_.empty()) {
       for (auto& shard : shards) shard = capture::again(shard);
     }
-    std::vector<at::Tensor> wholes(shards.size());
+    std::vector<at::Tensor> values(shards.size());
     std::map<at::ScalarType, std::vector<size_t>> kinds;  // a message has one dtype
     for (size_t i = 0; i < shards.size(); ++i) {
       const bool travels = rows_[i].is_split() && group_->getSize() > 1 && rows_[i].numel() > 0;
       if (travels)
         kinds[dtypes_[i]].push_back(i);
       else  // an operator in any case, or a recorder would know the memory as the parameter
-        wholes[i] =
+        values[i] =
             shards[i].scalar_type() == dtypes_[i] ? at::alias(shards[i]) : shards[i].to(dtypes_[i]);
     }
     for (const auto& [dtype, members] : kinds) {
@@ -84,9 +84,9 @@ class RecordedSource final : public Source {
       for (const size_t i : members) sent.push_back(rows_[i].padded(shards[i].to(dtype)));
       const auto received = comm::functional::wait(comm::functional::all_gather(sent, group_));
       for (size_t k = 0; k < members.size(); ++k)
-        wholes[members[k]] = unsharded(received[k], rows_[members[k]]);
+        values[members[k]] = joined(received[k], rows_[members[k]]);
     }
-    return wholes;
+    return values;
   }
 
   std::vector<Rows> rows_;

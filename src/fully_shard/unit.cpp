@@ -45,7 +45,7 @@ std::string what_for(Use use, const std::string& unit) {
 void explain_memory(c10::OutOfMemoryError& error, const Source& source, const std::string& unit) {
   error.add_context(c10::str(
       "fully_shard: expected ", format_bytes(source.private_bytes()), " on ",
-      source.wholes()[0].device(), " for the gathered parameters of ", unit,
+      source.unsharded()[0].device(), " for the gathered parameters of ", unit,
       "; use smaller units, forward_prefetch = false, a param_dtype of 16 bits, checkpoint() or "
       "smaller batches"));
 }
@@ -97,7 +97,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
   make_faces(found);
   std::vector<at::ScalarType> dtypes;
   for (size_t i = 0; i < found.size(); ++i) {
-    const auto dtype = source_->wholes()[i].scalar_type();
+    const auto dtype = source_->unsharded()[i].scalar_type();
     dtypes.push_back(found[i].keeps_dtype ? dtype
                                           : settings_.precision.reduce_dtype.value_or(dtype));
   }
@@ -108,7 +108,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
                                                          .is_split = settings_.is_split,
                                                          .number = settings_.number,
                                                          .unit = settings_.name,
-                                                         .device = source_->wholes()[0].device(),
+                                                         .device = source_->unsharded()[0].device(),
                                                          .dtypes = std::move(dtypes)});
   const auto holds = [&](int64_t rank) {
     return std::any_of(rows_.begin(), rows_.end(),
@@ -161,7 +161,7 @@ void Unit::make_faces(const std::vector<FoundParameter>& found) {
   for (size_t i = 0; i < found.size(); ++i) {
     const auto& tensor = found[i].tensor;
     const auto strides = dtensor::dense_strides_like(tensor.sizes(), tensor.strides());
-    const auto& whole = source_->wholes()[i];
+    const auto& whole = source_->unsharded()[i];
     const auto inside = has_part(tensor)
                             ? dtensor::wrap(whole, part_of(tensor).spec, tensor.sizes(), strides)
                             : whole;
@@ -311,7 +311,7 @@ void Unit::unshard(Use use) {
   const bool may_be_old = use == Use::Forward && !settings_.is_split;
   const bool is_old = life_.values() != Values::Kept || is_stale_ || may_be_old;
   if (source().must_start(use, is_old)) {
-    const bool is_new = recorded_ && recorded_->wholes().empty();
+    const bool is_new = recorded_ && recorded_->unsharded().empty();
     gather(use);
     if (is_new) show_values_of(*recorded_);
   } else {
@@ -341,7 +341,7 @@ void Unit::compute_in_full(bool full) {
 /// Inner faces are its values, or parts in tensor parallelism, from here on.
 void Unit::show_values_of(const Source& source) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& whole = source.wholes()[i];
+    const auto& whole = source.unsharded()[i];
     const auto before = parameters_[i].inside();
     parameters_[i].set_inside(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
                                                                before.sizes(), before.strides())

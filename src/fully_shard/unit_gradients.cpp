@@ -221,7 +221,7 @@ void Unit::deliver() {
     if (parts[i].defined() && !settings_.precision.keep_low_precision_grads)
       parts[i] = parts[i].to(source_->shards()[i].scalar_type());
   }
-  delivery_.emplace(std::move(parts), settings_.offloads, source_->wholes()[0].device());
+  delivery_.emplace(std::move(parts), settings_.offloads, source_->unsharded()[0].device());
   if (!settings_.offloads) end_delivery();
 }
 

@@ -110,7 +110,8 @@ void Unit::note_unreduced() {
       if (!self || !self->has_unreduced()) return "";
       return "gradients of " + self->where +
              ", which is fully sharded, are added up without being reduced, and wait for a later "
-             "call; reduce them in the same one: leave its last backward out of the NoSync scope";
+             "call; reduce them in the same one: leave its last backward out of the NoSync scope, "
+             "or shard with accumulate_sharded = true";
     });
   });
 }

@@ -352,6 +352,9 @@ TEST_F(BatchDims, OfOneSampleAreNotRefused) {
   const auto one = sharded(at::randn({1, 6})), weight = parameter(at::randn({1, 4}), "weight");
   apply("aten::mm", {apply("aten::t", {one}), weight});
   EXPECT_THAT(mixes(), ElementsAre("aten::mm: pairs of its own samples"));
+  EXPECT_THAT(
+      [&] { find_batch_dims(steps_.graph, mesh_, /*refuses_one=*/true); },
+      ThrowsMessage<c10::ValueError>(HasSubstr("matches that dimension with one of weight")));
 }
 
 /// The same step: what depends on the rank's part of the batch.

@@ -445,20 +445,58 @@ TEST_P(OneDeviceRanks, TakesUnevenBatches) {
       {3, {{4, 4, 4}, {4, 4, 2}, {2, 1, 1}, {4, 4, 4}}},
       {4, {{3, 3, 3, 3}, {3, 3, 3, 1}, {1, 2, 3, 4}}},
   };
+  const DataParallelOptions uneven{.uneven_batches = true};
   for (const auto& [ranks, lengths] : runs) {
     run(ranks, [&, lengths = lengths] {
       for (const auto* style : {"replicate", "fully_shard"}) {
-        const auto text = expect_as_one_device(mlp(), {.style = style}, lengths);
+        const auto text = expect_as_one_device(mlp(), {.style = style}, lengths, uneven);
         EXPECT_THAT(text, HasSubstr("samples, which are moved"));
         const auto masked = with_loss("masked mean", [](const auto& out, const auto& y) {
           const auto mask = (y > 0.3).to(torch::kDouble);
           return ((out - y).pow(2) * mask).sum() / mask.sum() + (out.mm(out.t())).pow(2).mean();
         });
-        expect_as_one_device(masked, {.style = style}, lengths);
-        expect_as_one_device(transposed(), {.style = style}, lengths);
+        expect_as_one_device(masked, {.style = style}, lengths, uneven);
+        expect_as_one_device(transposed(), {.style = style}, lengths, uneven);
       }
     });
   }
+}
+
+/// Ranks agree on sizes when programs are made, and on nothing at later calls.
+TEST_P(OneDeviceRanks, ExchangesNothingBesideItsProgram) {
+  const ParallelCase alone{"", two_layers,
+                           [](PartsImpl& net, const Tensors& given) -> Tensors {
+                             return {given[0].mm(net.p[0].t())};  // no rank needs another
+                           },
+                           x_and_y};
+  run(2, [&] {
+    const auto messages = [] {
+      return default_group()->getBackend(run_device().type())->getSequenceNumberForGroup();
+    };
+    for (const bool is_uneven : {false, true}) {
+      auto net = make_parts(alone);
+      auto compiled = compile([](Parts& module, const Tensors& given) { return module(given); },
+                              {.parallel_mode = DataParallel(
+                                   "replicate", {.semantics = DataParallelSemantics::OneDevice,
+                                                 .uneven_batches = is_uneven}),
+                               .backend = "interpret"});
+      const torch::NoGradGuard no_grad;
+      for (int i = 0; i < 2; ++i) compiled(net, x_and_y(3));
+      const auto before = messages();
+      for (int i = 0; i < 5; ++i) compiled(net, x_and_y(3));
+      const bool announces = GetParam().backend == "nccl";  // compares nothing by itself
+      EXPECT_EQ(messages() - before, is_uneven || announces ? 5U : 0U);
+    }
+  });
+}
+
+TEST(OneDeviceErrorsRanks, ABatchThatChangesOnOneRankAloneIsAnErrorOnAll) {
+  run_processes(2, [] {
+    expect_as_one_device(mlp(), {}, {{4, 4}, {4, 3}}, {.uneven_batches = true});
+    EXPECT_THAT([] { expect_as_one_device(mlp(), {}, {{4, 3}, {4, 3}, {4, 2}}); },
+                ThrowsMessage<c10::DistBackendError>(
+                    AllOf(HasSubstr("the ranks disagree"), HasSubstr("uneven_batches = true"))));
+  });
 }
 
 TEST_P(OneDeviceRanks, RunsThroughGeneratedKernels) {

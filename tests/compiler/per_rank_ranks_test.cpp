@@ -192,13 +192,63 @@ TEST_P(PerRankRanks, TakesAttentionWithTheBatchInDimensionOne) {
     EXPECT_THAT(told.text, Not(HasSubstr("mixes samples")));
   };
   run(2, [&] {
-    for (const int64_t length : {2, 3, 5}) {
+    for (const int64_t length : {1, 2, 3, 5}) {
       for (const int64_t batch : {1, 2, 5}) {  // one sample leaves no trace in the sizes of views
         for (size_t way = 0; way < ways.size(); ++way) {
           SCOPED_TRACE(c10::str("way ", way, ", ", length, " positions, ", batch, " samples"));
           expect_apart(length, batch, way);
         }
       }
+    }
+  });
+}
+
+/// By the same step on more samples, which is undone; where that fails, nothing is claimed.
+TEST_P(PerRankRanks, TellsWhatWouldMixMoreThanOneSample) {
+  run(2, [] {
+    const auto mixing = with_loss(
+        [](const Tensor& out, const Tensor& y) { return torch::mse_loss(out.softmax(0), y); });
+    const auto told = tell(mixing, x_and_y(1));
+    EXPECT_THAT(told.warnings, HasSubstr("aten::_softmax mixes samples"));
+    EXPECT_THAT([&] { tell(mixing, x_and_y(1), {.on_mix = OnMix::Error}); },
+                ThrowsMessage<c10::ValueError>(HasSubstr("got aten::_softmax")));
+    EXPECT_THAT(tell(with_loss(kPlain), x_and_y(1), {.on_mix = OnMix::Error}).text,
+                Not(HasSubstr("mixes samples")));
+    const auto of_one = with_loss([](const Tensor& out, const Tensor& y) {
+      return torch::mse_loss(out.view({2}), y.view({2}));
+    });
+    const auto unknown = tell(of_one, x_and_y(1));
+    EXPECT_THAT(unknown.text, HasSubstr("it can't be told whether samples are mixed"));
+    EXPECT_THAT(unknown.warnings, Not(HasSubstr("mixes samples")));
+    EXPECT_THAT([&] { tell(of_one, x_and_y(1), {.on_mix = OnMix::Error}); },
+                ThrowsMessage<c10::ValueError>(HasSubstr("takes any number of samples")));
+  });
+}
+
+TEST_P(PerRankRanks, ReturnsDistributedTensorsOfOneSample) {
+  run(2, [] {
+    auto net = make_parts(with_loss(kPlain));
+    auto compiled = compile(
+        [](Parts& module, const Tensor& x) -> Tensors {
+          const torch::NoGradGuard no_grad;
+          const auto out = x.mm(module->p[0].t());
+          return {out, out.t().clone(), out.view({1, -1, 2}).clone(), out.mean()};
+        },
+        {.parallel_mode = DataParallel("replicate", {.returns_dtensors = true}),
+         .backend = "interpret"});
+    const auto weight = net->p[0].detach().clone();
+    torch::manual_seed(2);
+    const auto whole = torch::rand({2, 3}, real());
+    const auto results = compiled(net, whole.narrow(0, rank(), 1));
+    const auto out = whole.mm(weight.t());
+    const std::vector<std::pair<Placement, Tensor>> wanted = {{Shard(0), out},
+                                                              {Shard(1), out.t()},
+                                                              {Shard(1), out.view({1, 2, 2})},
+                                                              {Partial("avg"), out.mean()}};
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      ASSERT_TRUE(is_dtensor(results[i])) << i;
+      EXPECT_EQ(DTensor::of(results[i]).placements(), Placements{wanted[i].first}) << i;
+      expect_near(DTensor::of(results[i]).full_tensor(), wanted[i].second, "result");
     }
   });
 }
@@ -319,6 +369,17 @@ TEST(PerRankErrorsRanks, NameTheInputWithAWrongBatchDimension) {
     EXPECT_THAT([&] { tell(biased, given, {.input_batch_dims = {1, std::nullopt}}); },
                 ThrowsMessage<c10::ValueError>(
                     HasSubstr("but aten::addmm matches that dimension with one of p0")));
+    // The same in a batch of one.
+    const ParallelCase narrow{
+        "", [](PartsImpl& net) { net.parameter(torch::randn({2, 1}, real())); }, of.forward, {}};
+    EXPECT_THAT(
+        [&] {
+          tell(narrow, {torch::randn({4, 1}, real()), torch::randn({4, 2}, real())},
+               {.input_batch_dims = {1, std::nullopt}});
+        },
+        ThrowsMessage<c10::ValueError>(
+            HasSubstr("DataParallel: expected the batch of argument 0 along dimension 1 of its "
+                      "sizes [4, 1], but aten::mm matches that dimension with one of p0")));
     EXPECT_THAT([&] { tell(of, {given[0], torch::ones({}, real())}); },
                 ThrowsMessage<c10::ValueError>(
                     HasSubstr("but argument 1 has sizes []; give another input_batch_dim, or "

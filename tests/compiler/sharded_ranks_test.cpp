@@ -323,6 +323,39 @@ TEST_P(ShardedStepRanks, CompilesBackwardsOfBatchesOfOtherSizes) {
   });
 }
 
+/// Gradients that add up as shards are gradients like others: a program for each kind of call.
+TEST(ShardedStepNoSyncRanks, AroundTheStep) {
+  for (const int ranks : {1, 2}) {
+    run_processes(ranks, [] {
+      std::array<Stack, 2> nets;
+      for (auto& net : nets) {
+        torch::manual_seed(3);
+        net = Stack();
+        sharded({.accumulate_sharded = true})(net);
+      }
+      const auto part = [](Stack& net, const torch::Tensor& x) {
+        auto loss = net(x).square().sum();
+        loss.backward();
+        return loss.detach();
+      };
+      auto compiled = compile([&](torch::Tensor x) { return part(nets[1], x); },
+                              {.module = nets[1], .fullgraph = true});
+      for (int i = 0; i < 12; ++i) {
+        std::array<std::optional<NoSync>, 2> scopes;
+        for (size_t k = 0; i % 2 == 0 && k < 2; ++k) {
+          nets[k]->zero_grad();
+          scopes[k].emplace(nets[k]);
+        }
+        torch::manual_seed(100 + 10 * i + rank());
+        const auto x = torch::randn({5, 10});
+        EXPECT_TRUE(torch::allclose(compiled(x), part(nets[0], x), 1e-5, 1e-5)) << i;
+        expect_equal_gradients(nets[1], nets[0], i);
+      }
+      EXPECT_EQ(counters()["graphs"], 2) << explain(compiled);
+    });
+  }
+}
+
 TEST(ShardedStepErrorsRanks, TellsWhyAStepRunsAsItIs) {
   run_processes(2, [] {
     Stack net;

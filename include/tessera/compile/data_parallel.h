@@ -28,9 +28,13 @@ struct ParallelCall {
   std::vector<at::Tensor> arguments;
   /// Set by prepare(): what the function is shown in their place while it is captured.
   std::vector<at::Tensor> captured = {};
-  /// Set by prepare(): of each argument, how much of its batch every rank has; empty if it has
-  /// none.
+  /// Set by prepare(): by argument, how much of its batch every rank has; empty: it has none.
   std::vector<std::vector<int64_t>> batch_sizes = {};
+  /// Set by prepare(): arguments with more samples. If there are any, partition() finds the graph
+  /// of the function on these, too, or why it does not take them.
+  std::vector<at::Tensor> probe = {};
+  Graph probed = {};
+  std::string why_not_probed = {};
   /// The tensors of the captured graph, in the order of its inputs.
   std::vector<at::Tensor> inputs = {};
 
@@ -59,7 +63,7 @@ class ParallelMode {
   virtual void partition(Graph& graph, const DeviceMesh& mesh) const = 0;
   /// The same, with all that is known of the call, and a place to say what a user should know.
   virtual void partition(Graph& graph, ParallelCall& call) const { partition(graph, call.mesh); }
-  /// Whether ranks may come with batches of different sizes.
+  /// Whether batches may change their sizes on some ranks alone; ranks then exchange at each call.
   virtual bool takes_uneven_batches() const { return false; }
   /// Run after ours.
   virtual std::vector<Pass> passes() const { return {}; }
@@ -104,6 +108,9 @@ struct DataParallelOptions {
   std::vector<std::optional<int64_t>> input_batch_dims = {};
   DataParallelSemantics semantics = DataParallelSemantics::PerRank;
   OnMix on_mix = OnMix::Gather;
+  /// OneDevice: batches may change their sizes on some ranks alone, as the last of an epoch does.
+  /// To know that, ranks exchange a number at each call, and wait. False: that is an error on all.
+  bool uneven_batches = false;
   /// The step returns DTensors: outputs sharded along their batch, losses that are Partial. What
   /// has no placement (see explain()) stays a plain tensor. Otherwise PerRank returns this rank's
   /// values; OneDevice this rank's samples, and all of what has none.
@@ -134,6 +141,7 @@ class DataParallel final : public ParallelMode {
   std::optional<int64_t> batch_dim_of(size_t argument) const;
   void place_arguments(Graph& graph) const;
   bool shards(const Graph& graph, ParallelCall& call) const;
+  void analyse(Graph& graph, ParallelCall& call) const;
 
   std::string style_;
   DataParallelOptions options_;

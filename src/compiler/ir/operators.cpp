@@ -352,8 +352,9 @@ bool is_for_allocator(const c10::FunctionSchema& schema) {
 }
 
 bool asks_grad_mode(const Node& node) { return has(node.op, trait::AsksGradMode); }
-bool overwrites_first(const c10::FunctionSchema& schema) {
-  return has(schema.name(), trait::Fills);
+bool overwrites(const c10::FunctionSchema& schema, size_t argument) {
+  const bool is_out = schema.arguments()[argument].kwarg_only();
+  return is_out || (argument == 0 && has(schema.name(), trait::Fills));
 }
 bool exchanges_memory(const c10::FunctionSchema& schema) {
   return has(schema.name(), trait::OtherMemory);

@@ -77,8 +77,8 @@ enum class Arithmetic { Scales, Adds, Subtracts };
 std::optional<Arithmetic> arithmetic_of(const Node& node);
 /// Whether what it keeps for backward depends on grad mode, below autograd, too.
 bool asks_grad_mode(const Node& node);
-/// Whether it writes all of its first argument, whatever that held.
-bool overwrites_first(const c10::FunctionSchema& schema);
+/// Whether it writes every element of an argument that it writes, and reads none.
+bool overwrites(const c10::FunctionSchema& schema, size_t argument);
 /// Whether it only tells the allocator who uses memory: no part of what is computed.
 bool is_for_allocator(const c10::FunctionSchema& schema);
 /// Whether it gives a tensor other memory.

@@ -84,7 +84,7 @@ void ProgramCheck::check(const Comparison& comparison) const {
       : least == 0         ? "ran a program and some rank ran eagerly"
                            : "ran one program and some rank another one",
       "; make compiled calls of one kind on all ranks at the same time, e.g. with batches of one "
-      "size");
+      "size (DataParallelSemantics::OneDevice takes others with uneven_batches = true)");
 }
 
 void ProgramCheck::read(bool all) {

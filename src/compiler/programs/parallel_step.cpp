@@ -3,18 +3,13 @@
 // undone. Then the graph is partitioned, parameters and state become what it says, and its program
 // does the step. Later, for calls of another kind, they are plain once more while it is recorded.
 #include <tessera/dtensor.h>
-#include <tessera/nn/hooks.h>
 #include <tessera/optim.h>
 
-#include "compiler/ir/rewrite.h"
 #include "compiler/ir/verify.h"
-#include "compiler/passes/passes.h"
 #include "compiler/programs/step_impl.h"
 #include "compiler/record/plain_scope.h"
-#include "compiler/record/trial.h"
 #include "replicate/local_part.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -22,7 +17,6 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <set>
 #include <typeinfo>
 
 namespace tessera::detail {
@@ -31,31 +25,6 @@ namespace {
 using compiler::CallShape;
 using compiler::Recording;
 using compiler::Variant;
-
-/// While it lives, every gradient passes through tessera::gradient.
-class GradientMarks {
- public:
-  explicit GradientMarks(const std::vector<at::Tensor>& parameters) {
-    for (const auto& parameter : parameters) {
-      if (!parameter.requires_grad()) continue;
-      hooks_.push_back(register_post_accumulate_grad_hook(parameter, [](const at::Tensor& of) {
-        const at::NoGradGuard no_grad;
-        static const auto kMark = c10::Dispatcher::singleton()
-                                      .findSchemaOrThrow("tessera::gradient", "")
-                                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
-        of.mutable_grad() = kMark.call(of.grad(), of);
-      }));
-    }
-  }
-  ~GradientMarks() {
-    for (auto& hook : hooks_) hook.remove();
-  }
-  GradientMarks(const GradientMarks&) = delete;
-  GradientMarks& operator=(const GradientMarks&) = delete;
-
- private:
-  std::vector<HookHandle> hooks_;
-};
 
 /// Stock optimizers but SGD count their steps on the host: that can neither be undone nor recorded.
 void check_optimizer(const torch::optim::Optimizer& optimizer) {
@@ -124,36 +93,6 @@ void check_plain(const Subject& subject) {
         "in a parallel mode, got distributed ones; give it a model that is not parallel yet");
 }
 
-void check_recording(const Recording& recording) {
-  TORCH_CHECK(!recording.keeps_tensors, "compile: expected a step that leaves nothing behind but ",
-              "its results, in a parallel mode, but ", recording.broken,
-              "; if it was the optimizer's first step, run one before, without parallel_mode");
-  TORCH_CHECK(recording.broken.empty(),
-              "compile: expected a step that can be captured as a whole, ",
-              "in a parallel mode, but ", recording.broken);
-}
-
-/// All else that it wrote could not be undone.
-void check_writes(const Recording& recording, const std::vector<at::Tensor>& known) {
-  const auto& graph = recording.graph;
-  for (const auto& output : graph.outputs) {
-    if (output.kind != OutputKind::Write) continue;
-    for (size_t i = 0; i < graph.inputs.size(); ++i) {
-      const auto& input = recording.inputs[i];
-      const bool is_gradient = graph.inputs[i].kind == InputKind::Gradient;
-      const bool is_known = input.value != output.target || is_gradient ||
-                            std::any_of(known.begin(), known.end(), [&](const auto& tensor) {
-                              return tensor.is_alias_of(input.tensor);
-                            });
-      TORCH_CHECK(is_known,
-                  "compile: expected a step in a parallel mode to write parameters, buffers and "
-                  "state of its optimizer alone, but it writes ",
-                  graph.inputs[i].name, ", of sizes ", input.tensor.sizes(),
-                  "; make it a buffer of the module, or return what it becomes");
-    }
-  }
-}
-
 /// The placement that the partitioned graph gives to a parameter or state; Replicate if it has no
 /// use for it.
 Placement placement_of(const Recording& recording, const Graph& graph, const at::Tensor& tensor) {
@@ -162,53 +101,6 @@ Placement placement_of(const Recording& recording, const Graph& graph, const at:
     return graph.type(graph.inputs[i].value).placement.value_or(Replicate());
   }
   return Replicate();
-}
-
-bool clears_gradient(const GraphOutput& output) {
-  return output.kind == OutputKind::Gradient && output.value == kNoValue;
-}
-
-/// What it computes, without what it only clears: that a gradient is cleared shows where there was
-/// one, which libtorch's modules detach before.
-Recording without_clearing(Recording recording) {
-  auto& graph = recording.graph;
-  std::erase_if(graph.outputs, clears_gradient);
-  compiler::remove_dead_code(graph);
-  std::set<ValueId> used;
-  for (const auto& node : graph.nodes) {
-    for (const auto value : node.used()) used.insert(value);
-  }
-  for (const auto& output : graph.outputs) used.insert({output.value, output.target});
-  for (size_t i = graph.inputs.size(); i-- > 0;) {
-    const auto& input = graph.inputs[i];
-    if (input.kind != InputKind::Gradient || used.contains(input.value)) continue;
-    graph.inputs.erase(graph.inputs.begin() + static_cast<std::ptrdiff_t>(i));
-    recording.inputs.erase(recording.inputs.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-  graph = compiler::renumbered(graph);
-  return recording;
-}
-
-/// Of a run with gradients before it that does the same besides: which it clears.
-void learn_clearing(Recording& recording, const Recording& turned) {
-  const auto parameter_of = [&](ValueId input) {
-    const auto& owners = turned.gradients;
-    return std::ranges::find(owners, input, &compiler::GradientOwner::input)->parameter;
-  };
-  for (const auto& output : turned.graph.outputs) {
-    if (!clears_gradient(output)) continue;
-    const auto parameter = parameter_of(output.target);
-    for (const auto& owner : recording.gradients) {
-      if (owner.parameter.is_same(parameter))
-        recording.graph.outputs.push_back({kNoValue, OutputKind::Gradient, owner.input});
-    }
-  }
-  for (auto& bystander : recording.bystanders) {
-    for (const auto& other : turned.bystanders) {
-      if (other.parameter.is_same(bystander.parameter) && other.is_cleared)
-        bystander.is_cleared = other.is_cleared;
-    }
-  }
 }
 
 std::vector<size_t> inputs_in(const Recording& recording, const at::Tensor& tensor) {
@@ -252,49 +144,6 @@ void add_constants(Recording& recording, const Graph& graph,
 
 }  // namespace
 
-Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& given,
-                                                       const std::vector<at::Tensor>& parameters,
-                                                       const std::vector<at::Tensor>& written,
-                                                       Run run) {
-  compiler::Trial trial(written, parameters);
-  const auto record_once = [&] {
-    Recording recording;
-    try {
-      const GradientMarks marks(parameters);
-      recording = compiler::record(run, compiler::local_tensors(given), names_for(given),
-                                   parameters, guards_now());
-    } catch (...) {
-      trial.put_back();  // the function threw, and may have written before
-      throw;
-    }
-    recording.results.clear();
-    recording.aliases.clear();  // ranks have parts of what the function sees whole
-    trial.put_back();
-    for (auto& [generator, state] : recording.generators) generator.set_state(state);
-    check_recording(recording);
-    check_writes(recording, written);
-    return recording;
-  };
-  ParallelRecording made{record_once(), false};
-  const auto& inputs = made.recording.graph.inputs;
-  TORCH_CHECK(std::none_of(inputs.begin(), inputs.end(),
-                           [](const auto& input) { return input.kind == InputKind::Gradient; }),
-              "compile: expected no gradients before the first call of a step in a parallel mode ",
-              "that adds to them; call zero_grad() before, or in the step");
-  trial.turn_gradients_around();
-  const auto turned = record_once();
-  made.ignores_gradients =
-      compiler::difference(without_clearing(made.recording), without_clearing(turned)).empty();
-  if (made.ignores_gradients) {
-    learn_clearing(made.recording, turned);
-    return made;
-  }
-  const auto differs = compiler::difference(made.recording, record_once());
-  TORCH_CHECK(differs.empty(), "compile: expected a step that is the same at each call, in a ",
-              "parallel mode, but ", differs);
-  return made;
-}
-
 std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, CallShape shape,
                                                     Run run) {
   auto modules = given.modules;
@@ -317,11 +166,12 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   std::vector<Placement> placements;
   {
     const compiler::PlainScope plain(tensors);
+    const ParallelSubject undone{subject.parameters, subject.written()};
     {
       const compiler::ShownScope shown(call.arguments, call.captured);
-      made = explained(
-          call, [&] { return record_plain(given, subject.parameters, subject.written(), run); });
+      made = explained(call, [&] { return record_plain(given, undone, run); });
     }
+    if (!call.probe.empty()) record_probe(given, undone, run, call);
     made.recording.guards.end();  // it ran more than once
     graph = made.recording.graph;
     compiler::verify(graph, "capture");
@@ -342,6 +192,8 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
       made.recording.inputs[input].tensor = replication::local_part(tensors[i]);
   }
   variants.agreement.meet(compiler::groups_of(graph));
+  // At each call, whether or not the program communicates.
+  if (mode.takes_uneven_batches()) variants.agreement.meet({mesh.group()->getGroupName()});
   note_capture();
   auto& variant = variants.add(Variant(shape, std::move(made.recording), given));
   if (made.ignores_gradients) variant.ignore_gradients();
@@ -349,6 +201,8 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   call.arguments.clear();
   call.captured.clear();
   call.inputs.clear();
+  call.probe.clear();
+  call.probed = {};
   variant.parallel = std::move(call);
   try {
     accept_parallel(variant, graph);

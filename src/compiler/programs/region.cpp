@@ -8,6 +8,7 @@
 #include "compiler/ir/operators.h"
 #include "compiler/record/fake.h"
 #include "compiler/record/key.h"
+#include "compiler/record/recorder.h"
 #include "compiler/runtime/program.h"
 #include "replicate/roll_call.h"
 
@@ -79,18 +80,18 @@ class Delivery {
 /// it; of other code ranks agree when it is learned, see Note [ranks agree].
 struct Region::Run {
   Region& region;
-  Follower follower;
+  TraceMatcher matcher;
   Recorder recorder;
-  bool rests;                  // nothing is learned; what is known is followed, as other ranks do
+  bool rests;                  // nothing is learned; what is known is matched, as other ranks do
   bool communicates = false;   // other ranks run it, too
   bool has_announced = false;  // that there is a program, or none; see Agreement
 
   Run(Region& owner, bool is_resting)
       : region(owner),
-        follower(owner.paths(), [this] { catch_up(); }),
-        recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &follower),
+        matcher(owner.traces(), [this] { catch_up(); }),
+        recorder(Inputs::ByStorage, owner.known_.empty() ? nullptr : &matcher),
         rests(is_resting) {
-    follower.watch(recorder.graph());
+    matcher.watch(recorder.graph());
     recorder.before_sending([this] { note_sending(); });
     recorder.before_hidden([this] { note_hidden(); });
     recorder.at_cuts([this] { region.cut(*this); });
@@ -99,9 +100,9 @@ struct Region::Run {
 
   /// What follows is another program's.
   void restart() {
-    follower = Follower(region.paths(), [this] { catch_up(); });
-    follower.watch(recorder.graph());
-    recorder.restart(region.known_.empty() ? nullptr : &follower);
+    matcher = TraceMatcher(region.traces(), [this] { catch_up(); });
+    matcher.watch(recorder.graph());
+    recorder.restart(region.known_.empty() ? nullptr : &matcher);
     communicates = has_announced = false;
   }
 
@@ -110,9 +111,9 @@ struct Region::Run {
   void note_hidden() {
     communicates = true;
     if (has_announced) return;
-    const bool follows = follower.is_following() && !region.known_.empty();
-    has_announced = !follows;
-    region.known_.agreement.announce(follows ? 1 : 0, /*now=*/true);
+    const bool is_matching = matcher.is_matching() && !region.known_.empty();
+    has_announced = !is_matching;
+    region.known_.agreement.announce(is_matching ? 1 : 0, /*now=*/true);
   }
 
   /// It goes on without a program.
@@ -160,12 +161,12 @@ struct Region::Run {
     }
   }
 
-  /// Whether everything came as on a known path; then its program has run.
+  /// Whether everything came as in a known trace; then its program has run.
   bool arrive() {
-    if (!follower.is_following() || region.known_.empty()) return false;
+    if (!matcher.is_matching() || region.known_.empty()) return false;
     const auto alive = recorder.memory().alive();
-    const auto* path = follower.arrived(alive);
-    auto* found = region.known_.find([&](const Compiled& each) { return &each.path == path; });
+    const auto* trace = matcher.completed(alive);
+    auto* found = region.known_.find([&](const Compiled& each) { return &each.trace == trace; });
     communicates = communicates || sends();
     if (found == nullptr) {
       if (sends()) note_sending();
@@ -181,17 +182,17 @@ struct Region::Run {
     return true;
   }
 
-  Path path() {
-    Path path{recorder.graph(), recorder.calls(), {}};
-    for (const auto& memory : recorder.memory().alive()) path.alive.push_back(memory.value);
-    return path;
+  Trace trace() {
+    Trace trace{recorder.graph(), recorder.calls(), {}};
+    for (const auto& memory : recorder.memory().alive()) trace.alive.push_back(memory.value);
+    return trace;
   }
 
   /// Another rank's run may have been new, so that this one was not put off to its end.
   bool is_known() {
-    const auto mine = path();
+    const auto mine = trace();
     return std::ranges::any_of(region.known_,
-                               [&](const auto& each) { return each.path.is_same(mine); });
+                               [&](const auto& each) { return each.trace.is_same(mine); });
   }
 
   /// Of all ranks, if they run it.
@@ -217,10 +218,10 @@ struct Region::Run {
   }
 };
 
-std::vector<const Path*> Region::paths() const {
-  std::vector<const Path*> paths;
-  for (const auto& compiled : known_) paths.push_back(&compiled.path);
-  return paths;
+std::vector<const Trace*> Region::traces() const {
+  std::vector<const Trace*> traces;
+  for (const auto& compiled : known_) traces.push_back(&compiled.trace);
+  return traces;
 }
 
 void Region::run(c10::function_ref<void()> body) {
@@ -237,7 +238,7 @@ void Region::run(c10::function_ref<void()> body) {
     body();
   } catch (...) {
     // What ran before the error must have happened.
-    if (run.follower.is_following() && !known_.empty()) run.catch_up();
+    if (run.matcher.is_matching() && !known_.empty()) run.catch_up();
     throw;
   }
   finish(run);
@@ -292,9 +293,9 @@ bool Region::Failures::rest() {
 Region::Compiled& Region::learn(Run& run) {
   if (!known_.empty()) ++counters()["recaptures"];
   Compiled compiled;
-  compiled.path = run.path();
+  compiled.trace = run.trace();
   compiled.communicates = run.communicates;
-  auto graph = compiled.path.graph;
+  auto graph = compiled.trace.graph;
   run.add_outputs(graph, run.recorder.memory().alive());
   known_.reasons.note(c10::str("captured: ", graph.nodes.size(), " operators, ",
                                graph.inputs.size(), " tensors in, ", graph.outputs.size(), " out"));

@@ -3,7 +3,7 @@
 #include <tessera/compile/compiler.h>
 
 #include "compiler/programs/program_cache.h"
-#include "compiler/record/follower.h"
+#include "compiler/record/trace.h"
 
 #include <c10/util/FunctionRef.h>
 
@@ -13,7 +13,7 @@ namespace tessera::compiler {
 
 /// Code that is run at every call, and whose operators are run as one program at its end.
 ///
-/// Note [following]: the code runs each time, so whatever it does besides operators happens, and
+/// Note [traces]: the code runs each time, so whatever it does besides operators happens, and
 /// autograd writes its graph. Its operators are compared with those of earlier runs, one by one; as
 /// long as they are the same, tensors without memory take the place of results. When the code has
 /// come to its end, the program computes every tensor that somebody still holds: results, what
@@ -41,7 +41,7 @@ class Region {
 
  private:
   struct Compiled {
-    Path path;
+    Trace trace;
     Executable executable;
     bool communicates = false;
     uint64_t last_use = 0;
@@ -56,7 +56,7 @@ class Region {
     void forget() { in_a_row = 0; }
   };
 
-  std::vector<const Path*> paths() const;
+  std::vector<const Trace*> traces() const;
   void cut(Run& run);
   void finish(Run& run);
   Compiled& learn(Run& run);

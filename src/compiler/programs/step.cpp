@@ -171,7 +171,7 @@ void Step::Impl::warn_of_scalars(const CallShape& shape) {
 
 Variant* Step::Impl::confirm(Variant& variant, CallShape shape, Recording recording,
                              const StepArguments& given) {
-  variant.learn_bystanders(recording);
+  variant.learn_unused(recording);
   const bool has_more_masks = variant.learn_masks(recording.guards);
   const auto before = gradients_before(variant.recording());
   if (std::find(before.begin(), before.end(), std::nullopt) != before.end()) {

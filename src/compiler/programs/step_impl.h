@@ -5,6 +5,7 @@
 #include "compiler/programs/program_cache.h"
 #include "compiler/programs/recheck.h"
 #include "compiler/programs/variant.h"
+#include "compiler/record/trial.h"
 
 #include <mutex>
 
@@ -45,9 +46,17 @@ struct Step::Impl {
     compiler::Recording recording;
     bool ignores_gradients = false;
   };
-  ParallelRecording record_plain(const StepArguments& given,
-                                 const std::vector<at::Tensor>& parameters,
-                                 const std::vector<at::Tensor>& written, Run run);
+  /// What it may change: parameters, and all that it may write.
+  struct ParallelSubject {
+    std::vector<at::Tensor> parameters, written;
+  };
+  /// One run, undone.
+  compiler::Recording record_undone(const StepArguments& given, compiler::Trial& trial,
+                                    const ParallelSubject& subject, Run run);
+  ParallelRecording record_plain(const StepArguments& given, const ParallelSubject& subject,
+                                 Run run);
+  void record_probe(const StepArguments& given, const ParallelSubject& subject, Run run,
+                    ParallelCall& call);
   /// The program for this call that all ranks have, each for its own part of the batch.
   compiler::Variant* find_common(const compiler::CallShape& shape);
   /// What a program gave, as distributed tensors where the mode says so.

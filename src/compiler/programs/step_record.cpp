@@ -222,9 +222,9 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
         "it sets the learning rate, or another option, of an optimizer of torch::optim itself, "
         "which its program would not do; set it before";
   if (recording.broken.empty()) recording.broken = objection_to_tensors(given.tensors, known);
-  std::erase_if(recording.bystanders, [&](const auto& bystander) {
+  std::erase_if(recording.unused, [&](const auto& parameter) {
     return std::ranges::any_of(
-        given.tensors, [&](const auto& tensor) { return tensor.is_same(bystander.parameter); });
+        given.tensors, [&](const auto& tensor) { return tensor.is_same(parameter.parameter); });
   });
   learn(recording, given);
   drop_gradients(recording);

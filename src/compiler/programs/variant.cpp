@@ -157,17 +157,17 @@ std::string Variant::misfit(const CallShape& shape) const {
       return "which gradients exist before it";
   }
   if (auto why = changed_gradients(); !why.empty()) return why;
-  for (const auto& [parameter, is_cleared] : recording_.bystanders) {
+  for (const auto& [parameter, is_cleared] : recording_.unused) {
     if (!is_cleared && parameter.grad().defined())
       return "which parameters that it does not use have gradients";
   }
   return {};
 }
 
-void Variant::learn_bystanders(const Recording& recording) {
-  for (const auto& learned : recording.bystanders) {
+void Variant::learn_unused(const Recording& recording) {
+  for (const auto& learned : recording.unused) {
     notice(learned.parameter);
-    for (auto& known : recording_.bystanders) {
+    for (auto& known : recording_.unused) {
       if (known.parameter.is_same(learned.parameter) && learned.is_cleared)
         known.is_cleared = learned.is_cleared;
     }
@@ -179,8 +179,8 @@ void Variant::notice(const at::Tensor& parameter) {
   const bool is_empty = std::ranges::any_of(
       recording_.empty, [&](const at::Tensor& known) { return known.is_same(parameter); });
   if (!is_empty && std::ranges::none_of(recording_.gradients, is_it) &&
-      std::ranges::none_of(recording_.bystanders, is_it))
-    recording_.bystanders.push_back({parameter});
+      std::ranges::none_of(recording_.unused, is_it))
+    recording_.unused.push_back({parameter});
 }
 
 void Variant::accept(Graph graph, std::vector<Launch> kernels) {
@@ -238,7 +238,7 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   for (const auto& each : recording_.hyperparameters) each.number->set(each.read());
   const auto inputs = gather_inputs(given);
   drop_gradients();
-  for (const auto& [parameter, is_cleared] : recording_.bystanders) {
+  for (const auto& [parameter, is_cleared] : recording_.unused) {
     if (is_cleared.value_or(false)) parameter.mutable_grad().reset();
   }
   const comm::ProgramScope scope(static_cast<uint64_t>(messages_));

@@ -49,7 +49,7 @@ class Variant {
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
   /// Of another recording that matches: whether it clears gradients of parameters it does not use.
-  void learn_bystanders(const Recording& recording);
+  void learn_unused(const Recording& recording);
   /// Of another recording that matches: which bytes the function itself changes. True if these are
   /// more than were known.
   bool learn_masks(Guards guards) { return recording_.guards.merge(std::move(guards)); }

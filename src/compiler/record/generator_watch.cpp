@@ -1,6 +1,6 @@
 #include "compiler/record/generator_watch.h"
 
-#include "compiler/record/random_state.h"
+#include "compiler/record/key.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -8,6 +8,21 @@
 
 namespace tessera::compiler {
 namespace {
+
+/// Of the CPU's generator. No operator sees it read or set.
+at::Tensor random_state() {
+  const RunScope unseen;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(const at::Tensor& state) {
+  const RunScope unseen;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
 
 /// What all who watch have in common: threads share the generator.
 struct Mark {

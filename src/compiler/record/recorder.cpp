@@ -7,7 +7,6 @@
 #include "compiler/ir/operators.h"
 #include "compiler/record/key.h"
 #include "compiler/record/list_overlap.h"
-#include "compiler/record/overwrites.h"
 #include "compiler/record/recordable.h"
 #include "compiler/record/recorder_call.h"
 #include "nn/module_hooks.h"
@@ -47,8 +46,8 @@ bool is_tensors(const c10::IValue& value) {
 
 }  // namespace
 
-Recorder::Recorder(Inputs inputs, StandIn* stand_in)
-    : stand_in_(stand_in),
+Recorder::Recorder(Inputs inputs, TraceMatcher* matcher)
+    : matcher_(matcher),
       memory_(graph_, allocations_, inputs),
       is_whole_(inputs == Inputs::ByTensor) {
   ensure_registered();
@@ -121,8 +120,8 @@ bool Recorder::cuts_at_buckets() const {
   return cut_ && compile_config().optimize_ddp == "ddp_optimizer";
 }
 
-void Recorder::restart(StandIn* stand_in) {
-  stand_in_ = stand_in;
+void Recorder::restart(TraceMatcher* matcher) {
+  matcher_ = matcher;
   calls_.clear();
   groups_.clear();
   generators_.clear();
@@ -165,12 +164,12 @@ void Recorder::give_up(const std::string& why) {
 
 void Recorder::break_off(const std::string& why) {
   if (broken_.empty()) broken_ = why;
-  stop_standing_in();  // tensors must be there from now on
+  stop_matching();  // tensors must be there from now on
 }
 
 /// What was put off draws what it would have drawn then.
-void Recorder::stop_standing_in() {
-  auto* stopped = std::exchange(stand_in_, nullptr);
+void Recorder::stop_matching() {
+  auto* stopped = std::exchange(matcher_, nullptr);
   if (stopped == nullptr) return;
   if (generator_.was_set()) {
     const GeneratorWatch::Before before(generator_);
@@ -238,12 +237,12 @@ void Recorder::run(Call& call) {
     calls_.push_back({call.node.op, call.node.arguments});
     calls_.back().bucket_caps = bucket_caps_;
   }
-  if (stand_in_ != nullptr) {
+  if (matcher_ != nullptr) {
     // One that changes how a tensor shows its memory touches none.
     const bool is_served =
-        is_known ? stand_in_->serve(call.op, calls_.back(), call.stack) : broken_.empty();
+        is_known ? matcher_->serve(call.op, calls_.back(), call.stack) : broken_.empty();
     if (is_served && is_known) return;
-    if (!is_served) stop_standing_in();
+    if (!is_served) stop_matching();
   }
   if (before_sending_ && sends(call.schema)) before_sending_();
   const RunScope run;
@@ -308,7 +307,7 @@ void Recorder::before(Call& call) {
                        " draws random numbers in a checkpointed part, which draws them again; "
                        "compile the whole step, with its backward");
   // What is put off draws what it would have drawn before the generator was set.
-  if (stand_in_ != nullptr && is_random(call.node)) check_generator();
+  if (matcher_ != nullptr && is_random(call.node)) check_generator();
 }
 
 Argument Recorder::argument(Call& call, size_t index) {

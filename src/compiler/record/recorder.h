@@ -8,7 +8,7 @@
 #include "compiler/record/generator_watch.h"
 #include "compiler/record/guards.h"
 #include "compiler/record/memory.h"
-#include "compiler/record/stand_in.h"
+#include "compiler/record/trace.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -24,8 +24,8 @@ namespace tessera::compiler {
 /// from the same inputs, without the code that issued the operators.
 class Recorder final : public capture::Observer {
  public:
-  /// With a stand-in, operators are not run as long as it serves them.
-  explicit Recorder(Inputs inputs = Inputs::ByTensor, StandIn* stand_in = nullptr);
+  /// With a matcher, operators are not run as long as it serves them.
+  explicit Recorder(Inputs inputs = Inputs::ByTensor, TraceMatcher* matcher = nullptr);
 
   /// The one whose scope is open in this thread.
   static Recorder* current();
@@ -63,9 +63,9 @@ class Recorder final : public capture::Observer {
   void before_hidden(std::function<void()> told) { before_hidden_ = std::move(told); }
   /// Called when what was recorded so far is to be a program by itself; then restart().
   void at_cuts(std::function<void()> told) { cut_ = std::move(told); }
-  void restart(StandIn* stand_in);  // forgets what was recorded, of which all has run
+  void restart(TraceMatcher* matcher);  // forgets what was recorded, of which all has run
   /// From here on operators run, and are recorded; what was put off has run.
-  void stop_standing_in();
+  void stop_matching();
   /// Modules below `root` are called by their paths there.
   void name_modules(const torch::nn::Module& root);
   /// The recording depends on it and on all below; see Note [objects by their bytes].
@@ -110,7 +110,7 @@ class Recorder final : public capture::Observer {
   void own_results(Call& call, Node& node);
 
   std::recursive_mutex mutex_;  // on a GPU, two threads may run parts of a backward
-  StandIn* stand_in_;
+  TraceMatcher* matcher_;
   std::function<void()> before_sending_, before_hidden_, cut_;
   std::vector<RecordedCall> calls_;
   std::vector<std::string> groups_;

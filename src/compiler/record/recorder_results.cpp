@@ -1,7 +1,6 @@
 // What an operator gave, as values: its functional twin, memory it wrote, draws made again.
 #include "base/same_storage.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/overwrites.h"
 #include "compiler/record/recorder_call.h"
 
 #include <ATen/ExpandUtils.h>

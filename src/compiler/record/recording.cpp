@@ -79,18 +79,18 @@ class Finish {
   }
 
   /// Parameters that it does not use: zero_grad() clears the gradients of those, too.
-  void add_bystanders(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
+  void add_unused(const std::map<const c10::TensorImpl*, at::Tensor>& before) {
     for (const auto& parameter : known_) {
       const auto is_it = [&](const auto& owner) { return owner.parameter.is_same(parameter); };
       if (std::ranges::any_of(recording_.gradients, is_it)) continue;
-      if (std::ranges::any_of(recording_.bystanders, is_it)) continue;
+      if (std::ranges::any_of(recording_.unused, is_it)) continue;
       // No operator shows a tensor without elements, but it has a gradient like any other.
       if (parameter.grad().defined() && replication::local_part(parameter).numel() == 0) {
         keep(part_of(parameter.grad()));
         recording_.empty.push_back(parameter);
         continue;
       }
-      auto& added = recording_.bystanders.emplace_back(Bystander{parameter});
+      auto& added = recording_.unused.emplace_back(UnusedParameter{parameter});
       const auto known = before.find(parameter.unsafeGetTensorImpl());
       if (known != before.end() && known->second.defined())
         added.is_cleared = !parameter.grad().defined();
@@ -375,7 +375,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
       try {
         finish.add_results(results);
         finish.add_gradients(gradients);
-        finish.add_bystanders(gradients);
+        finish.add_unused(gradients);
         finish.add_needs();
         finish.add_writes();
         finish.name_inputs(names);

@@ -33,7 +33,7 @@ struct GradientOwner {
 };
 
 /// A parameter that the recorded function does not use, but whose gradient it may clear.
-struct Bystander {
+struct UnusedParameter {
   at::Tensor parameter;
   std::optional<bool> is_cleared = std::nullopt;  // none: it had no gradient then
 };
@@ -57,7 +57,7 @@ struct Recording {
   Graph graph;
   std::vector<RecordedInput> inputs;     // in the order of graph.inputs
   std::vector<GradientOwner> gradients;  // parameters among them
-  std::vector<Bystander> bystanders;     // parameters that are not among them
+  std::vector<UnusedParameter> unused;   // parameters that are not among them
   std::vector<at::Tensor> noted;         // parameters of optimizers that it calls
   std::vector<at::Tensor> empty;         // parameters of which this rank has no row, with gradients
   /// Parameters that are no inputs themselves, but whose memory it uses, or of which this rank has

@@ -39,7 +39,7 @@ void Trial::put_back() {
   random_state_.restore();
 }
 
-void Trial::turn_gradients_around() {
+void Trial::toggle_gradients() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i].mutable_grad() =

@@ -18,7 +18,7 @@ class Trial {
   /// All as it was, random numbers of the CPU and of the tensors' devices included.
   void put_back();
   /// Before another run: parameters without gradients get some, those with some get none.
-  void turn_gradients_around();
+  void toggle_gradients();
 
  private:
   std::vector<at::Tensor> written_, copies_;

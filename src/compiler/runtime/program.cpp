@@ -296,11 +296,11 @@ bool Program::see_in_place(const Call& call, size_t node) {
   const auto& to = call.results[0];
   std::vector<at::Tensor> parts;
   for (const auto value : from) parts.push_back(at(value));
-  auto wholes = shared_.open(node, parts);
-  if (wholes.empty()) return false;
+  auto unsharded = shared_.open(node, parts);
+  if (unsharded.empty()) return false;
   std::vector<at::Tensor> travelling;
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (!wholes[i].defined()) travelling.push_back(parts[i]);
+    if (!unsharded[i].defined()) travelling.push_back(parts[i]);
   }
   std::vector<at::Tensor> arrived;
   if (!travelling.empty()) {
@@ -310,7 +310,7 @@ bool Program::see_in_place(const Call& call, size_t node) {
   }
   auto next = arrived.begin();
   for (size_t i = 0; i < to.size(); ++i)
-    at(to[i]) = wholes[i].defined() ? std::move(wholes[i]) : std::move(*next++);
+    at(to[i]) = unsharded[i].defined() ? std::move(unsharded[i]) : std::move(*next++);
   return true;
 }
 

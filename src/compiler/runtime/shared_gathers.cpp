@@ -14,10 +14,10 @@ namespace {
 
 using Gate = comm::GroupMemory::Gate;
 
-/// What becomes of memory in a graph.
-class Story {
+/// Who reads and writes memory in a graph.
+class MemoryAccesses {
  public:
-  explicit Story(const Graph& graph) : graph_(graph), memory_(graph) {
+  explicit MemoryAccesses(const Graph& graph) : graph_(graph), memory_(graph) {
     written_at_.assign(graph.value_count(), uses_.end());
     for (int i = 0; i < uses_.end(); ++i) {
       const Node& node = graph.nodes[static_cast<size_t>(i)];
@@ -87,7 +87,7 @@ class Story {
 
 SharedGathers::SharedGathers(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(), is_gather)) return;
-  const Story story(graph);
+  const MemoryAccesses accesses(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (!is_gather(node)) continue;
@@ -98,14 +98,14 @@ SharedGathers::SharedGathers(const Graph& graph) {
     int first_writer = INT_MAX;
     std::vector<ValueId> inputs;
     for (size_t k = 0; k < node.used().size(); ++k) {
-      const auto input = story.input_of(node.used()[k]);
-      const auto last = story.last_reader(node.defined()[k]);
+      const auto input = accesses.input_of(node.used()[k]);
+      const auto last = accesses.last_reader(node.defined()[k]);
       gather.is_candidate.push_back(input != kNoValue && last);
       gather.types.push_back(graph.type(node.defined()[k]));
       if (!gather.is_candidate.back()) continue;
       inputs.push_back(input);
       gather.last_reader = std::max(gather.last_reader, static_cast<size_t>(*last));
-      first_writer = std::min(first_writer, story.first_writer(input));
+      first_writer = std::min(first_writer, accesses.first_writer(input));
     }
     if (inputs.empty() || std::cmp_less_equal(first_writer, gather.last_reader)) continue;
     for (const ValueId input : inputs) {
@@ -113,7 +113,7 @@ SharedGathers::SharedGathers(const Graph& graph) {
           std::any_of(graph.outputs.begin(), graph.outputs.end(), [&](const GraphOutput& output) {
             return output.kind == OutputKind::Write && output.target == input;
           });
-      for (const ValueId value : story.overlapping(input)) written_by_[value].push_back(i);
+      for (const ValueId value : accesses.overlapping(input)) written_by_[value].push_back(i);
     }
     gathers_.emplace(i, std::move(gather));
   }
@@ -129,7 +129,7 @@ std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::T
   const auto found = gathers_.find(node);
   if (found == gathers_.end()) return {};
   const auto& gather = found->second;
-  std::vector<at::Tensor> wholes(parts.size());
+  std::vector<at::Tensor> unsharded(parts.size());
   std::shared_ptr<comm::GroupMemory> memory;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!gather.is_candidate[i]) continue;
@@ -139,10 +139,10 @@ std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::T
                       (!memory || memory == part->memory);
     if (!fits) continue;
     memory = part->memory;
-    wholes[i] = at::for_blob(part->whole, gather.types[i].sizes)
-                    .deleter([memory](void*) {})
-                    .options(at::TensorOptions(gather.types[i].dtype))
-                    .make_tensor();
+    unsharded[i] = at::for_blob(part->whole, gather.types[i].sizes)
+                       .deleter([memory](void*) {})
+                       .options(at::TensorOptions(gather.types[i].dtype))
+                       .make_tensor();
   }
   if (!memory) return {};
   if (std::find(seen_.begin(), seen_.end(), memory.get()) == seen_.end()) {
@@ -152,7 +152,7 @@ std::vector<at::Tensor> SharedGathers::open(size_t node, const std::vector<at::T
   }
   open_.push_back({node, memory, gather.last_reader});
   next_end_ = std::min(next_end_, gather.last_reader);
-  return wholes;
+  return unsharded;
 }
 
 void SharedGathers::end_reading(size_t node) {

@@ -52,13 +52,13 @@ void Program::execute_by_rows(const Call& product, const Call& update) {
   const ValueId result = product.results[0][0];
   const auto& left = at(product.arguments[0].values[0]);
   const auto& right = at(product.arguments[1].values[0]);
-  std::unordered_map<ValueId, at::Tensor> wholes = {{result, make_value(result)}};
-  const at::Tensor& gradient = wholes.at(result);
+  std::unordered_map<ValueId, at::Tensor> tensors = {{result, make_value(result)}};
+  const at::Tensor& gradient = tensors.at(result);
   for (const auto& argument : update.arguments) {
     for (const ValueId value : argument.values) {
       if (value != kNoValue && value != result &&
           types_[static_cast<size_t>(value)].sizes == gradient.sizes())
-        wholes[value] = at(value);
+        tensors[value] = at(value);
     }
   }
   const int64_t rows = gradient.size(0);
@@ -66,11 +66,11 @@ void Program::execute_by_rows(const Call& product, const Call& update) {
   const int64_t most = std::max<int64_t>(kBlock * at::get_num_threads() / row_bytes, 1);
   for (int64_t begin = 0; begin < rows; begin += most) {
     const int64_t count = std::min(most, rows - begin);
-    for (const auto& [value, whole] : wholes) at(value) = whole.narrow(0, begin, count);
+    for (const auto& [value, tensor] : tensors) at(value) = tensor.narrow(0, begin, count);
     at::mm_out(at(result), left.narrow(0, begin, count), right);
     call(update);
   }
-  for (const auto& [value, whole] : wholes) at(value) = whole;
+  for (const auto& [value, tensor] : tensors) at(value) = tensor;
   for (size_t i = 0; i < update.written.size(); ++i) {
     const auto& from = update.arguments[update.written[i]].values;
     for (size_t k = 0; k < from.size(); ++k) {

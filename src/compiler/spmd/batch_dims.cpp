@@ -101,9 +101,10 @@ bool is_reshape(const Node& node) {
 
 class Analysis {
  public:
-  Analysis(Graph& graph, const DeviceMesh& mesh)
+  Analysis(Graph& graph, const DeviceMesh& mesh, bool refuses_one)
       : graph_(graph),
         mesh_(mesh),
+        refuses_one_(refuses_one),
         known_(graph.value_count()),
         in_backward_(graph.value_count(), false) {}
 
@@ -314,7 +315,7 @@ class Analysis {
                         const dtensor::Rows& rows) const {
     const auto batch = batch_operand(node);
     // Where one sample is, views leave unsure.
-    if (batch == kNoValue || is_one_sample(at(batch))) return;
+    if (batch == kNoValue || (is_one_sample(at(batch)) && !refuses_one_)) return;
     const Known* tied = nullptr;
     for (const auto& row : rows) {
       tied = nullptr;
@@ -382,6 +383,7 @@ class Analysis {
 
   Graph& graph_;
   const DeviceMesh& mesh_;
+  const bool refuses_one_;
   std::vector<Known> known_;
   std::vector<bool> in_backward_;  // by value
   std::vector<SampleMix> mixes_;
@@ -389,8 +391,8 @@ class Analysis {
 
 }  // namespace
 
-BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh) {
-  return Analysis(graph, mesh).run();
+BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh, bool refuses_one) {
+  return Analysis(graph, mesh, refuses_one).run();
 }
 
 }  // namespace tessera::compiler

@@ -33,8 +33,9 @@ struct BatchDims {
 /// samples; its result is taken to have its batch where the operand had it, or else in the first
 /// dimension of that length. A view that joins the batch with outer dimensions has it in the joined
 /// one. Constants made inside fit whatever they meet. A batch of one sample can't be told from
-/// other dimensions that are 1 long: views of it are guessed, and no batch dimension is refused.
-BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh);
+/// other dimensions that are 1 long: views of it are guessed, and its dimension is refused only
+/// with `refuses_one`. Look at the step on more samples where that matters.
+BatchDims find_batch_dims(Graph& graph, const DeviceMesh& mesh, bool refuses_one = false);
 
 /// For messages of an operator that mixes samples: what a rank computes that has its own alone.
 std::string each_rank_computes(const Node& node);

@@ -15,10 +15,14 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 namespace tessera {
 namespace {
+
+/// Samples with which a step is looked at that is given one alone.
+constexpr int64_t kProbe = 3;
 
 /// Names of inputs that are arguments begin so; their number follows.
 constexpr std::string_view kArgument = "argument ";
@@ -93,6 +97,16 @@ at::Tensor enlarged(const at::Tensor& tensor, int64_t dim, int64_t length) {
   return whole.copy_(tensor.detach().index_select(dim, indices));
 }
 
+/// Arguments with batches of this length along `dims`; -1: it has none.
+std::vector<at::Tensor> resized(const std::vector<at::Tensor>& arguments,
+                                const std::vector<int>& dims, int64_t length) {
+  auto tensors = arguments;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (dims[i] >= 0) tensors[i] = enlarged(tensors[i], dims[i], length);
+  }
+  return tensors;
+}
+
 bool has_target(const std::vector<at::Tensor>& arguments, int64_t target) {
   return std::any_of(arguments.begin(), arguments.end(), [&](const at::Tensor& tensor) {
     return tensor.defined() && c10::isIntegralType(tensor.scalar_type(), false) &&
@@ -122,19 +136,33 @@ void tell(const Graph& graph, const std::vector<compiler::SampleMix>& mixes, OnM
   }
 }
 
-void place_results(const Graph& graph, const std::vector<bool>& interleaved, ParallelCall& call) {
+std::vector<ValueId> results_of(const Graph& graph) {
+  std::vector<ValueId> results;
   for (const auto& output : graph.outputs) {
-    if (output.kind != OutputKind::Result) continue;
+    if (output.kind == OutputKind::Result) results.push_back(output.value);
+  }
+  return results;
+}
+
+/// As they are placed in `analysed`, which may be of more samples; null: that is not known.
+void place_results(const Graph& graph, const Graph* analysed, const std::vector<bool>& interleaved,
+                   ParallelCall& call) {
+  const auto results = results_of(graph);
+  const auto known = analysed == nullptr ? std::vector<ValueId>() : results_of(*analysed);
+  for (size_t i = 0; i < results.size(); ++i) {
     auto& result = call.results.emplace_back();
-    const auto* type = output.value == kNoValue ? nullptr : &graph.type(output.value);
-    if (type == nullptr || !type->placement || interleaved[static_cast<size_t>(output.value)]) {
-      call.notes.push_back(c10::str("DataParallel: result ", call.results.size() - 1,
+    const auto value = known.size() == results.size() ? known[i] : kNoValue;
+    const auto placement = value == kNoValue || interleaved[static_cast<size_t>(value)]
+                               ? std::nullopt
+                               : analysed->type(value).placement;
+    if (!placement || results[i] == kNoValue) {
+      call.notes.push_back(c10::str("DataParallel: result ", i,
                                     " has no placement, and is returned as a plain tensor"));
       continue;
     }
-    result = ResultPlacement{*type->placement, type->sizes};
-    if (type->placement->is_shard())  // ranks come with batches of one size
-      result->sizes[static_cast<size_t>(type->placement->dim())] *= call.mesh.size();
+    result = ResultPlacement{*placement, graph.type(results[i]).sizes};
+    if (placement->is_shard())  // ranks come with batches of one size
+      result->sizes[static_cast<size_t>(placement->dim())] *= call.mesh.size();
   }
 }
 
@@ -154,7 +182,7 @@ DeviceMesh DataParallel::mesh(c10::DeviceType device) const {
 }
 
 bool DataParallel::takes_uneven_batches() const {
-  return options_.semantics == DataParallelSemantics::OneDevice;
+  return options_.semantics == DataParallelSemantics::OneDevice && options_.uneven_batches;
 }
 
 std::optional<int64_t> DataParallel::batch_dim_of(size_t argument) const {
@@ -168,39 +196,36 @@ std::optional<int64_t> DataParallel::batch_dim_of(size_t argument) const {
 
 void DataParallel::prepare(ParallelCall& call) const {
   std::vector<int64_t> lengths;  // -1: no batch
+  std::vector<int> dims;         // likewise
   std::optional<size_t> first;
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     const auto& tensor = call.arguments[i];
     lengths.push_back(-1);
+    dims.push_back(-1);
     const auto wanted = tensor.defined() ? batch_dim_of(i) : std::nullopt;
     if (!wanted) continue;
     const auto name = c10::str(kArgument, i);
-    lengths[i] = tensor.size(checked_dim(name, tensor.sizes(), *wanted));
+    const auto dim = checked_dim(name, tensor.sizes(), *wanted);
+    dims[i] = static_cast<int>(dim);
+    lengths[i] = tensor.size(dim);
     if (!first) first = i;
     TORCH_CHECK_VALUE(lengths[i] == lengths[*first], "DataParallel: expected ", lengths[*first],
                       " samples in ", name, ", as in argument ", *first, ", got ", lengths[i],
                       " along dimension ", *wanted, " of its sizes ", tensor.sizes(),
                       "; give another input_batch_dim, or input_batch_dims for each tensor");
   }
-  if (options_.semantics == DataParallelSemantics::PerRank) return;
-  const auto all = gather_lengths(lengths, call.mesh);
-  std::vector<int> dims;
-  for (size_t i = 0; i < lengths.size(); ++i)
-    dims.push_back(lengths[i] < 0 ? -1
-                                  : static_cast<int>(checked_dim("", call.arguments[i].sizes(),
-                                                                 *batch_dim_of(i))));
-  require_same_kinds(call.arguments, dims, call.mesh);
-  call.batch_sizes.assign(lengths.size(), {});
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    call.captured.push_back(call.arguments[i]);
-    if (lengths[i] < 0) continue;
-    call.batch_sizes[i] = all[i];
-    const auto& tensor = call.arguments[i];
-    const auto dim = checked_dim("", tensor.sizes(), *batch_dim_of(i));
-    int64_t length = 0;
-    for (const auto each : all[i]) length += each;
-    call.captured[i] = enlarged(tensor, dim, length);
+  if (options_.semantics == DataParallelSemantics::PerRank) {
+    // Sizes of 1 don't show where one sample is.
+    if (first && lengths[*first] < 2) call.probe = resized(call.arguments, dims, kProbe);
+    return;
   }
+  const auto all = gather_lengths(lengths, call.mesh);
+  require_same_kinds(call.arguments, dims, call.mesh);
+  int64_t length = 0;
+  for (size_t i = 0; i < lengths.size(); ++i)
+    call.batch_sizes.push_back(lengths[i] < 0 ? std::vector<int64_t>() : all[i]);
+  if (first) length = std::accumulate(all[*first].begin(), all[*first].end(), int64_t{0});
+  call.captured = resized(call.arguments, dims, length);
 }
 
 void DataParallel::place_arguments(Graph& graph) const {
@@ -223,6 +248,27 @@ bool DataParallel::shards(const Graph& graph, ParallelCall& call) const {
   return call.chosen == "fully_shard";
 }
 
+void DataParallel::analyse(Graph& graph, ParallelCall& call) const {
+  const auto& why_not = call.why_not_probed;
+  const bool is_probed = !call.probe.empty() && why_not.empty();
+  auto& analysed = is_probed ? call.probed : graph;
+  if (is_probed) place_arguments(analysed);
+  auto found = compiler::find_batch_dims(analysed, call.mesh, /*refuses_one=*/!why_not.empty());
+  if (!why_not.empty()) {
+    const auto what = c10::str("whether samples are mixed, since this rank has one sample and the ",
+                               "step does not take ", kProbe, ": ", why_not);
+    TORCH_CHECK_VALUE(options_.on_mix != OnMix::Error,
+                      "DataParallel: expected a step that takes any number of samples ",
+                      "(on_mix = Error), but it can't be told ", what,
+                      "; give another input_batch_dim, or more samples");
+    call.notes.push_back("DataParallel: it can't be told " + what);
+    found.mixes.clear();
+  }
+  tell(analysed, found.mixes, options_.on_mix, call);
+  if (options_.returns_dtensors)
+    place_results(graph, why_not.empty() ? &analysed : nullptr, found.interleaved, call);
+}
+
 void DataParallel::partition(Graph& graph, const DeviceMesh& mesh) const {
   ParallelCall call{.mesh = mesh, .arguments = {}};
   partition(graph, call);
@@ -236,9 +282,7 @@ void DataParallel::partition(Graph& graph, ParallelCall& call) const {
                                           {.shards = is_sharded,
                                            .returns_dtensors = options_.returns_dtensors,
                                            .on_mix = options_.on_mix});
-  const auto found = compiler::find_batch_dims(graph, call.mesh);
-  tell(graph, found.mixes, options_.on_mix, call);
-  if (options_.returns_dtensors) place_results(graph, found.interleaved, call);
+  analyse(graph, call);
   compiler::expand_to_spmd(graph, {.group = call.mesh.group()->getGroupName(),
                                    .ranks = call.mesh.size(),
                                    .rank = call.mesh.local_rank(),

@@ -58,7 +58,7 @@ class Expansion {
   void run() {
     check_updates(graph_, locality_);
     const size_t count = graph_.value_count();
-    for (size_t i = 0; i < count; ++i) wholes_.push_back(graph_.type(static_cast<ValueId>(i)));
+    for (size_t i = 0; i < count; ++i) unsharded_.push_back(graph_.type(static_cast<ValueId>(i)));
     known_.resize(count);
     for (const auto& input : graph_.inputs) place_input(input);
     for (auto& node : std::exchange(graph_.nodes, {})) expand(std::move(node));
@@ -77,7 +77,7 @@ class Expansion {
 
   Known& at(ValueId value) { return known_.at(static_cast<size_t>(value)); }
   const ValueType& whole_type(ValueId value) const {
-    return wholes_.at(static_cast<size_t>(value));
+    return unsharded_.at(static_cast<size_t>(value));
   }
   const Sizes& sizes_of(ValueId value) const { return whole_type(value).sizes; }
   ValueId current(ValueId value) { return at(value).value == kNoValue ? value : at(value).value; }
@@ -168,7 +168,8 @@ class Expansion {
     }
     const bool is_alike = !any_of(beside_lists(node, places),
                                   [&](ValueId value) { return locality_.is_local(value); });
-    std::vector<const Sizes*> cut;  // by place: the sizes that are cut, null if it works on wholes
+    std::vector<const Sizes*>
+        cut;  // by place: the sizes that are cut, null if it works on unsharded ones
     for (const auto& place : places) {
       cut.push_back(is_alike && works_on_shards(place) ? common_sizes(place) : nullptr);
       const auto kind = class_of_results(place.operands);
@@ -239,7 +240,7 @@ class Expansion {
   const SpmdSettings& settings_;
   const Locality locality_;
   SpmdBuilder build_;
-  std::vector<ValueType> wholes_;  // of the values of the step of one rank
+  std::vector<ValueType> unsharded_;  // of the values of the step of one rank
   std::vector<Known> known_;
 };
 

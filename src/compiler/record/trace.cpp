@@ -1,4 +1,4 @@
-#include "compiler/record/follower.h"
+#include "compiler/record/trace.h"
 
 #include "compiler/ir/difference.h"
 #include "compiler/ir/operators.h"
@@ -40,7 +40,7 @@ c10::IValue fake_result(const c10::Argument& declared,
 
 }  // namespace
 
-bool Path::is_same(const Path& other) const {
+bool Trace::is_same(const Trace& other) const {
   if (graph.value_count() != other.graph.value_count() || alive != other.alive) return false;
   for (size_t i = 0; i < graph.value_count(); ++i) {
     const auto value = static_cast<ValueId>(i);
@@ -50,21 +50,22 @@ bool Path::is_same(const Path& other) const {
                     [](const auto& left, const auto& right) { return same(left, right); });
 }
 
-bool Follower::goes_on(const Path& path, const RecordedCall& call) const {
-  if (next_ >= path.calls.size() || graph_->value_count() > path.graph.value_count()) return false;
+bool TraceMatcher::matches(const Trace& trace, const RecordedCall& call) const {
+  if (next_ >= trace.calls.size() || graph_->value_count() > trace.graph.value_count())
+    return false;
   // What it reads for the first time has the same sizes.
   for (size_t i = checked_; i < graph_->value_count(); ++i) {
     const auto value = static_cast<ValueId>(i);
-    if (graph_->type(value) != path.graph.type(value)) return false;
+    if (graph_->type(value) != trace.graph.type(value)) return false;
   }
-  return same(path.calls[next_], call);
+  return same(trace.calls[next_], call);
 }
 
-bool Follower::serve(const c10::OperatorHandle& op, const RecordedCall& call,
-                     torch::jit::Stack& stack) {
-  std::erase_if(paths_, [&](const Path* path) { return !goes_on(*path, call); });
-  if (paths_.empty()) return false;
-  const auto& known = paths_.front()->calls[next_++];
+bool TraceMatcher::serve(const c10::OperatorHandle& op, const RecordedCall& call,
+                         torch::jit::Stack& stack) {
+  std::erase_if(traces_, [&](const Trace* trace) { return !matches(*trace, call); });
+  if (traces_.empty()) return false;
+  const auto& known = traces_.front()->calls[next_++];
   checked_ = graph_->value_count();
   const auto& schema = op.schema();
   const size_t base = stack.size() - schema.arguments().size();
@@ -85,17 +86,17 @@ bool Follower::serve(const c10::OperatorHandle& op, const RecordedCall& call,
   return true;
 }
 
-void Follower::stop() {
-  is_following_ = false;
+void TraceMatcher::stop() {
+  is_matching_ = false;
   stopped_();
 }
 
-const Path* Follower::arrived(const std::vector<LiveMemory>& alive) const {
-  for (const auto* path : paths_) {
-    if (path->calls.size() != next_ || path->alive.size() != alive.size()) continue;
-    if (std::equal(alive.begin(), alive.end(), path->alive.begin(),
+const Trace* TraceMatcher::completed(const std::vector<LiveMemory>& alive) const {
+  for (const auto* trace : traces_) {
+    if (trace->calls.size() != next_ || trace->alive.size() != alive.size()) continue;
+    if (std::equal(alive.begin(), alive.end(), trace->alive.begin(),
                    [](const auto& held, ValueId value) { return held.value == value; }))
-      return path;
+      return trace;
   }
   return nullptr;
 }

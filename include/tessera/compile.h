@@ -5,6 +5,7 @@
 #include <tessera/compile/config.h>
 #include <tessera/compile/graph.h>
 #include <tessera/compile/last_train_step.h>
+#include <tessera/compile/layout.h>
 #include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
@@ -145,6 +146,13 @@ std::string explain(const Compiled<F>& compiled) {
 template <class F>
 std::string generated_code(const Compiled<F>& compiled) {
   return compiled.step().generated_code();
+}
+
+/// The graph of that program, as Graph::parse reads it; empty before it exists. Written to a file
+/// it is what `tessera inspect --program` draws.
+template <class F>
+std::string program_graph(const Compiled<F>& compiled) {
+  return compiled.step().program_graph();
 }
 
 }  // namespace tessera

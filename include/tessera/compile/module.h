@@ -23,6 +23,7 @@ class CompiledForward {
   void run(c10::function_ref<void()> forward);
   std::string explain() const;
   std::string generated_code() const;
+  std::string program_graph() const;
 
  private:
   struct Impl;
@@ -71,6 +72,7 @@ class CompiledModule {
   std::string generated_code() const { return forward_->generated_code(); }
 
  private:
+  std::string program_graph() const { return forward_->program_graph(); }
   static auto held(M& module) {
     if constexpr (kIsModule)
       return &module;
@@ -93,3 +95,8 @@ std::string generated_code(const CompiledModule<M>& compiled) {
 }
 
 }  // namespace tessera
+template <class M>
+std::string program_graph(const CompiledModule<M>& compiled) {
+  return compiled.program_graph();
+}
+

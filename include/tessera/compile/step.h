@@ -38,6 +38,7 @@ class Step {
 
   std::string explain() const;
   std::string generated_code() const;
+  std::string program_graph() const;
   const Graph* graph() const;
 
  private:

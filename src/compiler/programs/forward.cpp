@@ -56,3 +56,6 @@ std::string CompiledForward::generated_code() const {
 }
 
 }  // namespace tessera::detail
+std::string CompiledForward::program_graph() const {
+  return impl_->graph.nodes.empty() ? "" : impl_->graph.str();
+}

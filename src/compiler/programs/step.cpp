@@ -388,6 +388,11 @@ const Graph* Step::graph() const {
   const auto* last = impl_->variants.latest(&Variant::is_ready);
   return last == nullptr ? nullptr : &last->graph();
 }
+std::string Step::program_graph() const {
+  const auto* last = graph();
+  return last == nullptr ? "" : last->str();
+}
+
 
 }  // namespace detail
 }  // namespace tessera

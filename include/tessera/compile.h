@@ -45,7 +45,7 @@ class Compiled {
   }
 
   /// What was captured, what was not and why, and why it was captured again.
-  std::string explain() const { return step_->explain(); }
+  std::string explain(const ExplainOptions& options = {}) const { return step_->explain(options); }
   const detail::Step& step() const { return *step_; }
 
  private:
@@ -138,8 +138,8 @@ CompiledModule<std::remove_cvref_t<M>> compile(M&& module, CompileOptions option
 
 /// What was captured, what was not and why, and why it was captured again.
 template <class F>
-std::string explain(const Compiled<F>& compiled) {
-  return compiled.explain();
+std::string explain(const Compiled<F>& compiled, const ExplainOptions& options = {}) {
+  return compiled.explain(options);
 }
 
 /// The program of the last capture, for a reader; empty before it exists.

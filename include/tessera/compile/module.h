@@ -21,7 +21,7 @@ class CompiledForward {
   ~CompiledForward();
 
   void run(c10::function_ref<void()> forward);
-  std::string explain() const;
+  std::string explain(const ExplainOptions& options = {}) const;
   std::string generated_code() const;
   std::string program_graph() const;
 
@@ -68,11 +68,13 @@ class CompiledModule {
   auto* operator->() const { return &*module_; }
   explicit operator bool() const { return true; }
 
-  std::string explain() const { return forward_->explain(); }
+  std::string explain(const ExplainOptions& options = {}) const {
+    return forward_->explain(options);
+  }
   std::string generated_code() const { return forward_->generated_code(); }
+  std::string program_graph() const { return forward_->program_graph(); }
 
  private:
-  std::string program_graph() const { return forward_->program_graph(); }
   static auto held(M& module) {
     if constexpr (kIsModule)
       return &module;
@@ -85,8 +87,8 @@ class CompiledModule {
 };
 
 template <class M>
-std::string explain(const CompiledModule<M>& compiled) {
-  return compiled.explain();
+std::string explain(const CompiledModule<M>& compiled, const ExplainOptions& options = {}) {
+  return compiled.explain(options);
 }
 
 template <class M>
@@ -94,9 +96,9 @@ std::string generated_code(const CompiledModule<M>& compiled) {
   return compiled.generated_code();
 }
 
-}  // namespace tessera
 template <class M>
 std::string program_graph(const CompiledModule<M>& compiled) {
   return compiled.program_graph();
 }
 
+}  // namespace tessera

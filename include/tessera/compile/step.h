@@ -36,7 +36,7 @@ class Step {
                                c10::function_ref<std::vector<at::Tensor>()> run,
                                std::shared_ptr<const void>& form);
 
-  std::string explain() const;
+  std::string explain(const ExplainOptions& options = {}) const;
   std::string generated_code() const;
   std::string program_graph() const;
   const Graph* graph() const;

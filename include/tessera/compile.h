@@ -3,6 +3,7 @@
 #include <tessera/compile/backward.h>
 #include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
+#include <tessera/compile/explain.h>
 #include <tessera/compile/graph.h>
 #include <tessera/compile/last_train_step.h>
 #include <tessera/compile/layout.h>
@@ -46,6 +47,8 @@ class Compiled {
 
   /// What was captured, what was not and why, and why it was captured again.
   std::string explain(const ExplainOptions& options = {}) const { return step_->explain(options); }
+  std::string generated_code() const { return step_->generated_code(); }
+  std::string program_graph() const { return step_->program_graph(); }
   const detail::Step& step() const { return *step_; }
 
  private:
@@ -134,25 +137,6 @@ Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {
 template <nn::ModuleLike M>
 CompiledModule<std::remove_cvref_t<M>> compile(M&& module, CompileOptions options = {}) {
   return {module, std::move(options)};
-}
-
-/// What was captured, what was not and why, and why it was captured again.
-template <class F>
-std::string explain(const Compiled<F>& compiled, const ExplainOptions& options = {}) {
-  return compiled.explain(options);
-}
-
-/// The program of the last capture, for a reader; empty before it exists.
-template <class F>
-std::string generated_code(const Compiled<F>& compiled) {
-  return compiled.step().generated_code();
-}
-
-/// The graph of that program, as Graph::parse reads it; empty before it exists. Written to a file
-/// it is what `tessera inspect --program` draws.
-template <class F>
-std::string program_graph(const Compiled<F>& compiled) {
-  return compiled.step().program_graph();
 }
 
 }  // namespace tessera

@@ -32,7 +32,7 @@ class Roofline : public CodegenKernels {
     const auto power = steps.call("aten::exp", {Argument::of(y)});
     const auto half = steps.call("aten::_to_copy", {Argument::of(power), dtype(at::kHalf)});
     steps.result(half);
-    fuse_pointwise(steps.graph);
+    fuse(steps.graph);
     std::string why;
     const auto loaded = load_kernels(write_kernels(steps.graph), &why);
     EXPECT_TRUE(loaded) << why;

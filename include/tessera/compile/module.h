@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/compile/explain.h>
 #include <tessera/compile/options.h>
 #include <tessera/nn/module_ref.h>
 
@@ -85,20 +86,5 @@ class CompiledModule {
   mutable std::conditional_t<kIsModule, M*, M> module_;  // a holder is as good as a pointer
   std::shared_ptr<detail::CompiledForward> forward_;
 };
-
-template <class M>
-std::string explain(const CompiledModule<M>& compiled, const ExplainOptions& options = {}) {
-  return compiled.explain(options);
-}
-
-template <class M>
-std::string generated_code(const CompiledModule<M>& compiled) {
-  return compiled.generated_code();
-}
-
-template <class M>
-std::string program_graph(const CompiledModule<M>& compiled) {
-  return compiled.program_graph();
-}
 
 }  // namespace tessera

@@ -103,12 +103,4 @@ struct CompileOptions {
   std::string dump_folder = {};
 };
 
-struct ExplainOptions {
-  /// Runs each kernel of the last program a few times, on tensors of its own, and adds a line for
-  /// it: the bytes that it must move, the time it takes, and its share of what the device's memory
-  /// moves, measured by a copy. Takes about 0.2 s for a kernel on a CPU, and memory for the tensors
-  /// of one kernel and 384 MiB (on a GPU 768 MiB). The program does not run; nothing is sent.
-  bool time_kernels = false;
-};
-
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/compile/explain.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/step_arguments.h>
 

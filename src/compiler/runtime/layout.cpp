@@ -37,10 +37,7 @@ class LayoutBuilder {
     add_buffers();
     for (size_t i = 0; i < graph_.nodes.size(); ++i) add_instruction(i);
     layout_.outputs = listing_.outputs();
-    std::set<std::string> devices;
-    for (size_t value = 0; value < graph_.value_count(); ++value)
-      devices.insert(graph_.type(static_cast<ValueId>(value)).device.str());
-    layout_.devices.assign(devices.begin(), devices.end());
+    layout_.devices.assign(devices_.begin(), devices_.end());
     for (const auto& buffer : layout_.buffers) {
       if (buffer.is_input) layout_.input_bytes = add_bytes(layout_.input_bytes, buffer.bytes);
     }
@@ -85,6 +82,7 @@ class LayoutBuilder {
   Buffer& extend(ValueId value, size_t at = 0, bool allocates = true) {
     const auto [found, is_new] = numbers_.emplace(memory_.memory(value), layout_.buffers.size());
     const ValueType& type = graph_.type(value);
+    devices_.insert(type.device.str());
     if (is_new) {
       layout_.buffers.push_back({.name = listing_.name(value),
                                  .type = text_of(type),
@@ -162,6 +160,7 @@ class LayoutBuilder {
   MemoryAnalysis memory_;
   ProgramLayout layout_;
   std::unordered_map<size_t, size_t> numbers_;  // of buffers, by that of the memory
+  std::set<std::string> devices_;
 };
 
 }  // namespace

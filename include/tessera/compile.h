@@ -3,8 +3,10 @@
 #include <tessera/compile/backward.h>
 #include <tessera/compile/compiler.h>
 #include <tessera/compile/config.h>
+#include <tessera/compile/explain.h>
 #include <tessera/compile/graph.h>
 #include <tessera/compile/last_train_step.h>
+#include <tessera/compile/layout.h>
 #include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
@@ -44,7 +46,9 @@ class Compiled {
   }
 
   /// What was captured, what was not and why, and why it was captured again.
-  std::string explain() const { return step_->explain(); }
+  std::string explain(const ExplainOptions& options = {}) const { return step_->explain(options); }
+  std::string generated_code() const { return step_->generated_code(); }
+  std::string program_graph() const { return step_->program_graph(); }
   const detail::Step& step() const { return *step_; }
 
  private:
@@ -133,18 +137,6 @@ Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {
 template <nn::ModuleLike M>
 CompiledModule<std::remove_cvref_t<M>> compile(M&& module, CompileOptions options = {}) {
   return {module, std::move(options)};
-}
-
-/// What was captured, what was not and why, and why it was captured again.
-template <class F>
-std::string explain(const Compiled<F>& compiled) {
-  return compiled.explain();
-}
-
-/// The program of the last capture, for a reader; empty before it exists.
-template <class F>
-std::string generated_code(const Compiled<F>& compiled) {
-  return compiled.step().generated_code();
 }
 
 }  // namespace tessera

@@ -161,8 +161,8 @@ class ExactDraw : ShapesDraw {
 
   void add_unary() {
     const ValueId one = any();
-    constexpr const char* kOfFloats[] = {"aten::floor", "aten::ceil",       "aten::trunc",
-                                         "aten::round", "aten::reciprocal", "aten::neg"};
+    constexpr const char* kOfFloats[] = {"aten::floor", "aten::ceil", "aten::trunc", "aten::round",
+                                         "aten::neg"};
     constexpr const char* kOfNumbers[] = {"aten::neg", "aten::abs", "aten::relu", "aten::sign"};
     if (is_bool(one)) return keep(call("aten::logical_not", one));
     keep(call(is_float(one) && chance(50) ? pick(kOfFloats) : pick(kOfNumbers), one));
@@ -175,12 +175,19 @@ class ExactDraw : ShapesDraw {
     constexpr const char* kOfIntegers[] = {"aten::bitwise_and.Tensor", "aten::bitwise_xor.Tensor",
                                            "aten::mul.Tensor", "aten::add.Tensor"};
     constexpr const char* kOfNumbers[] = {"aten::add.Tensor", "aten::sub.Tensor", "aten::maximum",
-                                          "aten::minimum", "aten::div.Tensor"};
+                                          "aten::minimum"};
     if (is_bool(one) || is_bool(other)) return keep(call(pick(kOfBools), one, other, true));
     if (!is_float(one) && !is_float(other)) return keep(call(pick(kOfIntegers), one, other));
     // A GPU rounds a product and a sum that follows it once.
     if (device_.is_cpu() && chance(25)) return keep(call("aten::mul.Tensor", one, other));
+    if (chance(15)) return add_quotient(one, other);
     keep(call(pick(kOfNumbers), one, other));
+  }
+
+  /// Not by zero: which sign the larger of 0 and -0 has is anybody's choice.
+  void add_quotient(ValueId one, ValueId other) {
+    const ValueId divisor = with("aten::add.Scalar", call("aten::abs", other), 1);
+    keep(chance(30) ? call("aten::reciprocal", divisor) : call("aten::div.Tensor", one, divisor));
   }
 
   /// Bitwise operators take no floats.

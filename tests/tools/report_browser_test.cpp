@@ -20,8 +20,6 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using Strings = std::vector<std::string>;
 
-constexpr int kScriptSkips = 77;
-
 class ReportInBrowser : public ::testing::Test {
  protected:
   fs::path at(const std::string& name) const { return folder_.path() / name; }

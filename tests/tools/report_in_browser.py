@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Opens a page of `tessera report` in headless Chromium, moves the mouse over it and prints, as JSON, what a person
-would meet: errors, requests to the network, curves, tooltips. Prints `skipped: <reason>` and returns 77 without Chromium.
+"""Opens a page of `tessera report` or `tessera inspect --program` in headless Chromium, moves the mouse over it and
+prints, as JSON, what a person would meet: errors, requests to the network, curves, tooltips. Prints `skipped: <reason>` and returns 77 without Chromium.
 
     report_in_browser.py PAGE [--width 1280] [--dark] [--screenshot FILE]
 """
@@ -35,6 +35,7 @@ LOOK = """(() => {
     spans: count(".lanes [data-span]"), waits: count(".lanes .waits"), arrows: count(".lanes .arrow"),
     waitTable: text("#waits"), sharding: text("#sharding"), configuration: text("#configuration"),
     differences: [...document.querySelectorAll("tr.differs td:first-child")].map((each) => each.textContent),
+    buffers: count(".lanes [data-buffer]"), instructions: count("#flow tr[id]"),
     program: text("#program"), images: count("img"), hacked: String(window.hacked),
     sections: [...document.querySelectorAll("section")].filter((each) => !each.hidden).map((each) => each.id),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
@@ -171,6 +172,7 @@ def visit(browser, page, options):
     browser.evaluate('for (const each of document.querySelectorAll("details")) each.open = true')
     browser.evaluate("new Promise((done) => setTimeout(done, 50)) && 0")
     seen["openProgram"] = browser.evaluate('document.querySelector("#program pre")?.textContent ?? ""')
+    seen["openKernel"] = browser.evaluate('document.querySelector("#kernels pre")?.textContent ?? ""')
     if options.screenshot:
         browser.hover(seen["lossChart"] or {"x": 0, "y": 0, "width": 1, "height": 1}, 0.6)
         browser.evaluate("scrollTo(0, 0)")

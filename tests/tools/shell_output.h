@@ -8,6 +8,9 @@
 
 namespace tessera::test {
 
+/// What report_in_browser.py returns where there is no browser.
+constexpr int kScriptSkips = 77;
+
 struct ShellOutput {
   int exit_code;
   std::string text;  // of stdout

@@ -170,6 +170,12 @@ TEST(TrainJob, CompiledLeavesItsProgram) {
   const TrainingGround ground;
   ASSERT_TRUE(ground.train("run", {"--compile"}).status.ok());
   EXPECT_THAT(ground.read("run", "program.cpp"), HasSubstr("aten"));
+  const auto page = ground.run("page.html");
+  const auto drawn =
+      ground.call({ground.words("run")[0], "inspect", "--program", ground.run("run"), "-o", page});
+  EXPECT_TRUE(drawn.status.ok()) << drawn.output;
+  EXPECT_THAT(drawn.output, HasSubstr("run/program.txt, "));
+  EXPECT_TRUE(std::filesystem::exists(page));
 }
 
 TEST(TrainJob, ShowsOneLineOnATerminal) {

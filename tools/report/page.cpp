@@ -1,78 +1,25 @@
 #include "report/page.h"
 
+#include "report/html.h"
 #include "report/page_data.h"
-
-#include <string_view>
 
 namespace tessera::report {
 namespace {
-
-/// JSON inside a <script>: with no '<' in it nothing can end the element or open a comment.
-std::string script_json(const nlohmann::ordered_json& value) {
-  const std::string text =
-      value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  std::string safe;
-  safe.reserve(text.size());
-  for (const char letter : text) {
-    if (letter == '<') {
-      safe += "\\u003c";
-    } else {
-      safe += letter;
-    }
-  }
-  return safe;
-}
-
-std::string escape_html(std::string_view text) {
-  std::string safe;
-  for (const char letter : text) {
-    switch (letter) {
-      case '<':
-        safe += "&lt;";
-        break;
-      case '>':
-        safe += "&gt;";
-        break;
-      case '&':
-        safe += "&amp;";
-        break;
-      case '"':
-        safe += "&quot;";
-        break;
-      default:
-        safe += letter;
-    }
-  }
-  return safe;
-}
 
 std::string title_of(const std::vector<Run>& runs) {
   if (runs.size() == 1) return runs[0].name + " · Tessera";
   return std::to_string(runs.size()) + " runs · Tessera";
 }
 
-/// Each mark is looked for behind the text of the last one, never inside it.
-std::string fill(std::string_view page,
-                 std::initializer_list<std::pair<std::string_view, std::string_view>> texts) {
-  std::string filled;
-  for (const auto& [mark, text] : texts) {
-    const auto at = page.find(mark);
-    filled += page.substr(0, at);
-    filled += text;
-    page.remove_prefix(at + mark.size());
-  }
-  filled += page;
-  return filled;
-}
-
 }  // namespace
 
 std::string make_page(const std::vector<Run>& runs) {
-  const PageSources sources = page_sources();
-  return fill(sources.html, {{"{{title}}", escape_html(title_of(runs))},
-                             {"{{style}}", sources.style},
-                             {"{{data}}", script_json(page_data(runs))},
-                             {"{{script}}", sources.script}});
+  return write_page({.title = title_of(runs),
+                     .command = "tessera report",
+                     .sections = {"notes", "summary", "curves", "sample", "timeline", "sharding",
+                                  "configuration", "program"},
+                     .data = page_data(runs),
+                     .script = report_script()});
 }
 
 }  // namespace tessera::report

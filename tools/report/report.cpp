@@ -25,8 +25,9 @@ struct ReportOptions {
 };
 
 // What a run folder holds that nobody can make anew.
-constexpr const char* kRunFiles[] = {"metrics.jsonl", "config.json", "run.json",
-                                     "timeline.json", "program.cpp", "sample.txt"};
+constexpr const char* kRunFiles[] = {"metrics.jsonl",    "config.json", "run.json",
+                                     "timeline.json",    "program.cpp", "program.txt",
+                                     "program-part.txt", "sample.txt"};
 
 void check_output(const fs::path& output, const std::vector<Run>& runs) {
   if (fs::is_directory(output)) {

@@ -5,7 +5,8 @@
 namespace tessera::tool {
 
 void add_inspect_command(CLI::App& app, CommandLine& /*line*/) {
-  auto* inspect = app.add_subcommand("inspect", "List what a checkpoint, a file or a run holds");
+  auto* inspect = app.add_subcommand(
+      "inspect", "List what a checkpoint, a file or a run holds; draw a compiled program");
   inspect->set_help_flag();  // all its words are the program's
   inspect->allow_extras();
   inspect->callback([inspect] {

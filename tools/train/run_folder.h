@@ -22,7 +22,8 @@ enum class Start {
 ///   checkpoints/step-000100    see docs/checkpoints.md
 ///   events/                    for TensorBoard
 ///   timeline.json, trace.json  where the time of some steps went, for Perfetto and the report
-///   program.cpp                of a compiled step
+///   program.cpp, program.txt   of a compiled step: for a reader, and for tessera inspect
+///   program-part.txt           the same of all parts of a batch but the last
 /// A lock keeps a second job out of it; who may not write to the folder can't hold it.
 class RunFolder {
  public:

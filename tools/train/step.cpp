@@ -18,6 +18,14 @@ AutocastOptions autocast_of(const Settings& settings) {
           .enabled = settings.precision != "fp32"};
 }
 
+/// `part`: of all parts of a batch but the last; empty if there is one part.
+std::map<std::string, std::string> files_of(std::string code, std::string graph, std::string part) {
+  std::map<std::string, std::string> files = {{"program.cpp", std::move(code)}};
+  if (!graph.empty()) files["program.txt"] = std::move(graph);
+  if (!part.empty()) files["program-part.txt"] = std::move(part);
+  return files;
+}
+
 }  // namespace
 
 TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings,
@@ -35,7 +43,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
   last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
     return finish(run_part(tokens, targets, scale), sum);
   };
-  program_ = [] { return std::string(); };
+  program_files_ = [] { return std::map<std::string, std::string>(); };
   if (!settings.compile) return;
   auto part = compile(part_, {.module = model_});
   part_ = part;
@@ -43,12 +51,15 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
     last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
       return finish(part_(tokens, targets, scale), sum);
     };
-    program_ = [part] { return generated_code(part); };
+    program_files_ = [part] { return files_of(generated_code(part), program_graph(part), ""); };
     return;
   }
   auto last = compile(last_, {.module = model_, .optimizer = optimizer});
   last_ = last;
-  program_ = [part, last] { return generated_code(part) + "\n" + generated_code(last); };
+  program_files_ = [part, last] {
+    return files_of(generated_code(part) + "\n" + generated_code(last), program_graph(last),
+                    program_graph(part));
+  };
 }
 
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
@@ -126,6 +137,6 @@ at::Tensor TrainStep::evaluate(const Batch& batch) {
   return next_token_loss(model_(batch.tokens), batch.targets);
 }
 
-std::string TrainStep::program() const { return program_(); }
+std::map<std::string, std::string> TrainStep::program_files() const { return program_files_(); }
 
 }  // namespace tessera::train

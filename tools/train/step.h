@@ -8,6 +8,7 @@
 #include "train/model.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -29,8 +30,9 @@ class TrainStep {
   /// Without gradients.
   at::Tensor evaluate(const Batch& batch);
 
-  /// Its text; empty unless compiled.
-  std::string program() const;
+  /// What a run folder keeps of the programs, by name: their text and, for `tessera inspect
+  /// --program`, their graphs. None unless compiled.
+  std::map<std::string, std::string> program_files() const;
   optim::GradScaler& scaler() { return scaler_; }
 
  private:
@@ -54,7 +56,7 @@ class TrainStep {
   optim::GradScaler scaler_;
   Part part_;
   Last last_;
-  std::function<std::string()> program_;
+  std::function<std::map<std::string, std::string>()> program_files_;
 };
 
 }  // namespace tessera::train

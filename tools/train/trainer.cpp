@@ -83,7 +83,8 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
 
 void Trainer::record_start(Start start) {
   // Those of an earlier start tell of other ranks; this one writes them anew if it gets that far.
-  for (const char* name : {"timeline.json", "trace.json", "program.cpp"}) {
+  for (const char* name :
+       {"timeline.json", "trace.json", "program.cpp", "program.txt", "program-part.txt"}) {
     if (start != Start::New) journal_.remove(name);
   }
   const auto facts = facts_of(model_, layout_, batches_, origin_.command);
@@ -185,8 +186,9 @@ void Trainer::train_steps() {
     if (is_last) settle();
     if (is_recorded || (recordings.is_on() && is_last)) {
       recordings.end(step_here, journal_);
-      if (settings_.compile && !recordings.is_trace(step_here))
-        journal_.file("program.cpp", step_.program());
+      if (!recordings.is_trace(step_here)) {
+        for (const auto& [name, text] : step_.program_files()) journal_.file(name, text);
+      }
     }
     if (is_last || !issued_.empty()) continue;
     // After a step that was left out the model may be one that has come to nothing.

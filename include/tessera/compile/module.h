@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/compile/explain.h>
 #include <tessera/compile/options.h>
 #include <tessera/nn/module_ref.h>
 
@@ -21,8 +22,9 @@ class CompiledForward {
   ~CompiledForward();
 
   void run(c10::function_ref<void()> forward);
-  std::string explain() const;
+  std::string explain(const ExplainOptions& options = {}) const;
   std::string generated_code() const;
+  std::string program_graph() const;
 
  private:
   struct Impl;
@@ -67,8 +69,11 @@ class CompiledModule {
   auto* operator->() const { return &*module_; }
   explicit operator bool() const { return true; }
 
-  std::string explain() const { return forward_->explain(); }
+  std::string explain(const ExplainOptions& options = {}) const {
+    return forward_->explain(options);
+  }
   std::string generated_code() const { return forward_->generated_code(); }
+  std::string program_graph() const { return forward_->program_graph(); }
 
  private:
   static auto held(M& module) {
@@ -81,15 +86,5 @@ class CompiledModule {
   mutable std::conditional_t<kIsModule, M*, M> module_;  // a holder is as good as a pointer
   std::shared_ptr<detail::CompiledForward> forward_;
 };
-
-template <class M>
-std::string explain(const CompiledModule<M>& compiled) {
-  return compiled.explain();
-}
-
-template <class M>
-std::string generated_code(const CompiledModule<M>& compiled) {
-  return compiled.generated_code();
-}
 
 }  // namespace tessera

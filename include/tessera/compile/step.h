@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/compile/explain.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/step_arguments.h>
 
@@ -36,8 +37,9 @@ class Step {
                                c10::function_ref<std::vector<at::Tensor>()> run,
                                std::shared_ptr<const void>& form);
 
-  std::string explain() const;
+  std::string explain(const ExplainOptions& options = {}) const;
   std::string generated_code() const;
+  std::string program_graph() const;
   const Graph* graph() const;
 
  private:

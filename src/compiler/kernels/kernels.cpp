@@ -139,7 +139,7 @@ std::string KernelSources::text() const {
 KernelSources write_kernels(const Graph& graph) {
   KernelSources kernels;
   kernels.uses.resize(graph.nodes.size());
-  std::unordered_map<std::string, std::string> names;  // by device, operators and text
+  std::unordered_map<std::string, KernelSources::Use> written;  // by device, operators and text
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     if (node.op != kFused) continue;
@@ -148,17 +148,20 @@ KernelSources write_kernels(const Graph& graph) {
     if (source == kernels.sources.end())
       source = kernels.sources.insert(kernels.sources.end(), {.device = device});
     Kernel kernel = write_kernel(*node.body, device.type());
-    auto& name = names[device.str() + kernel.operators + kernel.text];
-    if (name.empty()) {
-      name =
-          kernel_prefix(device.type()) + kernel.operators + "_" + std::to_string(names.size() - 1);
+    auto& use = written[device.str() + kernel.operators + kernel.text];
+    if (use.name.empty()) {
+      use.name = kernel_prefix(device.type()) + kernel.operators + "_" +
+                 std::to_string(written.size() - 1);
+      use.source = static_cast<size_t>(source - kernels.sources.begin());
       source->definitions += "\n";
+      use.begin = source->definitions.size();
       for (const char character : kernel.text)
-        source->definitions += character == kKernelName ? name : std::string(1, character);
+        source->definitions += character == kKernelName ? use.name : std::string(1, character);
+      use.end = source->definitions.size();
     }
     kernel.text.clear();
-    kernels.uses[i] = {name, std::move(kernel),
-                       static_cast<size_t>(source - kernels.sources.begin())};
+    kernels.uses[i] = use;
+    kernels.uses[i]->kernel = std::move(kernel);
   }
   return kernels;
 }

@@ -20,6 +20,8 @@ struct KernelSources {
     std::string name;  // "cpp_fused_relu_mul_0"
     Kernel kernel;     // without its text
     size_t source;     // in `sources`
+    size_t begin;      // of its definition in that one's
+    size_t end;
   };
   struct Source {
     c10::Device device;
@@ -33,6 +35,9 @@ struct KernelSources {
 
   /// All that is compiled, for a reader.
   std::string text() const;
+  std::string definition(const Use& use) const {
+    return sources.at(use.source).definitions.substr(use.begin, use.end - use.begin);
+  }
 };
 KernelSources write_kernels(const Graph& graph);
 

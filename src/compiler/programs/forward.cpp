@@ -5,6 +5,7 @@
 #include "compiler/programs/pipeline.h"
 #include "compiler/programs/region.h"
 #include "compiler/runtime/listing.h"
+#include "compiler/runtime/roofline.h"
 
 #include <c10/util/Exception.h>
 
@@ -16,12 +17,14 @@ struct CompiledForward::Impl {
 
   torch::nn::Module& module;
   const CompileOptions options;
-  Graph graph;  // of the last program
+  Graph graph;                            // of the last program
+  std::vector<compiler::Launch> kernels;  // of it, by node
   std::unique_ptr<compiler::Region> region;
 
   Executable make(Graph graph) {
     auto prepared = compiler::prepare(std::move(graph), options);
     this->graph = prepared.graph;
+    kernels = prepared.kernels;
     return make_executable(std::move(prepared));
   }
 };
@@ -50,9 +53,17 @@ void CompiledForward::run(c10::function_ref<void()> forward) {
   impl_->region->run(forward);
 }
 
-std::string CompiledForward::explain() const { return impl_->region->explain(); }
+std::string CompiledForward::explain(const ExplainOptions& options) const {
+  auto text = impl_->region->explain();
+  if (options.time_kernels)
+    text += compiler::roofline_text(compiler::time_kernels(impl_->graph, impl_->kernels));
+  return text;
+}
 std::string CompiledForward::generated_code() const {
   return impl_->graph.nodes.empty() ? "" : compiler::program_text(impl_->graph);
+}
+std::string CompiledForward::program_graph() const {
+  return impl_->graph.nodes.empty() ? "" : impl_->graph.str();
 }
 
 }  // namespace tessera::detail

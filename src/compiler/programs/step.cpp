@@ -4,6 +4,7 @@
 #include "compiler/programs/pipeline.h"
 #include "compiler/programs/step_impl.h"
 #include "compiler/runtime/listing.h"
+#include "compiler/runtime/roofline.h"
 #include "replicate/roll_call.h"
 
 #include <c10/util/Exception.h>
@@ -370,18 +371,26 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   return results;
 }
 
-std::string Step::explain() const {
+std::string Step::explain(const ExplainOptions& options) const {
   auto text = impl_->variants.reasons.text();
   for (const auto& variant : impl_->variants) {
     if (const auto why = variant.why_not_replayed(); !why.empty())
       text += "not replayed as a CUDA graph: " + why + "\n";
   }
+  const auto* last = impl_->variants.latest(&Variant::is_ready);
+  if (options.time_kernels && last != nullptr)
+    text += compiler::roofline_text(compiler::time_kernels(last->graph(), last->kernels()));
   return text;
 }
 
 std::string Step::generated_code() const {
   const auto* last = graph();
   return last == nullptr ? "" : compiler::program_text(*last);
+}
+
+std::string Step::program_graph() const {
+  const auto* last = graph();
+  return last == nullptr ? "" : last->str();
 }
 
 const Graph* Step::graph() const {

@@ -186,8 +186,9 @@ void Variant::notice(const at::Tensor& parameter) {
 void Variant::accept(Graph graph, std::vector<Launch> kernels) {
   graph_ = std::move(graph);
   messages_ = signature_of(graph_);
-  parted_ = PartedProgram::make(graph_, kernels);
-  program_ = std::make_unique<Program>(graph_, std::move(kernels));
+  kernels_ = std::move(kernels);
+  parted_ = PartedProgram::make(graph_, kernels_);
+  program_ = std::make_unique<Program>(graph_, kernels_);
   program_->enable_replay(graph_);
   const auto input_of = [&](ValueId value) {
     const auto& inputs = graph_.inputs;

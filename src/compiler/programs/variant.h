@@ -56,6 +56,7 @@ class Variant {
   /// There is this parameter, too, of which nothing is known if the recording does not use it.
   void notice(const at::Tensor& parameter);
   const Graph& graph() const { return graph_; }
+  const std::vector<Launch>& kernels() const { return kernels_; }
   /// Names what the program sends to other ranks; see Agreement.
   int64_t messages() const { return messages_; }
   void name_messages(int64_t name) { messages_ = name; }
@@ -102,6 +103,7 @@ class Variant {
   std::unique_ptr<Program> program_;
   std::unique_ptr<PartedProgram> parted_;  // the same in two parts, if it can be
   Graph graph_;                            // as the program runs it
+  std::vector<Launch> kernels_;            // of it, by node
   int64_t messages_ = 0;
   std::vector<Target> targets_;  // by output
 };

@@ -4,6 +4,7 @@
 #include <tessera/optim.h>
 
 #include "train/batches.h"
+#include "train/compile_choice.h"
 #include "train/measured.h"
 #include "train/model.h"
 
@@ -31,6 +32,9 @@ class TrainStep {
 
   /// Its text; empty unless compiled.
   std::string program() const;
+  const CompileChoice& choice() const { return choice_; }
+  /// A line that says why it runs eagerly although it is to be compiled, once; empty otherwise.
+  std::string new_fallback();
   optim::GradScaler& scaler() { return scaler_; }
 
  private:
@@ -51,10 +55,12 @@ class TrainStep {
   optim::AdamW& optimizer_;
   const Settings& settings_;
   bool is_replicated_;
+  CompileChoice choice_;
+  bool has_told_fallback_ = false;
   optim::GradScaler scaler_;
   Part part_;
   Last last_;
-  std::function<std::string()> program_;
+  std::function<std::string()> program_, explanation_;  // empty unless compiled
 };
 
 }  // namespace tessera::train

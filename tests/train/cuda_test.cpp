@@ -115,6 +115,16 @@ TEST_F(TrainOnCuda, EndsBySignalWithItsLastStepSaved) {
   EXPECT_EQ(ground_.checkpoints("run").back(), name);
 }
 
+TEST_F(TrainOnCuda, CompilesByDefaultWhereItPays) {
+  const auto result = ground_.train("long", on_cuda({"--ranks", "1", "--steps", "500"}));
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(", compiled"));
+  EXPECT_THAT(result.output, Not(HasSubstr("eager")));
+  EXPECT_THAT(ground_.read("long", "program.cpp"), HasSubstr("aten"));
+  const auto brief = ground_.train("brief", on_cuda({"--ranks", "1"}));
+  EXPECT_THAT(brief.output, HasSubstr("not compiled: compiling takes longer"));
+}
+
 TEST_F(TrainOnCuda, CompiledStepsAreOneProgramThatStays) {
   for (const Words& more : {Words{}, Words{"--precision", "bf16"}, Words{"--ranks", "2"}}) {
     auto words = on_cuda({"--steps", "24"});

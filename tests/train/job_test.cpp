@@ -178,6 +178,24 @@ TEST(TrainJob, CompiledLeavesItsProgram) {
   EXPECT_TRUE(std::filesystem::exists(page));
 }
 
+TEST(TrainJob, SaysWhyItIsNotCompiled) {
+  const TrainingGround ground;
+  const auto open = ground.train("open", {"--steps", "2"});
+  EXPECT_THAT(open.output, HasSubstr("runs eagerly, not compiled: steps of a GPT are not measured "
+                                     "to be faster so on a CPU; --compile compiles it"));
+  const auto told = ground.train("told", {"--steps", "2", "--no-compile"});
+  EXPECT_THAT(told.output, Not(HasSubstr("compile")));
+}
+
+TEST(TrainJob, SaysWhyACompiledStepFallsBackToEager) {
+  const TrainingGround ground;
+  const auto result = ground.train("run", {"--compile", "--comm-hook", "powersgd"});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  EXPECT_THAT(result.output, HasSubstr(", compiled"));
+  EXPECT_THAT(result.output, HasSubstr("\nfalls back to eager, since "));
+  EXPECT_THAT(ground.read("run", "metrics.jsonl"), HasSubstr("\"event\":\"eager\""));
+}
+
 TEST(TrainJob, ShowsOneLineOnATerminal) {
   const TrainingGround ground;
   auto words = ground.words("run", {"--steps", "3"});

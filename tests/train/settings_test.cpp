@@ -1,6 +1,7 @@
 // Flags and TOML files, without ranks.
 #include "support/random.h"
 #include "support/temporary_folder.h"
+#include "train/compile_choice.h"
 #include "train/settings_file.h"
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <random>
 
 namespace tessera::testing {
@@ -81,7 +83,8 @@ void expect_to_come_back(uint64_t seed,
     settings.lr = share(random);
     settings.min_lr = settings.lr * share(random);
     settings.seed = random() % (1 << 30);
-    settings.compile = random() % 2 == 0;
+    const auto drawn = random() % 3;
+    settings.compile = drawn == 0 ? std::nullopt : std::optional(drawn == 1);
     settings.mesh = "dp=2,tp=2";
     const auto text = to_toml(written.fields);
     const Line read(Words{"--config", write(text)});
@@ -120,13 +123,56 @@ TEST_F(TrainSettings, FlagsWinOverTheFileAndTheFileOverDefaults) {
       "parallel = \"fully_shard\"\n");
   const Line line(Words{"--config", file, "--steps", "40", "--no-compile"});
   EXPECT_EQ(line.settings.steps, 40);
-  EXPECT_FALSE(line.settings.compile);
+  EXPECT_EQ(line.settings.compile, false);
   EXPECT_TRUE(line.settings.skip_nonfinite);
   EXPECT_EQ(line.settings.lr, 1);
   EXPECT_EQ(line.settings.data, (Words{"a", "b"}));
   EXPECT_EQ(line.settings.parallel, "fully_shard");
   EXPECT_EQ(line.settings.width, Settings{}.width);
   EXPECT_EQ(Line(Words{"--config", file, "--data", "c"}).settings.data, Words{"c"});
+}
+
+TEST_F(TrainSettings, SayWhetherTheStepIsCompiled) {
+  const auto choice = [](Words words, int ranks = 1) {
+    return train::choose_compile(Line(words).settings, ranks);
+  };
+  const auto on_cuda = [&](Words words, int ranks = 1) {
+    words.insert(words.begin(), {"--device", "cuda"});
+    return choice(words, ranks);
+  };
+  EXPECT_TRUE(on_cuda({}).is_on);
+  EXPECT_TRUE(on_cuda({"--precision", "bf16"}).is_on);
+  EXPECT_EQ(on_cuda({}).why_not, "");
+  const std::pair<Words, const char*> left_out[] = {
+      {{"--steps", "499"}, "compiling takes longer than fewer than 500 steps save"},
+      {{"--precision", "fp16"}, "fp16"},
+      {{"--dropout", "0.1"}, "--dropout"},
+      {{"--accumulate", "2"}, "--accumulate"},
+      {{"--checkpoint-activations", "block"}, "--checkpoint-activations"}};
+  for (const auto& [words, why] : left_out) {
+    EXPECT_FALSE(on_cuda(words).is_on) << why;
+    EXPECT_THAT(on_cuda(words).why_not, HasSubstr(why));
+    auto told = words;
+    told.emplace_back("--compile");
+    EXPECT_TRUE(on_cuda(told).is_on) << why;
+    EXPECT_EQ(on_cuda(told).why_not, "");
+  }
+  EXPECT_FALSE(choice({}).is_on);
+  EXPECT_THAT(choice({}).why_not, HasSubstr("on a CPU"));
+  EXPECT_THAT(on_cuda({}, 2).why_not, HasSubstr("several ranks"));
+  EXPECT_FALSE(on_cuda({"--no-compile"}).is_on);
+  EXPECT_EQ(on_cuda({"--no-compile"}).why_not, "") << "as it was told";
+}
+
+TEST_F(TrainSettings, WithoutAWordLeaveCompilingOpen) {
+  EXPECT_EQ(Line().settings.compile, std::nullopt);
+  EXPECT_EQ(Line(Words{"--compile"}).settings.compile, true);
+  EXPECT_EQ(Line(Words{"--no-compile"}).settings.compile, false);
+  EXPECT_EQ(Line(Words{"--config", write("compile = \"auto\"")}).settings.compile, std::nullopt);
+  EXPECT_EQ(Line(Words{"--config", write("compile = \"auto\""), "--compile"}).settings.compile,
+            true);
+  EXPECT_THAT(to_toml(Line().fields), HasSubstr("compile = \"auto\""));
+  EXPECT_EQ(to_map(Line().fields).at("compile"), "auto");
 }
 
 TEST_F(TrainSettings, OfARunLeaveItsFolderOut) {
@@ -144,8 +190,8 @@ TEST_F(TrainSettings, OfAFileAreRefusedByLineAndKey) {
       {"steps = 3\nsteps = 4", "train.toml:2: expected TOML: "},
       {"steps = [3, 4]", "train.toml:1: steps: expected an integer, got an array"},
       {"steps = 3.5", "steps: expected an integer, got a float"},
-      {"compile = \"yes\"", "compile: expected true or false, got a string"},
-      {"compile = 1", "compile: expected true or false, got an integer"},
+      {"compile = \"yes\"", "compile: expected true, false or \"auto\", got a string"},
+      {"compile = 1", "compile: expected true, false or \"auto\", got an integer"},
       {"prompt = 3", "prompt: expected a string, got an integer"},
       {"data = [1]", "data: expected a string or an array of strings, got an array"},
       {"lr = \"0.1\"", "lr: expected a number, got a string"},

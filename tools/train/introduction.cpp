@@ -35,7 +35,8 @@ std::string place_of(const std::vector<UsedDevice>& devices) {
 
 std::vector<std::string> introduction(const Gpt& model, const Batches& batches,
                                       const Layout& layout, const std::vector<UsedDevice>& devices,
-                                      const Settings& settings, const std::string& folder) {
+                                      const Settings& settings, const CompileChoice& compile,
+                                      const std::string& folder) {
   char millions[32];
   std::snprintf(millions, sizeof millions, "%.2f M",
                 static_cast<double>(parameter_count(model)) / 1e6);
@@ -44,8 +45,11 @@ std::vector<std::string> introduction(const Gpt& model, const Batches& batches,
       std::string("GPT of ") + millions + " parameters (" + counted(settings.blocks, "block") +
           ", width " + std::to_string(settings.width) + "), " + counted(corpus.tokens(), "token") +
           " of text in " + counted(corpus.files(), "file"),
-      ranks_of(layout, settings) + place_of(devices) + (settings.compile ? ", compiled" : "") +
-          ", " + settings.precision + "; run folder " + folder};
+      ranks_of(layout, settings) + place_of(devices) + (compile.is_on ? ", compiled" : "") + ", " +
+          settings.precision + "; run folder " + folder};
+  if (!compile.why_not.empty())
+    lines.push_back("runs eagerly, not compiled: " + compile.why_not +
+                    "; --compile compiles it, --no-compile leaves this line out");
   if (const auto sharing = sharing_of(devices); !sharing.empty()) lines.push_back(sharing);
   return lines;
 }

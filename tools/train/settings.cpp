@@ -66,6 +66,12 @@ struct Flags {
   void add_switch(const char* name, bool& value, const char* help) const {
     fields.push_back({app.add_flag(name, value, help)->group(group), &value});
   }
+  /// By a function: CLI11 takes an optional for a counter and begins at 0.
+  void add_switch(const char* name, std::optional<bool>& value, const char* help) const {
+    auto* option =
+        app.add_flag_function(name, [&value](int64_t count) { value = count > 0; }, help);
+    fields.push_back({option->take_last()->group(group), &value});
+  }
 };
 
 void add_data(const Flags& flags, Settings& settings) {
@@ -127,8 +133,10 @@ void add_parallelism(const Flags& flags, Settings& settings) {
       ->check(mesh_text());
   choice("--parallel", settings.parallel, {"replicate", "fully_shard", "hybrid"},
          "What ranks along dp keep: copies, shards, or (hybrid) copies of shards");
-  flags.add_switch("--compile,!--no-compile", settings.compile,
-                   "Run the step as a compiled program [off]");
+  flags.add_switch(
+      "--compile,!--no-compile", settings.compile,
+      "Run the step as a compiled program [where it is known to be faster; a line says "
+      "why not]");
   choice("--checkpoint-activations", settings.checkpoint_activations,
          {"none", "block", "selective"},
          "What backward computes again: nothing, blocks, or all but matrix products");
@@ -183,6 +191,7 @@ void find_run(Settings& settings) {
 
 std::string text_of(const std::string& value) { return value; }
 std::string text_of(bool value) { return value ? "true" : "false"; }
+std::string text_of(std::optional<bool> value) { return value ? text_of(*value) : "auto"; }
 std::string text_of(const std::vector<std::string>& words) {
   std::string text;
   for (const auto& word : words) text += (text.empty() ? "" : " ") + word;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -34,7 +35,7 @@ struct Settings {
   int ranks = 2;
   std::string mesh;  // "dp=2,tp=2"; empty: all ranks along dp
   std::string parallel = "replicate";
-  bool compile = false;
+  std::optional<bool> compile;  // none: where it is known to be faster
   std::string checkpoint_activations = "none";
   std::string precision = "fp32";
   std::string attention = "auto";
@@ -60,7 +61,8 @@ std::vector<MeshDim> parse_mesh(const std::string& text);
 /// A setting that a file may hold: its flag, and where its value is.
 struct Field {
   CLI::Option* option;
-  std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::string*, std::vector<std::string>*>
+  std::variant<int*, int64_t*, uint64_t*, double*, bool*, std::optional<bool>*, std::string*,
+               std::vector<std::string>*>
       value;
   const std::string& name() const { return option->get_lnames().front(); }
 };

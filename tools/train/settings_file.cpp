@@ -24,6 +24,7 @@ struct Overloaded : F... {
 namespace fs = std::filesystem;
 
 constexpr size_t kLargestFile = 1 << 20;
+constexpr const char* kAuto = "auto";  // of a switch that is neither on nor off
 
 /// Keys that are flags, but mean one start and not a way to train.
 constexpr const char* kCommandLineAlone[] = {"config", "resume", "help"};
@@ -84,16 +85,17 @@ std::optional<std::string> text_for(const Field& field, const toml::node& node) 
     if (const auto* value = node.as_integer()) return std::to_string(value->get());
     return std::nullopt;
   };
+  const auto boolean = [&]() -> std::optional<std::string> {
+    if (const auto* value = node.as_boolean()) return value->get() ? "true" : "false";
+    return std::nullopt;
+  };
   return std::visit(Overloaded{[&](const double*) -> std::optional<std::string> {
                                  if (const auto* value = node.as_floating_point())
                                    return tool::number_text(value->get());
                                  return integer();
                                },
-                               [&](const bool*) -> std::optional<std::string> {
-                                 if (const auto* value = node.as_boolean())
-                                   return value->get() ? "true" : "false";
-                                 return std::nullopt;
-                               },
+                               [&](const bool*) { return boolean(); },
+                               [&](const std::optional<bool>*) { return boolean(); },
                                [&](const std::string*) -> std::optional<std::string> {
                                  if (const auto* value = node.as_string()) return value->get();
                                  return std::nullopt;
@@ -109,6 +111,7 @@ std::string expected_type(const Field& field) {
   return std::visit(
       Overloaded{[](const double*) { return "a number"; },
                  [](const bool*) { return "true or false"; },
+                 [](const std::optional<bool>*) { return "true, false or \"auto\""; },
                  [](const std::string*) { return "a string"; },
                  [](const std::vector<std::string>*) { return "a string or an array of strings"; },
                  [](const auto*) { return "an integer"; }},
@@ -137,6 +140,11 @@ void set(const Field& field, const toml::node& node, const std::string& place) {
     const auto found = texts_in(node);
     if (!found) refuse_type();
     **texts = *found;
+    return;
+  }
+  if (auto* const* flag = std::get_if<std::optional<bool>*>(&field.value);
+      flag != nullptr && node.value<std::string>() == kAuto) {
+    (*flag)->reset();
     return;
   }
   const auto text = text_for(field, node);
@@ -171,6 +179,13 @@ toml::table table_of(const Field& field) {
                         },
                         [&](const double* value) { table.insert(field.name(), *value); },
                         [&](const bool* value) { table.insert(field.name(), *value); },
+                        [&](const std::optional<bool>* value) {
+                          if (*value) {
+                            table.insert(field.name(), **value);
+                          } else {
+                            table.insert(field.name(), kAuto);
+                          }
+                        },
                         [&](const std::string* value) { table.insert(field.name(), *value); },
                         [&](const auto* value) {
                           table.insert(field.name(), static_cast<int64_t>(*value));

@@ -1,6 +1,7 @@
 #include "train/step.h"
 
 #include <tessera/autocast.h>
+#include <tessera/comm.h>
 #include <tessera/replicate.h>
 #include <tessera/trace.h>
 
@@ -9,6 +10,8 @@
 #include <torch/utils.h>
 
 #include <optional>
+#include <sstream>
+#include <string_view>
 
 namespace tessera::train {
 namespace {
@@ -34,6 +37,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
       optimizer_(optimizer),
       settings_(settings),
       is_replicated_(has_data_ranks && settings.parallel == "replicate"),
+      choice_(choose_compile(settings, world_size())),
       scaler_({.device = device_type_of(settings),
                .enabled = settings.precision == "fp16",
                .group = default_group()}) {
@@ -44,7 +48,8 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
     return finish(run_part(tokens, targets, scale), sum);
   };
   program_files_ = [] { return std::map<std::string, std::string>(); };
-  if (!settings.compile) return;
+  explanation_ = [] { return std::string(); };
+  if (!choice_.is_on) return;
   auto part = compile(part_, {.module = model_});
   part_ = part;
   if (scaler_.is_enabled()) {  // it looks at numbers, which a program can't
@@ -52,6 +57,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
       return finish(part_(tokens, targets, scale), sum);
     };
     program_files_ = [part] { return files_of(generated_code(part), program_graph(part), ""); };
+    explanation_ = [part] { return explain(part); };
     return;
   }
   auto last = compile(last_, {.module = model_, .optimizer = optimizer});
@@ -60,6 +66,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
     return files_of(generated_code(part) + "\n" + generated_code(last), program_graph(last),
                     program_graph(part));
   };
+  explanation_ = [part, last] { return explain(part) + explain(last); };
 }
 
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
@@ -89,7 +96,7 @@ StepValues TrainStep::run(const std::function<Batch()>& next_part) {
     // Shards add up as they are; unsharded gradients need not travel before the last part.
     std::optional<NoSync> no_sync;
     if (is_replicated_ && !is_last) no_sync.emplace(model_);
-    const Span span(SpanKind::Other, settings_.compile ? "program" : "part");
+    const Span span(SpanKind::Other, choice_.is_on ? "program" : "part");
     const auto scale = scaler_.scale(one);
     if (is_last) {
       const auto values = last_(batch->tokens, batch->targets, scale, sum);
@@ -138,5 +145,17 @@ at::Tensor TrainStep::evaluate(const Batch& batch) {
 }
 
 std::map<std::string, std::string> TrainStep::program_files() const { return program_files_(); }
+
+std::string TrainStep::new_fallback() {
+  if (!choice_.is_on || has_told_fallback_) return "";
+  constexpr std::string_view kSaid = "runs eagerly: ";  // how a line of explain() begins
+  std::istringstream lines(explanation_());
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with(kSaid)) continue;
+    has_told_fallback_ = true;
+    return "falls back to eager, since " + line.substr(kSaid.size());
+  }
+  return "";
+}
 
 }  // namespace tessera::train

@@ -4,6 +4,7 @@
 #include <tessera/optim.h>
 
 #include "train/batches.h"
+#include "train/compile_choice.h"
 #include "train/measured.h"
 #include "train/model.h"
 
@@ -33,6 +34,9 @@ class TrainStep {
   /// What a run folder keeps of the programs, by name: their text and, for `tessera inspect
   /// --program`, their graphs. None unless compiled.
   std::map<std::string, std::string> program_files() const;
+  const CompileChoice& choice() const { return choice_; }
+  /// A line that says why it runs eagerly although it is to be compiled, once; empty otherwise.
+  std::string new_fallback();
   optim::GradScaler& scaler() { return scaler_; }
 
  private:
@@ -53,10 +57,13 @@ class TrainStep {
   optim::AdamW& optimizer_;
   const Settings& settings_;
   bool is_replicated_;
+  CompileChoice choice_;
+  bool has_told_fallback_ = false;
   optim::GradScaler scaler_;
   Part part_;
   Last last_;
   std::function<std::map<std::string, std::string>()> program_files_;
+  std::function<std::string()> explanation_;  // empty unless compiled
 };
 
 }  // namespace tessera::train

@@ -75,7 +75,8 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
       devices_(used_devices(device_)),
       peak_flops_(peak_of(devices_, settings.precision)) {
-  for (const auto& line : introduction(model_, batches_, layout_, devices_, settings, folder))
+  for (const auto& line :
+       introduction(model_, batches_, layout_, devices_, settings, step_.choice(), folder))
     journal_.say(line);
   if (start == Start::Resume || start == Start::Restart) resume(start);
   if (!has_nothing_to_do_) record_start(start);
@@ -176,6 +177,8 @@ void Trainer::train_steps() {
       recordings.begin(step_here);
     }
     issued_.push_back(issue_step());
+    if (const auto fallback = step_.new_fallback(); !fallback.empty())
+      journal_.event("eager", step, fallback);
     const bool is_last_step = step >= settings_.steps;
     if (!is_last_step) prefetch();
     const bool is_recorded = recordings.end_with(step_here, is_last_step);
@@ -186,7 +189,7 @@ void Trainer::train_steps() {
     if (is_last) settle();
     if (is_recorded || (recordings.is_on() && is_last)) {
       recordings.end(step_here, journal_);
-      if (!recordings.is_trace(step_here)) {
+      if (step_.choice().is_on && !recordings.is_trace(step_here)) {
         for (const auto& [name, text] : step_.program_files()) journal_.file(name, text);
       }
     }

@@ -128,7 +128,7 @@ std::vector<ValueId> overwritable_inputs(const Graph& graph) {
     auto free = ended[i];
     for (size_t k = 0; k < outputs.size(); ++k) {
       const ValueType& type = graph.type(outputs[k]);
-      if (!type.device.is_cuda() || !is_dense(type)) continue;
+      if (!has_row_kernels(type.device) || !is_dense(type)) continue;
       const auto found = std::ranges::find_if(free, [&](ValueId value) {
         const auto input = static_cast<size_t>(std::ranges::find(used, value) - used.begin());
         return input < used.size() && same_layout(graph.type(value), type) &&

@@ -99,8 +99,8 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
   if (options.backend == "codegen") {
     if (collected != nullptr) collected->push_back(program_text(prepared.graph));
     const auto sources = write_kernels(prepared.graph);
-    counters()["distinct_kernels"] = sources.distinct();
     auto loaded = load_kernels(sources, &prepared.why_interpreted);
+    counters()["distinct_kernels"] = loaded ? sources.distinct() : 0;
     if (loaded) {
       prepared.kernels = std::move(*loaded);
     } else {

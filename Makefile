@@ -67,7 +67,7 @@ bench: build  ## measures; tables go into benchmarks/results
 	  --peer eager --csv $(RESULTS)-train-compile-2ranks.csv
 	build/release/bin/tessera bench train --ranks 1 --jobs mlp,net2000,gpt --modes eager,compile \
 	  --peer pytorch,pytorch_malloc,pytorch_compile --csv $(RESULTS)-train-1rank.csv
-	build/release/bin/tessera bench compile --csv $(RESULTS)-compile.csv
+	build/release/bin/tessera bench compile --peer pytorch --csv $(RESULTS)-compile.csv
 	build/release/bin/tessera bench save --csv $(RESULTS)-save.csv
 	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv

@@ -1,15 +1,15 @@
 // How long does it take until a step runs as a program? The gpt of several depths with AdamW, from
 // the first call to the first that runs the program: recordings, passes, code and its compilation,
-// less what the calls would have taken as they are. Kernels are compiled anew, in a folder of their
-// own.
+// less what the calls would have taken eagerly; with an empty cache, and in the next process.
+// Against torch.compile of the same model.
 //
 // And what does a program add to its operators? A chain of tiny ones, run as a program, against the
 // same ones called in a loop, below autograd.
 #include <tessera/compile.h>
-#include <tessera/optim.h>
 
-#include "jobs.h"
+#include "compile_ready.h"
 #include "numbers.h"
+#include "private_cache.h"
 #include "statistics.h"
 #include "table.h"
 
@@ -17,9 +17,9 @@
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 
 namespace {
@@ -29,32 +29,18 @@ using namespace tessera::benchmarks;
 using Clock = std::chrono::steady_clock;
 
 struct Settings {
-  std::vector<int> blocks = {6, 12, 24, 48};
+  std::vector<std::string> devices = {"cpu"};
+  std::vector<std::string> peers;
+  std::vector<int> blocks = {2, 6, 12};
   int repeats = 3;
   int nodes = 1000;
   std::string csv;
+  std::string measure;  // of a process that was started for it: eager, compile
 };
 
-/// An empty folder for kernels, while it lives.
-class FreshCache {
- public:
-  FreshCache() {
-    auto name = (std::filesystem::temp_directory_path() / "tessera-bench-XXXXXX").string();
-    TORCH_CHECK(mkdtemp(name.data()) != nullptr, "bench compile: no folder like ", name,
-                " could be made; set TMPDIR to one that can be written");
-    path_ = name;
-    setenv("TESSERA_CACHE", name.c_str(), /*overwrite=*/1);
-  }
-  ~FreshCache() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  FreshCache(const FreshCache&) = delete;
-  FreshCache& operator=(const FreshCache&) = delete;
-
- private:
-  std::filesystem::path path_;
-};
+c10::DeviceType type_of(const std::string& device) {
+  return device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+}
 
 template <class F>
 double seconds(const F& work) {
@@ -63,52 +49,28 @@ double seconds(const F& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-struct Times {
-  double ready;  // until a program runs, without the steps themselves
-  double eager, compiled;
-};
-
-Times measure(int blocks) {
-  const FreshCache cache;
-  auto job = make_gpt(/*rank=*/0, blocks);
-  optim::AdamW optimizer(job.model->parameters(), {.fused = true});
-  const auto step = [&] {
-    auto loss = job.loss(job.forward());
-    loss.backward();
-    optimizer.step();
-    optimizer.zero_grad();
-    return loss;
-  };
-  step();
-  const double eager = seconds(step);
-  counters().clear();
-  auto compiled = compile(step, {.module = *job.model, .optimizer = optimizer});
-  constexpr int kMostCalls = 6;
-  int calls = 0;
-  const double until_ready = seconds([&] {
-    while (counters()["graphs"] == 0 && calls++ < kMostCalls) compiled();
-  });
-  TORCH_CHECK(counters()["graphs"] == 1, "bench compile: expected a program after ", kMostCalls,
-              " calls, got:\n", explain(compiled));
-  compiled();
-  return {until_ready - calls * eager, eager, seconds([&] { compiled(); })};
-}
-
 void tell_ready(const Settings& settings) {
   Table table("compile", settings.csv);
-  table.add("job,blocks,ready_s,ready_s_per_block,eager_ms,compiled_ms");
-  for (const int blocks : settings.blocks) {
-    std::vector<double> ready, eager, compiled;
-    for (int i = 0; i < settings.repeats; ++i) {
-      const auto times = measure(blocks);
-      ready.push_back(times.ready);
-      eager.push_back(times.eager);
-      compiled.push_back(times.compiled);
+  table.add("job,device,blocks,side,ready_s,cached_s,kernels,eager_ms,compiled_ms");
+  std::vector<std::string> sides = {"tessera"};
+  sides.insert(sides.end(), settings.peers.begin(), settings.peers.end());
+  for (const auto& device : settings.devices) {
+    for (const int blocks : settings.blocks) {
+      // In turn, so that a busy moment of the machine hits all alike.
+      std::vector<ReadyTimes> times(sides.size());
+      for (int i = 0; i < settings.repeats; ++i) {
+        for (size_t side = 0; side < sides.size(); ++side)
+          add_times({type_of(device), blocks, sides[side]}, times[side]);
+      }
+      for (size_t side = 0; side < sides.size(); ++side) {
+        const auto& [cold, cached, eager, compiled, kernels] = times[side];
+        char text[160];
+        std::snprintf(text, sizeof(text), "gpt,%s,%d,%s,%.2f,%.2f,%ld,%.1f,%.1f", device.c_str(),
+                      blocks, sides[side].c_str(), median(cold), median(cached),
+                      static_cast<long>(kernels), 1e3 * median(eager), 1e3 * median(compiled));
+        table.add(text);
+      }
     }
-    char text[128];
-    std::snprintf(text, sizeof(text), "gpt,%d,%.2f,%.3f,%.1f,%.1f", blocks, median(ready),
-                  median(ready) / blocks, 1e3 * median(eager), 1e3 * median(compiled));
-    table.add(text);
   }
 }
 
@@ -179,17 +141,33 @@ int main(int argc, char** argv) {
       "to its operators; needs one rank",
       "tessera bench compile");
   Settings settings;
+  app.add_option("--device", settings.devices, "where: cpu, cuda or both")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app.add_option(
+         "--peer", settings.peers,
+         "whom to compare with: pytorch, by torch.compile (TESSERA_PYTHON names the Python)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"pytorch"}));
   tool::add_numbers(app, "--blocks", settings.blocks, 1, 10'000, "depths of the gpt");
   tool::add_number(app, "--repeats", settings.repeats, 1, 1'000'000,
-                   "times each is compiled; the median counts");
+                   "times each is compiled, cold and from the cache; the median counts");
   tool::add_number(app, "--nodes", settings.nodes, 1, 1'000'000,
                    "operators of the program whose overhead is measured");
   app.add_option("--csv", settings.csv,
                  "also write the tables: to this file, and to one with -nodes in its name");
+  app.add_option("--measure", settings.measure)->group("");  // what it starts itself with
   if (const auto code = parse_words(app, argc, argv)) return *code;
+  if (std::ranges::count(settings.devices, "cuda") > 0) {
+    if (const auto code = refuse_without_gpu(app)) return *code;
+  }
   // Started as several ranks, as `tessera bench` does by default: the others would disturb.
   if (is_other_rank()) return 0;
   return run_question("compile", [&] {
+    if (!settings.measure.empty())
+      return measure_ready(type_of(settings.devices.at(0)), settings.blocks.at(0),
+                           settings.measure);
     tell_ready(settings);
     tell_overhead(settings);
   });

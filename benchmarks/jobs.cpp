@@ -352,6 +352,11 @@ Job make_gpt(int rank, int blocks, bool has_memory) {
   return gpt_job(std::move(model), rank, torch::kCPU, shape);
 }
 
+Job make_brief_gpt(int blocks, c10::Device device) {
+  const Shape shape = {.blocks = blocks, .context = 32, .batch = 2};
+  return make_shaped_gpt(/*rank=*/0, device, shape);
+}
+
 int steps_per_block(const std::string& name, c10::DeviceType device) {
   return row_of(name, device).steps_per_block;
 }

@@ -30,6 +30,10 @@ Job make_job(const std::string& name, int rank, c10::Device device = torch::kCPU
 /// leaves its parameters on the meta device.
 Job make_gpt(int rank, int blocks, bool has_memory = true);
 
+/// The gpt of any depth, with a batch that takes little time: what it takes to compile its step
+/// does not depend on that.
+Job make_brief_gpt(int blocks, c10::Device device);
+
 /// Steps per timed block: long enough for the clock and for other processes' noise to even out.
 int steps_per_block(const std::string& name, c10::DeviceType device);
 

@@ -16,13 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kRemedy =
     "run `make setup`, or name a Python that has it by TESSERA_PYTHON=/path/to/python";
-std::string python() {
-  const char* variable = std::getenv("TESSERA_PYTHON");
-  const std::string path = variable != nullptr ? variable : TESSERA_PYTHON;
-  TORCH_CHECK_VALUE(access(path.c_str(), X_OK) == 0, "bench train: expected a Python with torch ",
-                    TORCH_VERSION, " at ", path, ", but there is no program; ", kRemedy);
-  return path;
-}
 
 std::string without_build(const std::string& version) {
   return version.substr(0, version.find('+'));
@@ -35,11 +28,19 @@ int milliseconds_until(Clock::time_point deadline) {
 
 }  // namespace
 
+std::string peer_python() {
+  const char* variable = std::getenv("TESSERA_PYTHON");
+  const std::string path = variable != nullptr ? variable : TESSERA_PYTHON;
+  TORCH_CHECK_VALUE(access(path.c_str(), X_OK) == 0, "tessera bench: expected a Python with torch ",
+                    TORCH_VERSION, " at ", path, ", but there is no program; ", kRemedy);
+  return path;
+}
+
 PeerJob::PeerJob(const PeerGroup& group) {
   auto environment = group.environment;
   environment["OMP_NUM_THREADS"] = "1";
   environment["PYTHONDONTWRITEBYTECODE"] = "1";
-  const auto program = python();
+  const auto program = peer_python();
   for (int rank = 0; rank < group.world_size; ++rank) {
     everybody_.push_back(rank);
     processes_.emplace_back(

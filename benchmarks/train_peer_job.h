@@ -43,6 +43,9 @@ class PeerProcess {
   std::string arrived_;
 };
 
+/// The Python that peers run in: TESSERA_PYTHON, or that of the build. Throws if there is none.
+std::string peer_python();
+
 /// How many processes of peers/train.py, and where.
 struct PeerGroup {
   std::string device;  // cpu, cuda

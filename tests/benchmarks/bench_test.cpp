@@ -108,7 +108,7 @@ TEST(Bench, ShowsRanksInTheHelpOfQuestionsToSeveral) {
 }
 
 TEST(Bench, SaysInOneLineThatThereIsNoGpu) {
-  for (const std::string question : {"comm", "train"}) {
+  for (const std::string question : {"comm", "compile", "train"}) {
     const auto result =
         run_program({.arguments = {TESSERA_TOOL, "bench", question, "--device", "cuda"},
                      .environment = {{"CUDA_VISIBLE_DEVICES", ""}}},
@@ -248,12 +248,23 @@ TEST(BenchCompile, TellsHowLongItTakes) {
       bench({"compile", "--blocks", "1", "--repeats", "1", "--nodes", "20", "--csv", path});
   ASSERT_TRUE(result.status.ok()) << result.output;
   const Table table(path);
+  EXPECT_THAT(table.columns, ElementsAre("job", "device", "blocks", "side", "ready_s", "cached_s",
+                                         "kernels", "eager_ms", "compiled_ms"));
   ASSERT_EQ(table.rows.size(), 1);
-  // Less an eager first call: about nothing where there are no kernels to compile.
+  EXPECT_EQ(table.rows[0].at("device"), "cpu");
+  EXPECT_EQ(table.rows[0].at("side"), "tessera");
+  // Less eager calls: about nothing from the cache.
   EXPECT_NEAR(table.number(0, "ready_s"), 0, 30);
+  EXPECT_NEAR(table.number(0, "cached_s"), 0, 30);
+  EXPECT_GE(table.number(0, "kernels"), 0);
   const Table nodes(folder.path() / "compile-nodes.csv");
   ASSERT_EQ(nodes.rows.size(), 3);
   for (size_t i = 0; i < 3; ++i) EXPECT_GT(nodes.number(i, "program_us"), 0);
+}
+
+TEST(BenchCompile, NamesWhatItKnows) {
+  expect_refused({"compile", "--peer", "jax"}, "jax not in", "pytorch");
+  expect_refused({"compile", "--device", "tpu"}, "tpu not in", "cpu,cuda");
 }
 
 TEST(BenchTrain, NamesWhatItKnows) {

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
@@ -134,6 +135,14 @@ std::string KernelSources::text() const {
   std::string all;
   for (const auto& source : sources) all += source.text() + "\n";
   return all;
+}
+
+int64_t KernelSources::distinct() const {
+  std::unordered_set<std::string> names;
+  for (const auto& use : uses) {
+    if (use) names.insert(use->name);
+  }
+  return std::ssize(names);
 }
 
 KernelSources write_kernels(const Graph& graph) {

@@ -35,6 +35,8 @@ struct KernelSources {
 
   /// All that is compiled, for a reader.
   std::string text() const;
+  /// How many kernels that is.
+  int64_t distinct() const;
   std::string definition(const Use& use) const {
     return sources.at(use.source).definitions.substr(use.begin, use.end - use.begin);
   }

@@ -98,7 +98,9 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
   optimise(prepared.graph, options, further);
   if (options.backend == "codegen") {
     if (collected != nullptr) collected->push_back(program_text(prepared.graph));
-    auto loaded = load_kernels(write_kernels(prepared.graph), &prepared.why_interpreted);
+    const auto sources = write_kernels(prepared.graph);
+    auto loaded = load_kernels(sources, &prepared.why_interpreted);
+    counters()["distinct_kernels"] = loaded ? sources.distinct() : 0;
     if (loaded) {
       prepared.kernels = std::move(*loaded);
     } else {

@@ -4,6 +4,7 @@
 #include "nn/norm_kernels.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/native_layer_norm.h>
 #include <ATen/ops/native_layer_norm_backward.h>
@@ -44,14 +45,17 @@ class RowNorm : public torch::autograd::Function<RowNorm> {
     } else {
       std::tie(y, mean, rstd) = at::native_layer_norm(rows, {columns}, weight, bias, eps);
     }
-    context->save_for_backward({input, weight, bias, mean, rstd});
-    return y.view(input.sizes());
+    // In the order and shapes of ATen's node: a recomputation may have the other one.
+    auto per_row = input.sizes().vec();
+    per_row.back() = 1;
+    context->save_for_backward({bias, input, weight, mean.view(per_row), rstd.view(per_row)});
+    return at::_unsafe_view(y, input.sizes());  // whoever gets it may write to it
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto &input = saved[0], &weight = saved[1], &bias = saved[2];
-    const auto &mean = saved[3], &rstd = saved[4];
+    const auto &bias = saved[0], &input = saved[1], &weight = saved[2];
+    const auto mean = saved[3].view({-1, 1}), rstd = saved[4].view({-1, 1});
     const auto columns = weight.numel();
     const auto rows = input.reshape({-1, columns});
     const auto gradient = gradients[0].reshape({-1, columns});
@@ -71,14 +75,15 @@ class RowNorm : public torch::autograd::Function<RowNorm> {
       found = {of_input, of_weight, of_bias};
     }
     auto& of_input = found->at(0);
-    return {of_input.defined() ? of_input.view(input.sizes()) : of_input, found->at(1),
+    return {of_input.defined() ? at::_unsafe_view(of_input, input.sizes()) : of_input, found->at(1),
             found->at(2), at::Tensor()};
   }
 };
 
 bool is_plain_cuda(const at::Tensor& tensor) {
-  // What is distributed or fake has no memory.
-  return tensor.defined() && tensor.is_cuda() && tensor.has_storage();
+  // What is distributed or fake has no memory; functions of ours have no forward derivatives.
+  return tensor.defined() && tensor.is_cuda() && tensor.has_storage() &&
+         !tensor._fw_grad(/*level=*/0).defined();
 }
 
 /// Whether kernels over rows are worth it: of few numbers ATen's are as fast, and written already.

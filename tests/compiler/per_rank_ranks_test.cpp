@@ -232,7 +232,8 @@ TEST_P(PerRankRanks, ReturnsDistributedTensorsOfOneSample) {
         [](Parts& module, const Tensor& x) -> Tensors {
           const torch::NoGradGuard no_grad;
           const auto out = x.mm(module->p[0].t());
-          return {out, out.t().clone(), out.view({1, -1, 2}).clone(), out.mean()};
+          return {out, out.t().clone(), out.view({1, -1, 2}).clone(), out.mean(),
+                  out.squeeze().clone()};
         },
         {.parallel_mode = DataParallel("replicate", {.returns_dtensors = true}),
          .backend = "interpret"});
@@ -250,6 +251,9 @@ TEST_P(PerRankRanks, ReturnsDistributedTensorsOfOneSample) {
       EXPECT_EQ(DTensor::of(results[i]).placements(), Placements{wanted[i].first}) << i;
       expect_near(DTensor::of(results[i]).full_tensor(), wanted[i].second, "result");
     }
+    // Of other sizes than those of several samples would be.
+    EXPECT_FALSE(is_dtensor(results[4]));
+    expect_near(results[4], out[rank()], "squeezed");
   });
 }
 

@@ -72,8 +72,8 @@ TEST(CompileErrors, PassesWithoutAFunction) {
   EXPECT_THAT(message_of<c10::ValueError>([&] { compile(function, {.passes = {{"empty", {}}}}); }),
               HasSubstr("expected a function in Pass::run of the pass 'empty', got an empty one"));
   EXPECT_THAT(
-      message_of<c10::ValueError>([&] { compile(function, {.disabled_passes = {"fuse"}}); }),
-      HasSubstr("expected names of passes to disable, got 'fuse'"));
+      message_of<c10::ValueError>([&] { compile(function, {.disabled_passes = {"fusion"}}); }),
+      HasSubstr("expected names of passes to disable, got 'fusion'"));
 }
 
 /// What calls of a function with this pass throw.

@@ -4,9 +4,9 @@ namespace tessera::train {
 namespace {
 
 // Note [compiled by default]
-// Measured on one GPU, a compiled step takes 0.77 to 0.83 of the time of an eager one (GPT of 12
+// Measured on one GPU, a compiled step takes 0.78 to 0.85 of the time of an eager one (GPT of 12
 // blocks), and an eighth of it where launches are what takes time (GPT of 6 blocks): rows `compile`
-// of benchmarks/results/*-train-cuda-compile-gpts-1rank.csv. On a CPU the intervals of a GPT's rows
+// of benchmarks/results/*-train-cuda-compile-gpt*-1rank.csv. On a CPU the intervals of a GPT's rows
 // have 1 in them. Programs that communicate are not replayed as CUDA graphs, and no row tells of
 // them. Whatever else is not both measured and tested on a device stays eager, too.
 

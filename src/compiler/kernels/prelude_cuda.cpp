@@ -3,7 +3,7 @@
 namespace tessera::compiler {
 namespace {
 
-// What a GPU has of the pieces above.
+// What a GPU has of the pieces in prelude_math.cpp.
 constexpr const char* kCudaBits = R"(
 inline uint32_t bits_of(float number) { return __float_as_uint(number); }
 inline float from_bits(uint32_t bits) { return __uint_as_float(bits); }

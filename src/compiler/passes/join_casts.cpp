@@ -51,7 +51,7 @@ void join_casts(Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
     // Those of another call stay with it.
-    if (node.op == kNextIteration) return;
+    if (node.op == kNextIteration) break;
     if (!casts.holds(node)) continue;
     const ValueId from = node.arguments[0].values[0], to = node.results[0].values[0];
     auto& own = lists[{graph.type(to).dtype, graph.type(to).device.str()}];

@@ -51,9 +51,10 @@ std::unique_ptr<Program> make_program(const RowOperator& op) {
   auto graph = graph_of(op);
   decompose(graph);
   fuse(graph);
-  const bool is_whole = std::any_of(graph.nodes.begin(), graph.nodes.end(),
-                                    [&](const Node& node) { return node.op == op.name; });
-  if (is_whole) return nullptr;
+  // Rows that can't be added up in parts would need more operators, and memory, than ATen's.
+  const bool are_kernels = std::ranges::all_of(
+      graph.nodes, [](const Node& node) { return node.op == kFused || is_view(node); });
+  if (!are_kernels) return nullptr;
   std::string why_not;
   auto kernels = load_kernels(write_kernels(graph), &why_not);
   if (!kernels) {
@@ -91,6 +92,11 @@ constexpr size_t kMostPrograms = 32;
 std::optional<std::vector<at::Tensor>> run_row_operator(const RowOperator& op) {
   static std::mutex mutex;  // a program runs once at a time
   static auto& programs = *new std::map<Key, std::unique_ptr<Program>>;  // GPUs go before statics
+  std::vector<at::Tensor> inputs;
+  for (const auto& argument : op.arguments) {
+    if (argument.isTensor()) inputs.push_back(argument.toTensor());
+  }
+  const c10::DeviceGuard guard(inputs.front().device());  // also for what is loaded
   const std::lock_guard lock(mutex);
   auto key = key_of(op);
   auto found = programs.find(key);
@@ -99,11 +105,6 @@ std::optional<std::vector<at::Tensor>> run_row_operator(const RowOperator& op) {
     found = programs.emplace(std::move(key), make_program(op)).first;
   }
   if (!found->second) return std::nullopt;
-  std::vector<at::Tensor> inputs;
-  for (const auto& argument : op.arguments) {
-    if (argument.isTensor()) inputs.push_back(argument.toTensor());
-  }
-  const c10::DeviceGuard guard(inputs.front().device());
   return found->second->run(inputs);
 }
 

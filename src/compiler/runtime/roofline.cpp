@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -138,6 +139,7 @@ std::vector<KernelTime> time_kernels(const Graph& graph, const std::vector<Launc
     }
     const Node& node = graph.nodes[i];
     const auto device = graph.type(node.defined().at(0)).device;
+    const c10::DeviceGuard guard(device);
     const double peak = peak_bytes_of(device);
     auto& other = large[device.str()];
     if (!other.defined()) other = large_tensor(device);

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -145,6 +146,17 @@ std::vector<ValueId> results_of(const Graph& graph) {
 }
 
 /// As they are placed in `analysed`, which may be of more samples; null: that is not known.
+/// Whether what is known of one holds for the other, of another number of samples.
+bool differ_in_batch_alone(const ValueType& own, const ValueType& analysed) {
+  if (own.sizes.size() != analysed.sizes.size()) return false;  // one sample was squeezed
+  for (size_t dim = 0; dim < own.sizes.size(); ++dim) {
+    const bool is_batch =
+        analysed.placement->is_shard() && std::cmp_equal(analysed.placement->dim(), dim);
+    if (!is_batch && own.sizes[dim] != analysed.sizes[dim]) return false;
+  }
+  return true;
+}
+
 void place_results(const Graph& graph, const Graph* analysed, const std::vector<bool>& interleaved,
                    ParallelCall& call) {
   const auto results = results_of(graph);
@@ -155,7 +167,8 @@ void place_results(const Graph& graph, const Graph* analysed, const std::vector<
     const auto placement = value == kNoValue || interleaved[static_cast<size_t>(value)]
                                ? std::nullopt
                                : analysed->type(value).placement;
-    if (!placement || results[i] == kNoValue) {
+    if (!placement || results[i] == kNoValue ||
+        !differ_in_batch_alone(graph.type(results[i]), analysed->type(value))) {
       call.notes.push_back(c10::str("DataParallel: result ", i,
                                     " has no placement, and is returned as a plain tensor"));
       continue;

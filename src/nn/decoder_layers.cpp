@@ -63,11 +63,10 @@ at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Te
   const auto pairs = interleaved ? x.unflatten(-1, {half, 2}) : x.unflatten(-1, {2, half});
   const int64_t of_pair = interleaved ? -1 : -2;
   const auto parts = pairs.unbind(of_pair);
-  const auto first = parts[0] * cos - parts[1] * sin;
-  const auto second = parts[1] * cos + parts[0] * sin;
-  const auto turned =
-      interleaved ? at::stack({first, second}, -1).flatten(-2) : at::cat({first, second}, -1);
-  return turned.to(x.scalar_type());
+  // In x's dtype before they are put together: fewer bytes to move.
+  const auto first = (parts[0] * cos - parts[1] * sin).to(x.scalar_type());
+  const auto second = (parts[1] * cos + parts[0] * sin).to(x.scalar_type());
+  return interleaved ? at::stack({first, second}, -1).flatten(-2) : at::cat({first, second}, -1);
 }
 
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(RotaryEmbeddingOptions options) : options(options) {

@@ -1,16 +1,21 @@
 // Cross entropy of a linear head by blocks of rows. See Note [head in blocks].
 #include <tessera/nn/linear_cross_entropy.h>
 
+#include "base/capture.h"
 #include "nn/class_shard.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/nll_loss.h>
+#include <ATen/ops/nll_loss_backward.h>
+#include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -31,8 +36,10 @@ namespace {
 // fp16 gradients that small would vanish, and backward's number has the loss scale in it.
 // Reduction::None has a number per row, which the sum over rows in the weight's gradient needs
 // first: its backward goes through the blocks a second time.
-// Where the classes are sharded over ranks, the maximum of each row, then its sum and the logit of
-// its target, which one rank has, are reduced over them; all else is the same on a rank's classes.
+// A compiled step for a GPU is given cross_entropy's own operators for a block: one kernel reads
+// the logits and writes their gradient, so the rows' exponentials are never in memory. Where the
+// classes are sharded over ranks, the maximum of each row, then its sum and the logit of its
+// target, which one rank has, are reduced over them; all else is the same on a rank's classes.
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -131,6 +138,7 @@ class Blocks {
     const auto counts = counts_.narrow(0, first, length).unsqueeze(1);
 
     auto logits = at::linear(rows, weight_, bias_);  // [rows, classes]
+    if (is_compiled(logits)) return run_as_operators(logits, first, length, factors, gradients);
     auto largest = logits.amax(1, /*keepdim=*/true).to(factors.scalar_type());
     if (plan_->shard) largest = plan_->shard->largest(largest);
     auto values = is_low_precision(plan_->dtype) ? logits - largest : logits.sub_(largest);
@@ -144,6 +152,29 @@ class Blocks {
     // In the memory of the logits.
     at::mul_out(logits, values, scales);
     add_gradients(logits, rows, gradients);
+    return losses;
+  }
+
+  /// Whether somebody records, whose kernels for a GPU go over rows.
+  bool is_compiled(const at::Tensor& logits) const {
+    return capture::observer() != nullptr && logits.is_cuda() && !plan_->shard;
+  }
+
+  /// By the operators of cross_entropy and of its backward, of which the compiler makes one kernel.
+  at::Tensor run_as_operators(const at::Tensor& logits, int64_t first, int64_t length,
+                              const at::Tensor& factors, Gradients& gradients) const {
+    const auto target = target_.narrow(0, first, length);
+    const auto dtype = factors.scalar_type();
+    constexpr auto kNone = at::Reduction::None;
+    const auto log_probabilities = at::_log_softmax(logits.to(dtype), 1, /*half_to_float=*/false);
+    const auto [losses, total] =
+        at::nll_loss_forward(log_probabilities, target, {}, kNone, plan_->ignore_index);
+    if (!gradients.any()) return losses;
+    const auto scale = factors.narrow(0, first, length);
+    const auto of_chosen = at::nll_loss_backward(scale, log_probabilities, target, {}, kNone,
+                                                 plan_->ignore_index, total);
+    const auto of_logits = at::_log_softmax_backward_data(of_chosen, log_probabilities, 1, dtype);
+    add_gradients(of_logits.to(plan_->dtype), rows_.narrow(0, first, length), gradients);
     return losses;
   }
 

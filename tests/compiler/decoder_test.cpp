@@ -1,4 +1,5 @@
 // Compiled steps of a decoder with linear_cross_entropy as its head train like the step.
+#include <tessera/autocast.h>
 #include <tessera/checkpoint.h>
 #include <tessera/compile.h>
 #include <tessera/optim.h>
@@ -103,8 +104,68 @@ TEST(CompiledDecoderRanks, TrainsLikeTheStepWithItsWordsSharded) {
 
 TEST(CompiledDecoderOnCuda, TrainsLikeTheStep) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  for (const auto* backend : {"interpret", "codegen"})
-    expect_trained_alike({.device = at::kCUDA, .backend = backend});
+  for (const auto* backend : {"interpret", "codegen"}) {
+    for (const auto reduction : {at::Reduction::Mean, at::Reduction::None})
+      expect_trained_alike({.device = at::kCUDA, .backend = backend, .reduction = reduction});
+  }
+}
+
+/// A kernel for the loss and the gradient of a block, and sums of its products in one place.
+TEST(CompiledDecoderOnCuda, HeadsAreAKernelForEachBlock) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  torch::manual_seed(3);
+  const auto options = torch::dtype(torch::kFloat).device(torch::kCUDA);
+  const auto input = torch::randn({256, 64}, options).requires_grad_();
+  const auto weight = (torch::randn({1000, 64}, options) * 0.1).requires_grad_();
+  const auto target = torch::randint(1000, {256}, options.dtype(torch::kLong));
+  target.narrow(0, 10, 20).fill_(-100);
+  const auto step = [&] {
+    input.mutable_grad() = weight.mutable_grad() = at::Tensor();
+    const Autocast autocast(at::kCUDA);
+    const auto loss = nn::linear_cross_entropy(input, weight, target, {.chunk_rows = 128});
+    loss.backward();
+    return loss.detach();
+  };
+  auto compiled = compile(step, {.fullgraph = true});
+  for (int i = 0; i < 3; ++i) {
+    const auto wanted = step();
+    const auto of_input = input.grad(), of_weight = weight.grad();
+    EXPECT_TRUE(torch::allclose(compiled(), wanted, 1e-4, 1e-4));
+    EXPECT_TRUE(torch::allclose(input.grad(), of_input, 0.03, 1e-5)) << i;
+    EXPECT_TRUE(torch::allclose(weight.grad(), of_weight, 0.03, 1e-5)) << i;
+  }
+  const auto code = generated_code(compiled);
+  EXPECT_THAT(code,
+              ::testing::ContainsRegex("cuda_fused_[^\n]*amax[^\n]*out sub[^\n]*bfloat16\\[128"));
+  EXPECT_THAT(code, ::testing::Not(HasSubstr("\n  clone")));
+}
+
+TEST(CompiledRmsNormOnCuda, IsOneKernelEachWay) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  torch::manual_seed(3);
+  const auto options = torch::dtype(torch::kFloat).device(torch::kCUDA);
+  const auto input = torch::randn({512, 256}, options).requires_grad_();
+  const auto weight = torch::randn({256}, options).requires_grad_();
+  const auto step = [&] {
+    input.mutable_grad() = weight.mutable_grad() = at::Tensor();
+    const auto loss =
+        torch::rms_norm(input, {256}, weight, 1e-6).mm(torch::ones({256, 8}, options));
+    loss.square().sum().backward();
+    return loss.detach();
+  };
+  auto compiled = compile(step, {.fullgraph = true});
+  for (int i = 0; i < 3; ++i) {
+    const auto wanted = step();
+    const auto of_input = input.grad(), of_weight = weight.grad();
+    EXPECT_TRUE(torch::allclose(compiled(), wanted, 1e-4, 1e-4));
+    EXPECT_TRUE(torch::allclose(input.grad(), of_input, 1e-3, 1e-3)) << i;
+    EXPECT_TRUE(torch::allclose(weight.grad(), of_weight, 1e-3, 1e-2)) << i;
+  }
+  // Taken apart, and put together in kernels: the backward of taking apart by autograd has pow.
+  const auto code = generated_code(compiled);
+  EXPECT_THAT(code, ::testing::ContainsRegex("cuda_fused_[^\n]*mean_add_rsqrt"));
+  EXPECT_THAT(code, ::testing::ContainsRegex("cuda_fused_[^\n]*column_sums"));
+  EXPECT_THAT(code, ::testing::Not(HasSubstr("aten.pow")));
 }
 
 }  // namespace

@@ -214,6 +214,25 @@ TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {
       code, ::testing::ContainsRegex("cpp_fused_amax[^\n]*out logical_or, out where, out sub\\)"));
 }
 
+/// Both gradients of a product read the one above it.
+TEST(RowsOfGraphs, KernelsThatReadTheSameAreOne) {
+  const RowsOnHost on_host;
+  const auto gate = torch::randn({64, 64}).requires_grad_();
+  const auto up = torch::randn({64, 64}).requires_grad_();
+  const auto weight = torch::randn({64, 64});
+  auto step = compile(
+      [&] {
+        gate.mutable_grad() = up.mutable_grad() = Tensor();
+        const auto loss = (torch::silu(gate) * up).mm(weight).sum();
+        loss.backward();
+        return loss.detach();
+      },
+      {.fullgraph = true});
+  for (int i = 0; i < 3; ++i) step();
+  EXPECT_THAT(generated_code(step),
+              ::testing::ContainsRegex("cpp_fused_[^\n]*silu_backward[^\n]*out [^\n]*, out "));
+}
+
 TEST(RowsOfGraphs, SumsOfIntegersAreAsTheyWere) {
   const RowsOnHost on_host;
   Steps steps;
@@ -326,6 +345,31 @@ TEST_P(Rows, CompileForGpus) {
     const auto text = write_kernels(graph).text();
     EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why))
         << each.name << " " << shape.rows << " x " << shape.columns << ": " << why << text;
+  }
+}
+
+/// Rows that shared memory holds, and such as it holds in part.
+TEST(RowsOnCuda, LongOnesAreCrossEntropies) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  for (const int64_t classes : {50304, 110000, 151936}) {
+    torch::manual_seed(classes);
+    const auto options = torch::dtype(torch::kBFloat16).device(torch::kCUDA);
+    const auto logits = (torch::randn({96, classes}, options) * 3).requires_grad_();
+    const auto twin = logits.detach().clone().requires_grad_();
+    const auto targets = torch::randint(classes, {96}, options.dtype(torch::kLong));
+    targets.select(0, 5).fill_(-100);
+    const auto loss_of = [&](const Tensor& given) {
+      given.mutable_grad() = Tensor();
+      const auto loss = F::cross_entropy(given.to(torch::kFloat), targets);
+      loss.backward();
+      return loss.detach();
+    };
+    auto step = compile([&] { return loss_of(logits); }, {.fullgraph = true});
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_TRUE(torch::allclose(step(), loss_of(twin), 1e-4, 1e-4)) << classes;
+      EXPECT_TRUE(torch::allclose(logits.grad(), twin.grad(), 0.02, 1e-7)) << classes;
+    }
+    EXPECT_THAT(generated_code(step), HasSubstr("across_block"));
   }
 }
 

@@ -41,6 +41,27 @@ TEST(CompiledStepMemory, TheSameArgumentTwiceAndThenAnother) {
   EXPECT_THAT(explain(compiled), HasSubstr("shares memory with another"));
 }
 
+/// A sum of products, block by block: nothing is copied for it.
+TEST(CompiledStepMemory, AResultThatIsAnArgumentToo) {
+  const auto run = [](const torch::Tensor& x) {
+    auto sum = torch::zeros({3, 3});
+    for (const auto& block : x.chunk(4)) torch::addmm_out(sum, sum, block.t(), block);
+    auto twice = sum * 1;
+    torch::mul_out(twice, twice, twice);
+    return std::vector<torch::Tensor>{sum, twice};
+  };
+  for (const auto* backend : {"interpret", "codegen"}) {
+    auto compiled = compile(run, {.fullgraph = true, .backend = backend});
+    for (int i = 0; i < 4; ++i) {
+      const auto x = torch::randn({8, 3});
+      const auto got = compiled(x), wanted = run(x);
+      for (size_t k = 0; k < wanted.size(); ++k)
+        EXPECT_TRUE(torch::allclose(got[k], wanted[k])) << backend << " " << i << " " << k;
+    }
+    EXPECT_THAT(generated_code(compiled), ::testing::Not(HasSubstr("\n  clone"))) << backend;
+  }
+}
+
 TEST(CompiledStepMemory, ArgumentsOutOfATensorItKnows) {
   const auto data = torch::randn({10, 4});
   auto compiled = compile([&](torch::Tensor x) { return data.mean(0) + x; }, {.fullgraph = true});

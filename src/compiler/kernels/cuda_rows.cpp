@@ -18,6 +18,8 @@ constexpr int64_t kElements = kMostColumnSums / kMostThreads;
 // Two such blocks or more share a processor, so that one computes while the other waits.
 constexpr int64_t kLongRowThreads = 512;
 constexpr int64_t kMostShared = int64_t{112} << 10;  // of the 227 KiB that a processor has
+// A row that is longer yet has a processor to itself.
+constexpr int64_t kMostSharedOfOne = int64_t{220} << 10;
 
 /// How the threads of a block share rows: `threads` for each, `block / threads` rows at once.
 struct Shares {
@@ -25,7 +27,8 @@ struct Shares {
   int64_t threads;   // of a row
   int64_t turns;     // of a thread over its row
   bool keeps_reads;  // in registers, from phase to phase
-  int64_t shared;    // bytes that keep them otherwise, where the GPU has them
+  int64_t kept;      // turns whose reads are kept in shared memory otherwise
+  int64_t shared;    // its bytes, where the GPU has them
 
   int64_t rows() const { return std::max<int64_t>(kBlock / threads, 1); }
   int64_t block() const { return rows() * threads; }
@@ -45,34 +48,45 @@ bool is_read_again(const RowPlan& plan, size_t read) {
   return phases > 1;
 }
 
-/// Of what all threads read in all turns.
-int64_t shared_bytes(const ValueType& type, const Shares& shares) {
-  const int64_t elements = shares.turns * shares.threads * shares.vector;
+/// Of what all threads read in so many turns.
+int64_t shared_bytes(const ValueType& type, const Shares& shares, int64_t turns) {
+  const int64_t elements = turns * shares.threads * shares.vector;
   return (elements * static_cast<int64_t>(c10::elementSize(type.dtype)) + 15) / 16 * 16;
+}
+
+int64_t turns_of(const Shares& shares, int64_t columns) {
+  const int64_t run = shares.threads * shares.vector;
+  return (columns + run - 1) / run;
 }
 
 /// As few threads as have registers for the row: one warp adds up by shuffles alone, without a
 /// barrier. A row that is too long for the registers of any block is kept in shared memory, each
-/// thread's part by itself, or read again in each phase.
+/// thread's part by itself, as far as that goes, and read again in each phase beyond.
 Shares share_out(const Graph& body, const RowPlan& plan, int64_t vector) {
   int64_t reads = 0;
   for (size_t i = 0; i < plan.reads.size(); ++i) reads += plan.is_element_read(i) ? 1 : 0;
   const int64_t most = plan.parts > 0 || reads > 3 ? kElements : 2 * kElements;
-  Shares shares{.vector = vector, .threads = 32, .turns = 0, .keeps_reads = true, .shared = 0};
+  Shares shares{
+      .vector = vector, .threads = 32, .turns = 0, .keeps_reads = true, .kept = 0, .shared = 0};
   while (plan.columns > shares.threads * most && shares.threads < kMostThreads) shares.threads *= 2;
-  if (plan.columns > shares.threads * most) {
-    shares.keeps_reads = false;
-    shares.threads = kLongRowThreads;
-  } else {
+  shares.keeps_reads = plan.columns <= shares.threads * most;
+  if (shares.keeps_reads) {
     shares.threads = fitted(shares.threads, vector, plan.columns);
+    shares.turns = turns_of(shares, plan.columns);
+    return shares;
   }
-  const int64_t run = shares.threads * vector;
-  shares.turns = (plan.columns + run - 1) / run;
-  if (shares.keeps_reads) return shares;
-  for (size_t i = 0; i < plan.reads.size(); ++i) {
-    if (is_read_again(plan, i)) shares.shared += shared_bytes(body.type(plan.reads[i]), shares);
+  for (const bool is_alone : {false, true}) {
+    shares.threads = is_alone ? kMostThreads : kLongRowThreads;
+    shares.turns = turns_of(shares, plan.columns);
+    int64_t of_turn = 0;
+    for (size_t i = 0; i < plan.reads.size(); ++i) {
+      if (is_read_again(plan, i)) of_turn += shared_bytes(body.type(plan.reads[i]), shares, 1);
+    }
+    const int64_t most_shared = is_alone ? kMostSharedOfOne : kMostShared;
+    shares.kept = of_turn == 0 ? 0 : std::min(shares.turns, most_shared / of_turn);
+    shares.shared = shares.kept * of_turn;
+    if (of_turn == 0 || shares.kept == shares.turns) break;
   }
-  if (shares.shared > kMostShared) shares.shared = 0;
   return shares;
 }
 
@@ -154,7 +168,7 @@ class CudaRows : RowText {
       const std::string type = pack(type_of_read(read));
       line(type + "* const k" + std::to_string(read) + " = reinterpret_cast<" + type +
            "*>(shared_rows + " + std::to_string(at) + ") + thread;");
-      at += shared_bytes(type_of_read(read), shares_);
+      at += shared_bytes(type_of_read(read), shares_, shares_.kept);
     }
   }
 
@@ -223,9 +237,12 @@ class CudaRows : RowText {
     }
     const bool is_shared = shares_.shared > 0 && is_read_again(plan_, read);
     const std::string kept = "k" + number + "[turn * " + threads() + "]";
+    const std::string is_there =
+        std::string("has_shared") +
+        (shares_.kept < shares_.turns ? " && turn < " + std::to_string(shares_.kept) : "");
     line("const " + type + " p" + number + " = " +
-         (is_shared && is_kept ? "has_shared ? " + kept + " : " : "") + from + ";");
-    if (is_shared && !is_kept) line("if (has_shared) " + kept + " = p" + number + ";");
+         (is_shared && is_kept ? is_there + " ? " + kept + " : " : "") + from + ";");
+    if (is_shared && !is_kept) line("if (" + is_there + ") " + kept + " = p" + number + ";");
   }
 
   void elements(const RowPlan::Phase& phase) {

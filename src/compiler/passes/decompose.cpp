@@ -283,8 +283,8 @@ class Decomposer : public RowBuilder {
     check_all(fine, sizes[1]);
     ValueId loss = kNoValue;
     if (reduction == 0) {
-      loss =
-          emit("aten::view", {of(losses), of(std::vector<int64_t>{rows})}, type(x).dtype, {rows});
+      loss = emit_late("aten::view", {of(losses), of(std::vector<int64_t>{rows})}, type(x).dtype,
+                       {rows});
     } else {
       loss = total(losses);
       if (reduction == 1) loss = binary("aten::div.Tensor", loss, of(count));

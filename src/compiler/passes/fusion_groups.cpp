@@ -128,6 +128,7 @@ class Grouping {
         const size_t producer = definition_[index(value)];
         if (producer != kNone && group_of_[producer] != kNone) join(group_of_[producer], i);
       }
+      for (const ValueId value : graph_.nodes[i].used()) join_readers(value, i);
     }
     std::vector<std::vector<size_t>> found;
     for (const Group& group : groups_) {
@@ -150,6 +151,17 @@ class Grouping {
       for (const ValueId value : node.arguments[argument].values) {
         if (value != kNoValue) writes_.push_back({i, value});
       }
+    }
+  }
+
+  /// Kernels nearby that read the same memory: on a GPU one reads it once.
+  void join_readers(ValueId value, size_t node) {
+    constexpr size_t kNear = 16;  // nodes: what the earlier one reads is not kept for long
+    if (!has_row_kernels(graph_.type(value).device)) return;
+    for (const size_t user : users_[index(value)]) {
+      if (user >= node || node - user > kNear || group_of_[user] == kNone) continue;
+      const auto& shapes = groups_[group_of_[user]].shapes;
+      if (shapes.size() == 1 && shapes[0] == graph_.type(value).sizes) join(group_of_[user], node);
     }
   }
 

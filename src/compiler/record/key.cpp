@@ -51,6 +51,14 @@ struct Libraries {
   }
 };
 
+/// Whether GPUs have a kernel of it and all others take it apart, as _fused_rms_norm. Autograd is
+/// above: it has chosen between the two when the operator comes here.
+bool is_one_on_gpus_alone(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         op.hasKernelForDispatchKey(DispatchKey::CUDA) &&
+         !op.hasKernelForDispatchKey(DispatchKey::CPU);
+}
+
 void take_key() {
   auto& dispatcher = c10::Dispatcher::singleton();
   TORCH_CHECK(!dispatcher.hasBackendFallbackForDispatchKey(kRecordKey),
@@ -63,7 +71,8 @@ void take_key() {
   libraries->autograd.fallback(torch::CppFunction::makeFallthrough());
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || !bypasses_fallback(*op)) continue;
+    if (!op || !op->hasSchema()) continue;
+    if (!bypasses_fallback(*op) && !is_one_on_gpus_alone(*op)) continue;
     const auto split = name.name.find("::");
     const auto full =
         name.name.substr(split + 2) + (name.overload_name.empty() ? "" : "." + name.overload_name);

@@ -71,8 +71,20 @@ bool Recorder::make_functional(const Call& call, Node& node) {
   return true;
 }
 
+/// The arguments beside `written` that are this very tensor.
+std::vector<size_t> same_arguments(const std::vector<c10::IValue>& given, size_t written,
+                                   const at::Tensor& tensor) {
+  std::vector<size_t> same;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (i != written && given[i].isTensor() && given[i].toTensor().is_same(tensor))
+      same.push_back(i);
+  }
+  return same;
+}
+
 // Note [writing operators]: the argument is a copy that nothing else uses, and is consumed. A pass
-// drops the copy where the original is not needed any more.
+// drops the copy where the original is not needed any more. What is read as another argument, too,
+// as by addmm_out(sum, sum, ...), is that copy there as well.
 void Recorder::write_results(Call& call, Node& node, std::vector<Node>& before) {
   if (make_functional(call, node)) return;
   for (size_t i = 0; i < call.given.size(); ++i) {
@@ -100,6 +112,8 @@ void Recorder::write_results(Call& call, Node& node, std::vector<Node>& before) 
                           .results = {Argument::of(target)}});
       }
       value = target;
+      for (const size_t other : same_arguments(call.given, i, tensors[k]))
+        node.arguments[other] = Argument::of(target);
       result.values[k] = memory_.new_value(tensors[k]);
       graph_.type(result.values[k]).strides = strides;
     }

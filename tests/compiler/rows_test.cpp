@@ -1,6 +1,7 @@
 // Kernels over rows: what norms, softmax, losses and biases' gradients are made of.
 #include <tessera/compile.h>
 
+#include "compiler/kernels/in_place.h"
 #include "compiler/kernels/nvrtc.h"
 #include "compiler/kernels/row_plan.h"
 #include "compiler/passes/passes.h"
@@ -197,6 +198,23 @@ return %6
   const auto* nvrtc = Nvrtc::find(&why);
   if (nvrtc == nullptr) GTEST_SKIP() << why;
   EXPECT_TRUE(nvrtc->compile(kernels.text(), "sm_90", &why)) << why << kernels.text();
+}
+
+TEST(RowsOfGraphs, OutputsLieWhereNothingIsReadAgain) {
+  Graph graph = Graph::parse(R"(input %0: float32[64, 40000] = argument "x"
+%1: float32[64, 40000] = aten::cumsum(%0, 1)
+%2: float32[64, 40000] = aten::exp(%1)
+%3: float32[64, 1] = aten::mean.dim(%2, [-1], True)
+%4: float32[64, 40000] = aten::sub.Tensor(%2, %3)
+return %2
+return %3
+return %4
+)");
+  for (int i = 0; i < 5; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
+  fuse(graph);
+  ASSERT_EQ(graph.nodes.size(), 2U);
+  // A row of that length is read again in the second phase, before which %2 is written.
+  EXPECT_THAT(overwritable_inputs(graph), ::testing::ElementsAre(-1, -1, -1, -1, 1));
 }
 
 TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {

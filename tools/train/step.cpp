@@ -9,6 +9,7 @@
 
 #include <torch/utils.h>
 
+#include <bit>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -148,6 +149,8 @@ std::map<std::string, std::string> TrainStep::program_files() const { return pro
 
 std::string TrainStep::new_fallback() {
   if (!choice_.is_on || has_told_fallback_) return "";
+  // The explanation is a text to be made: it is asked for at calls 1, 2, 4, 8 …
+  if (!std::has_single_bit(++asked_)) return "";
   constexpr std::string_view kSaid = "runs eagerly: ";  // how a line of explain() begins
   std::istringstream lines(explanation_());
   for (std::string line; std::getline(lines, line);) {

@@ -58,6 +58,7 @@ class TrainStep {
   const Settings& settings_;
   bool is_replicated_;
   CompileChoice choice_;
+  uint64_t asked_ = 0;  // for a fallback
   bool has_told_fallback_ = false;
   optim::GradScaler scaler_;
   Part part_;

@@ -2,10 +2,13 @@
 
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
 #include "compiler/kernels/kernel.h"
+#include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/row_plan.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace tessera::compiler {
 namespace {
@@ -75,6 +78,42 @@ class InPlace {
   std::vector<int> writes_to_;
 };
 
+/// Whether an element of `value` is computed in the phase from the element of `input` there.
+bool is_made_of(const Graph& body, const RowPlan::Phase& phase, ValueId value, ValueId input) {
+  std::vector<ValueId> wanted = {value};
+  for (size_t i = phase.of_elements.size(); i-- > 0;) {
+    const Node& node = body.nodes[phase.of_elements[i]];
+    const auto defined = node.defined();
+    if (std::ranges::find_first_of(defined, wanted) == defined.end()) continue;
+    std::ranges::copy(node.used(), std::back_inserter(wanted));
+  }
+  return std::ranges::find(wanted, input) != wanted.end();
+}
+
+/// Whether every thread has read its elements of the kernel's input for the last time when it
+/// writes those of the output, which depend on them: compilers are told that outputs lie elsewhere,
+/// and may write early what needs nothing that is read. Not of numbers per row, which all threads
+/// of the row read.
+bool is_written_last(const Graph& body, size_t input, size_t output) {
+  if (!has_rows(body)) return true;
+  const RowPlan plan = plan_rows(body);
+  const auto index = [](const std::vector<ValueId>& values, ValueId value) {
+    return static_cast<size_t>(std::ranges::find(values, value) - values.begin());
+  };
+  const size_t read = index(plan.reads, body.inputs.at(input).value);
+  const size_t write = index(plan.writes, body.outputs.at(output).value);
+  bool is_written = false;
+  for (const auto& phase : plan.phases) {
+    const bool reads = std::ranges::find(phase.reads, read) != phase.reads.end();
+    if (reads && is_written) return false;
+    const bool writes = std::ranges::find(phase.writes, write) != phase.writes.end();
+    if (writes && !(reads && is_made_of(body, phase, plan.writes[write], plan.reads[read])))
+      return false;
+    is_written = is_written || writes;
+  }
+  return is_written;
+}
+
 }  // namespace
 
 std::vector<ValueId> in_place_targets(const Graph& graph) {
@@ -94,6 +133,31 @@ std::vector<ValueId> in_place_targets(const Graph& graph) {
     if (in_place.is_possible(at, output)) target = output.target;
   }
   return targets;
+}
+
+std::vector<ValueId> overwritable_inputs(const Graph& graph) {
+  std::vector<ValueId> inputs(graph.value_count(), kNoValue);
+  const auto ended = last_uses(graph);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    if (node.op != kFused || is_list_kernel(node.body->nodes.at(0))) continue;
+    const auto used = node.used();
+    const auto outputs = node.defined();
+    auto free = ended[i];
+    for (size_t k = 0; k < outputs.size(); ++k) {
+      const ValueType& type = graph.type(outputs[k]);
+      if (!has_row_kernels(type.device) || !is_dense(type)) continue;
+      const auto found = std::ranges::find_if(free, [&](ValueId value) {
+        const auto input = static_cast<size_t>(std::ranges::find(used, value) - used.begin());
+        return input < used.size() && same_layout(graph.type(value), type) &&
+               is_written_last(*node.body, input, k);
+      });
+      if (found == free.end()) continue;
+      inputs[static_cast<size_t>(outputs[k])] = *found;
+      free.erase(found);
+    }
+  }
+  return inputs;
 }
 
 }  // namespace tessera::compiler

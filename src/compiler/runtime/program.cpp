@@ -67,6 +67,7 @@ Program::Program(const Graph& graph, std::vector<Launch> kernels)
   auto freed = last_uses(graph);
   const auto by_rows = updated_by_rows(graph);
   const auto in_place = in_place_targets(graph);
+  const auto over = overwritable_inputs(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const auto& node = graph.nodes[i];
     if (by_rows[i])
@@ -75,7 +76,7 @@ Program::Program(const Graph& graph, std::vector<Launch> kernels)
         .runs_by_rows = by_rows[i], .freed = freed[i], .op = node.op, .module = node.module};
     if (node.op == kFused) {
       TORCH_INTERNAL_ASSERT(i < kernels.size() && kernels[i], "compile: a kernel is missing");
-      instruction.kernel = make_kernel_call(node, std::move(kernels[i]), in_place);
+      instruction.kernel = make_kernel_call(node, std::move(kernels[i]), in_place, over);
     } else {
       instruction.call = make_call(node);
     }
@@ -135,16 +136,6 @@ Program::Call Program::make_call(const Node& node) {
   for (const auto& result : node.results) call.results.push_back(result.values);
   TORCH_INTERNAL_ASSERT(call.results.size() == call.written.size() + call.own.size(),
                         "compile: results of ", node.op);
-  return call;
-}
-
-Program::KernelCall Program::make_kernel_call(const Node& node, Launch launch,
-                                              const std::vector<ValueId>& in_place) {
-  KernelCall call{.launch = std::move(launch), .outputs = node.defined()};
-  const auto used = node.used();
-  for (const size_t input : kernel_inputs(*node.body)) call.inputs.push_back(used.at(input));
-  for (const auto value : call.outputs)
-    call.in_place.push_back(in_place[static_cast<size_t>(value)]);
   return call;
 }
 
@@ -297,24 +288,6 @@ void Program::check_results(const Call& call) const {
   for (const auto& values : call.results) {
     for (const auto value : values) check_result(call, value);
   }
-}
-
-void Program::execute(const KernelCall& call) {
-  std::vector<void*> tensors;
-  tensors.reserve(call.inputs.size() + call.outputs.size());
-  for (const auto value : call.inputs)
-    tensors.push_back(const_cast<void*>(at(value).unsafeGetTensorImpl()->data()));
-  for (size_t i = 0; i < call.outputs.size(); ++i) {
-    auto& output = at(call.outputs[i]);
-    if (const auto input = call.in_place[i]; input != kNoValue) {
-      shared_.before_write(input);
-      output = at(input);
-    } else {
-      output = make_value(call.outputs[i]);
-    }
-    tensors.push_back(output.unsafeGetTensorImpl()->mutable_data());
-  }
-  call.launch(tensors.data());
 }
 
 /// Whether a gather moves nothing, see Note [seen in place]; what must travel has done so, too.

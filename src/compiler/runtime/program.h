@@ -64,6 +64,7 @@ class Program {
     std::vector<ValueId> inputs = {};
     std::vector<ValueId> outputs;
     std::vector<ValueId> in_place = {};  // by output: the input whose memory it takes, or kNoValue
+    std::vector<ValueId> over = {};      // by output: of what ends here, if nobody else has it
   };
   struct Instruction {
     std::optional<Call> call = std::nullopt;
@@ -81,7 +82,8 @@ class Program {
 
   static Call make_call(const Node& node);
   static KernelCall make_kernel_call(const Node& node, Launch launch,
-                                     const std::vector<ValueId>& in_place);
+                                     const std::vector<ValueId>& in_place,
+                                     const std::vector<ValueId>& over);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
   /// By node: whether it is run with the next one, by rows.
   static std::vector<bool> updated_by_rows(const Graph& graph);

@@ -17,6 +17,8 @@ class LibtorchGraph final : public CudaGraph {
   void warm_up(c10::function_ref<void()> work) override {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     wait(stream_, current);
+    // Memory is kept by stream: what this one has let go is of no use to the other.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     {
       const c10::cuda::CUDAStreamGuard guard(stream_);
       work();

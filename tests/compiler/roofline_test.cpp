@@ -106,7 +106,7 @@ class RooflineOnCuda : public Roofline {};
 TEST_F(RooflineOnCuda, LargeKernelsComeNearToACopy) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   const auto times = times_of({at::kCUDA, 0}, int64_t{1} << 20);
-  ASSERT_EQ(times.size(), 3U);
+  ASSERT_EQ(times.size(), 1U) << "they read the same";
   for (const auto& time : times) {
     EXPECT_GT(time.share(), 0.4) << roofline_text(times);
     EXPECT_LT(time.share(), 1.3) << roofline_text(times);

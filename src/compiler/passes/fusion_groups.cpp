@@ -156,13 +156,33 @@ class Grouping {
 
   /// Kernels nearby that read the same memory: on a GPU one reads it once.
   void join_readers(ValueId value, size_t node) {
-    constexpr size_t kNear = 16;  // nodes: what the earlier one reads is not kept for long
+    constexpr size_t kNear = 16;        // nodes: what the earlier one reads is not kept for long
+    constexpr size_t kMostWritten = 8;  // or registers end
     if (!has_row_kernels(graph_.type(value).device)) return;
     for (const size_t user : users_[index(value)]) {
       if (user >= node || node - user > kNear || group_of_[user] == kNone) continue;
       const auto& shapes = groups_[group_of_[user]].shapes;
-      if (shapes.size() == 1 && shapes[0] == graph_.type(value).sizes) join(group_of_[user], node);
+      if (shapes.size() != 1 || shapes[0] != graph_.type(value).sizes) continue;
+      const size_t written =
+          written_by(groups_[group_of_[user]]) + written_by(groups_[group_of_[node]]);
+      if (written <= kMostWritten) join(group_of_[user], node);
     }
+  }
+
+  bool is_needed_outside(const Group& group, ValueId value) const {
+    const auto& users = users_[index(value)];
+    return is_output_[index(value)] || std::any_of(users.begin(), users.end(), [&](size_t user) {
+             return !is_member(group, user);
+           });
+  }
+
+  size_t written_by(const Group& group) const {
+    size_t written = 0;
+    for (const size_t member : group.members) {
+      for (const ValueId value : graph_.nodes[member].defined())
+        written += is_needed_outside(group, value) ? 1 : 0;
+    }
+    return written;
   }
 
   void join(size_t earlier, size_t node) {
@@ -297,12 +317,8 @@ class Grouping {
     if (group.members.empty()) return false;
     const bool used = std::any_of(group.members.begin(), group.members.end(), [&](size_t member) {
       const auto values = graph_.nodes[member].defined();
-      return std::any_of(values.begin(), values.end(), [&](ValueId value) {
-        const auto& users = users_[index(value)];
-        return is_output_[index(value)] ||
-               std::any_of(users.begin(), users.end(),
-                           [&](size_t user) { return !is_member(group, user); });
-      });
+      return std::any_of(values.begin(), values.end(),
+                         [&](ValueId value) { return is_needed_outside(group, value); });
     });
     if (!used || group.members.size() > 1) return used;
     const Node& node = graph_.nodes[group.members[0]];

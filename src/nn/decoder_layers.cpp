@@ -166,20 +166,27 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
                     options.d_model, "], got ", x.sizes());
   TORCH_CHECK_VALUE(cos.defined() == sin.defined(),
                     "GroupedQueryAttention: expected both cos and sin, or neither");
-  // By the size of a head: under tensor parallelism a rank has some of the heads.
+  // By the size of a head: under tensor parallelism a rank has some of the heads. They are turned
+  // as they come, [batch, length, heads, head_dim], so that neither forward nor backward copies
+  // them.
   const auto heads = [&](const at::Tensor& features) {
-    return features.unflatten(-1, {-1, *options.head_dim}).transpose(1, 2);
+    return features.unflatten(-1, {-1, *options.head_dim});
   };
   auto query = heads(q_proj(x)), key = heads(k_proj(x));
   const auto value = heads(v_proj(x));
   if (cos.defined() || !rotary_emb.is_empty()) {
-    const auto [cosines, sines] = cos.defined() ? std::tuple(cos, sin) : rotary_emb(query);
-    query = apply_rotary(query, cosines, sines);
-    key = apply_rotary(key, cosines, sines);
+    const auto [cosines, sines] =
+        cos.defined() ? std::tuple(cos, sin) : rotary_emb(query.transpose(1, 2));
+    const auto for_heads = [](const at::Tensor& table) {
+      return table.dim() > 2 ? table.transpose(-3, -2) : table.unsqueeze(-2);
+    };
+    query = apply_rotary(query, for_heads(cosines), for_heads(sines));
+    key = apply_rotary(key, for_heads(cosines), for_heads(sines));
   }
   const auto mixed = at::scaled_dot_product_attention(
-      query, key, value, /*attn_mask=*/{}, /*dropout_p=*/0.0, options.causal,
-      /*scale=*/std::nullopt, /*enable_gqa=*/options.heads != options.kv_heads);
+      query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), /*attn_mask=*/{},
+      /*dropout_p=*/0.0, options.causal, /*scale=*/std::nullopt,
+      /*enable_gqa=*/options.heads != options.kv_heads);
   return o_proj(mixed.transpose(1, 2).flatten(2));
 }
 

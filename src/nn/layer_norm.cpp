@@ -1,7 +1,7 @@
 #include <tessera/nn/plain_forward.h>
 
 #include "base/capture.h"
-#include "nn/norm_kernels.h"
+#include "nn/row_kernels.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_unsafe_view.h>
@@ -17,12 +17,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 RunRowOperator row_kernels = nullptr;
-
-/// Kernels of ours are no operators: who records, or differentiates a backward, is given ATen's.
-std::optional<std::vector<at::Tensor>> run_rows(const RowOperator& op) {
-  if (at::GradMode::is_enabled() || capture::observer() != nullptr) return std::nullopt;
-  return row_kernels(op);
-}
 
 /// at::layer_norm over the last dimension, whose gradients one pass over the rows makes. ATen's
 /// takes three, two of them for weight and bias.
@@ -81,15 +75,13 @@ class RowNorm : public torch::autograd::Function<RowNorm> {
 };
 
 bool is_plain_cuda(const at::Tensor& tensor) {
-  // What is distributed or fake has no memory; functions of ours have no forward derivatives.
-  return tensor.defined() && tensor.is_cuda() && tensor.has_storage() &&
-         !tensor._fw_grad(/*level=*/0).defined();
+  // Functions of ours have no forward derivatives.
+  return tensor.defined() && has_row_kernels(tensor) && !tensor._fw_grad(/*level=*/0).defined();
 }
 
 /// Whether kernels over rows are worth it: of few numbers ATen's are as fast, and written already.
 bool takes_rows(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   constexpr int64_t kMany = int64_t{1} << 20;
-  if (row_kernels == nullptr || capture::observer() != nullptr) return false;
   return is_plain_cuda(input) && is_plain_cuda(weight) && is_plain_cuda(bias) &&
          weight.dim() == 1 && input.dim() >= 2 && input.size(-1) == weight.size(0) &&
          input.numel() >= kMany && input.is_contiguous() && at::GradMode::is_enabled() &&
@@ -101,6 +93,17 @@ bool takes_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
 }  // namespace
 
 void set_row_kernels(RunRowOperator run) { row_kernels = run; }
+
+bool has_row_kernels(const at::Tensor& tensor) {
+  // What is distributed or fake has no memory.
+  return row_kernels != nullptr && capture::observer() == nullptr && tensor.is_cuda() &&
+         tensor.has_storage();
+}
+
+std::optional<std::vector<at::Tensor>> run_rows(const RowOperator& op) {
+  if (at::GradMode::is_enabled() || capture::observer() != nullptr) return std::nullopt;
+  return row_kernels(op);
+}
 
 at::Tensor layer_norm(const at::Tensor& input, at::IntArrayRef normalized_shape,
                       const at::Tensor& weight, const at::Tensor& bias, double eps) {

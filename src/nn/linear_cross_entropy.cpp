@@ -3,9 +3,11 @@
 
 #include "base/capture.h"
 #include "nn/class_shard.h"
+#include "nn/row_kernels.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_assert_async.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/addmm.h>
@@ -21,6 +23,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -139,6 +142,10 @@ class Blocks {
 
     auto logits = at::linear(rows, weight_, bias_);  // [rows, classes]
     if (is_compiled(logits)) return run_as_operators(logits, first, length, factors, gradients);
+    if (auto found = run_as_rows(logits, first, length, factors, gradients)) {
+      add_gradients(found->at(1), rows, gradients);
+      return found->at(0).squeeze(1);
+    }
     auto largest = logits.amax(1, /*keepdim=*/true).to(factors.scalar_type());
     if (plan_->shard) largest = plan_->shard->largest(largest);
     auto values = is_low_precision(plan_->dtype) ? logits - largest : logits.sub_(largest);
@@ -176,6 +183,31 @@ class Blocks {
     const auto of_logits = at::_log_softmax_backward_data(of_chosen, log_probabilities, 1, dtype);
     add_gradients(of_logits.to(plan_->dtype), rows_.narrow(0, first, length), gradients);
     return losses;
+  }
+
+  /// Losses and the gradient of the logits by one kernel; none if there is no such kernel.
+  std::optional<std::vector<at::Tensor>> run_as_rows(const at::Tensor& logits, int64_t first,
+                                                     int64_t length, const at::Tensor& factors,
+                                                     const Gradients& gradients) const {
+    constexpr int64_t kMany = int64_t{1} << 20;  // ATen's are written already
+    if (!gradients.any() || plan_->shard || logits.numel() < kMany ||
+        logits.scalar_type() == at::kDouble || !detail::has_row_kernels(logits))
+      return std::nullopt;
+    const auto target = target_.narrow(0, first, length);
+    auto found = detail::run_rows(
+        {.name = detail::kCrossEntropyRows,
+         .arguments = {logits, target, factors.narrow(0, first, length), plan_->ignore_index},
+         .results = {{factors.scalar_type(), {length, 1}},
+                     {logits.scalar_type(), logits.sizes().vec()}}});
+    if (!found) return std::nullopt;
+    // Stops the GPU, as ATen's kernel does.
+    const auto is_fine = (target >= 0)
+                             .logical_and(target < logits.size(1))
+                             .logical_or(target == plan_->ignore_index);
+    at::_assert_async(is_fine.all(),
+                      c10::str(kName, ": expected targets of at least 0 and less than ",
+                               logits.size(1), ", the number of classes, or ignore_index"));
+    return found;
   }
 
   /// Leaves exponentials in `values`.
@@ -346,6 +378,20 @@ at::Tensor compute(const at::Tensor& input, const at::Tensor& weight, const at::
   return ReducedLoss::apply(rows, weight, given_bias, targets, plan, gradients);
 }
 
+/// What detail::kCrossEntropyRows means; the kernel is the compiler's.
+std::tuple<at::Tensor, at::Tensor> cross_entropy_rows(const at::Tensor& logits,
+                                                      const at::Tensor& target,
+                                                      const at::Tensor& scale,
+                                                      int64_t ignore_index) {
+  const auto log_probabilities = at::_log_softmax(logits.to(scale.scalar_type()), 1, false);
+  const auto counted = target != ignore_index;
+  const auto place = at::where(counted, target, 0).unsqueeze(1);
+  const auto factor = at::where(counted, scale, 0.0).unsqueeze(1);
+  const auto losses = at::where(counted.unsqueeze(1), -log_probabilities.gather(1, place), 0.0);
+  const auto gradient = (log_probabilities.exp() * factor).scatter_add(1, place, -factor);
+  return {losses, gradient.to(logits.scalar_type())};
+}
+
 constinit decltype(&linear_cross_entropy) distributed = nullptr;
 
 }  // namespace
@@ -368,6 +414,13 @@ at::Tensor detail::linear_cross_entropy_of_shard(const at::Tensor& input, const 
 
 void detail::set_distributed_linear_cross_entropy(decltype(&linear_cross_entropy) function) {
   distributed = function;
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, library) {
+  library.def(
+      "cross_entropy_rows(Tensor logits, Tensor target, Tensor scale, int ignore_index) -> "
+      "(Tensor, Tensor)",
+      &cross_entropy_rows);
 }
 
 }  // namespace tessera::nn

@@ -232,6 +232,35 @@ TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {
       code, ::testing::ContainsRegex("cpp_fused_amax[^\n]*out logical_or, out where, out sub\\)"));
 }
 
+/// What linear_cross_entropy runs eagerly on a GPU.
+TEST(RowsOfGraphs, LossesAndGradientsOfABlockAreOneKernel) {
+  const RowsOnHost on_host;
+  for (const char* dtype : {"float32", "bfloat16"}) {
+    const bool is_low = std::string(dtype) == "bfloat16";
+    const std::string logits = std::string(dtype) + "[96, 100]";
+    Graph graph = Graph::parse(
+        "input %0: " + logits + " = argument \"logits\"\n" +
+        "input %1: int64[96] = argument \"target\"\n" +
+        "input %2: float32[96] = argument \"scale\"\n" + "%3: float32[96, 1], %4: " + logits +
+        " = tessera::cross_entropy_rows(%0, %1, %2, 7)\n" + "return %3\nreturn %4\n");
+    torch::manual_seed(1);
+    const auto given = (torch::randn({96, 100}) * 3).to(is_low ? torch::kBFloat16 : torch::kFloat);
+    const auto target = torch::arange(96) % 50;
+    const auto scale = torch::rand({96});
+    const auto wanted = Program(graph, {}).run({given, target, scale});
+    decompose(graph);
+    fuse(graph);
+    std::string why;
+    auto kernels = load_kernels(write_kernels(graph), &why);
+    ASSERT_TRUE(kernels) << why;
+    EXPECT_EQ(std::ranges::count(graph.nodes, std::string(kFused), &Node::op), 1) << graph;
+    const auto got = Program(graph, std::move(*kernels)).run({given, target, scale});
+    EXPECT_TRUE(torch::allclose(got[0], wanted[0], 1e-5, 1e-5)) << dtype;
+    EXPECT_TRUE(torch::allclose(got[1], wanted[1], is_low ? 0.02 : 1e-4, 1e-6)) << dtype;
+    EXPECT_EQ(got[1].select(0, 7).abs().max().item<double>(), 0) << "an ignored target";
+  }
+}
+
 /// Both gradients of a product read the one above it.
 TEST(RowsOfGraphs, KernelsThatReadTheSameAreOne) {
   const RowsOnHost on_host;

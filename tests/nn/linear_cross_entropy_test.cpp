@@ -294,6 +294,29 @@ TEST_P(LinearCrossEntropy, KeepsSmallGradientsInFp16ForTheLossScale) {
   });
 }
 
+// Large enough for a GPU's kernel of a block; the last block is smaller.
+TEST_P(LinearCrossEntropy, OfManyClassesIsAsTheFormula) {
+  run([] {
+    constexpr int64_t kRows = 1500, kClasses = 4000;
+    for (const auto reduction : kReductions) {
+      Head head{drawn_on_device({kRows, 16}, 1).requires_grad_(),
+                drawn_on_device({kClasses, 16}, 2).requires_grad_(),
+                drawn_on_device({kClasses}, 3).requires_grad_(),
+                at::randint(kClasses, {kRows}, at::detail::createCPUGenerator(4), at::kLong)
+                    .to(run_device())};
+      head.target.narrow(0, 20, 100).fill_(-100);
+      const HeadOptions options{.bias = head.bias, .reduction = reduction, .chunk_rows = 512};
+      const auto loss = loss_of(head, options), expected = formula(head, options);
+      EXPECT_TRUE(at::allclose(loss, expected, 1e-3, 1e-3)) << loss;
+      const auto got = gradients_of(loss, head), wanted = gradients_of(expected, head);
+      for (size_t i = 0; i < got.size(); ++i) {
+        const auto scale = wanted[i].abs().max().item<double>();
+        EXPECT_TRUE(at::allclose(got[i], wanted[i], 1e-2, 1e-3 * scale)) << i << " " << reduction;
+      }
+    }
+  });
+}
+
 TEST_P(LinearCrossEntropy, RefusesToBeDifferentiatedTwice) {
   run([] {
     for (const auto reduction : kReductions) {

@@ -2,6 +2,7 @@
 #include "compiler/kernels/pointwise_rules.h"
 #include "compiler/passes/passes.h"
 #include "compiler/passes/row_builder.h"
+#include "nn/row_kernels.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -37,6 +38,7 @@ class Decomposer : public RowBuilder {
         {"aten::_log_softmax_backward_data", &Decomposer::log_softmax_backward},
         {"aten::nll_loss_forward", &Decomposer::nll_loss},
         {"aten::nll_loss_backward", &Decomposer::nll_loss_backward},
+        {nn::detail::kCrossEntropyRows, &Decomposer::cross_entropy_rows},
         {"aten::sum.dim_IntList", &Decomposer::sum},
         {"aten::mm.dtype", &Decomposer::product_with_ones},
     };
@@ -168,16 +170,21 @@ class Decomposer : public RowBuilder {
     ValueId normaliser;  // per row
   };
 
+  /// The logarithm of the sum of a row's exponentials.
+  ValueId normaliser_of(ValueId input) {
+    const ValueId x = wide(input);
+    const ValueId largest = reduce("aten::amax", x);
+    const ValueId sums = row_sum(power_of(input, sub(x, largest)));
+    return add(unary("aten::log", sums), largest);
+  }
+
   bool log_softmax(const Node& node) {
     const ValueId input = value_at(node, 0);
     if (!has_rows(input) || !is_last_dim(input, node.arguments[1].constant) || !are_plain(node))
       return false;
     device_ = type(input).device;
-    const ValueId x = wide(input);
-    const ValueId largest = reduce("aten::amax", x);
-    const ValueId sums = row_sum(power_of(input, sub(x, largest)));
-    const ValueId normaliser = add(unary("aten::log", sums), largest);
-    const ValueId output = become(result_at(node, 0), sub(x, normaliser));
+    const ValueId normaliser = normaliser_of(input);
+    const ValueId output = become(result_at(node, 0), sub(wide(input), normaliser));
     if (!is_consumed(input)) log_softmax_[output] = {input, normaliser};
     return true;
   }
@@ -311,6 +318,23 @@ class Decomposer : public RowBuilder {
       scale = binary("aten::div.Tensor", scale, of(cast(value_at(node, 6), dtype)));
     const ValueId of_row = where(targets.counted, unary("aten::neg", scale), {rows, 1});
     row_sums_[become(result_at(node, 0), where(targets.hit, of_row, sizes))] = of_row;
+    return true;
+  }
+
+  bool cross_entropy_rows(const Node& node) {
+    const ValueId input = value_at(node, 0), target = value_at(node, 1);
+    if (!takes_targets(node, input, target, kNoValue)) return false;
+    const auto sizes = type(input).sizes, of_row = row_shape(sizes);
+    const Targets targets = find_targets(input, target, node.arguments[3]);
+    const ValueId normaliser = normaliser_of(input);
+    const ValueId x = wide(input);
+    const ValueId chosen = sub(row_sum(where(targets.hit, x, sizes)), normaliser);
+    become(result_at(node, 0), where(targets.counted, unary("aten::neg", chosen), of_row));
+    const ValueId scale = emit("aten::view", {of(value_at(node, 2)), of(of_row)},
+                               type(value_at(node, 2)).dtype, of_row);
+    const ValueId factor = where(targets.counted, unary("aten::neg", scale), of_row);
+    const ValueId probabilities = power_of(input, sub(x, normaliser));
+    become(result_at(node, 1), sub(where(targets.hit, factor, sizes), mul(probabilities, factor)));
     return true;
   }
 

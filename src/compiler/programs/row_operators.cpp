@@ -3,7 +3,7 @@
 #include "compiler/passes/fuse.h"
 #include "compiler/passes/passes.h"
 #include "compiler/runtime/program.h"
-#include "nn/norm_kernels.h"
+#include "nn/row_kernels.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
@@ -58,7 +58,7 @@ std::unique_ptr<Program> make_program(const RowOperator& op) {
   std::string why_not;
   auto kernels = load_kernels(write_kernels(graph), &why_not);
   if (!kernels) {
-    TORCH_WARN_ONCE("LayerNorm: kernels of ATen are taken on this GPU: ", why_not);
+    TORCH_WARN_ONCE(op.name, ": kernels of ATen are taken on this GPU: ", why_not);
     return nullptr;
   }
   return std::make_unique<Program>(graph, std::move(*kernels));
@@ -76,6 +76,7 @@ Key key_of(const RowOperator& op) {
       std::memcpy(&bits, &number, sizeof(bits));
       numbers.push_back(bits);
     }
+    if (argument.isInt()) numbers.push_back(argument.toInt());
     if (!argument.isTensor()) continue;
     const auto& tensor = argument.toTensor();
     numbers.push_back(static_cast<int64_t>(tensor.scalar_type()));

@@ -74,6 +74,18 @@ const Case kCases[] = {
        const auto y = torch::rms_norm(given[0] + given[1], {given[0].size(1)}, given[2], 1e-6);
        return (y * y.detach().cos()).sum() + given[3].sum();
      }},
+    {"RmsNormByHand",
+     [](const std::vector<Tensor>& given) {
+       const auto x = given[0] + given[1];
+       const auto y = x * (x.pow(2).mean(-1, true) + 1e-6).rsqrt() * given[2] + given[3];
+       return (y * y.detach().cos()).sum();
+     }},
+    {"Means",
+     [](const std::vector<Tensor>& given) {
+       const auto centred = given[0] - given[0].mean(1, true) + given[1].mean(0, true);
+       return (centred.square().mean(-1, true).expand_as(given[1]) * given[2]).sum() +
+              given[3].mean();
+     }},
     {"Softmax",
      [](const std::vector<Tensor>& given) {
        return ((given[0] * given[2] + given[3]).softmax(1) * given[1]).sum();
@@ -230,6 +242,30 @@ TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {
   // Whether targets are classes, the loss of each row, the gradient.
   EXPECT_THAT(
       code, ::testing::ContainsRegex("cpp_fused_amax[^\n]*out logical_or, out where, out sub\\)"));
+}
+
+/// Autograd expands the gradient of the mean: Note [expanded numbers].
+TEST(RowsOfGraphs, ANormByHandIsOneKernelEachWay) {
+  const RowsOnHost on_host;
+  const auto x = torch::randn({128, 64}).requires_grad_();
+  const auto weight = torch::randn({64, 32});
+  auto step = compile(
+      [&] {
+        x.mutable_grad() = Tensor();
+        const auto y = x * (x.square().mean(-1, true) + 1e-6).rsqrt();
+        const auto loss = y.mm(weight);
+        loss.backward(torch::ones_like(loss));
+        return loss.detach();
+      },
+      {.fullgraph = true});
+  for (int i = 0; i < 3; ++i) step();
+  const auto code = generated_code(step);
+  const auto program = code.substr(code.find("\nprogram("));
+  EXPECT_THAT(program, ::testing::Not(HasSubstr("aten.expand"))) << program;
+  const std::string call = "\n  cpp_fused_";
+  int kernels = 0;
+  for (size_t at = 0; (at = program.find(call, at)) != std::string::npos; ++at) ++kernels;
+  EXPECT_EQ(kernels, 2) << program;
 }
 
 /// What linear_cross_entropy runs eagerly on a GPU.

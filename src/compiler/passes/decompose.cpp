@@ -414,6 +414,7 @@ void forget_values(Graph& graph) {
 
 void decompose(Graph& graph) {
   forget_values(graph);
+  sink_expands(graph);
   Decomposer(graph).run();
 }
 

@@ -10,6 +10,7 @@ void merge_equal(Graph& graph);       // the same of the same, once: also collec
 void drop_again(Graph& graph);        // marks that kept merge_equal from undoing recomputation
 void skip_overwritten(Graph& graph);  // copies into what is overwritten as a whole
 void fold_constants(Graph& graph);    // views, copies and arithmetic that change nothing
+void sink_expands(Graph& graph);      // pointwise operators before they are expanded, for decompose
 void decompose(Graph& graph);         // norms, softmax, losses: for kernels over rows
 void join_casts(Graph& graph);        // of parameters, to 16 bits: one kernel for all
 void compress(Graph& graph, at::ScalarType dtype);  // averages gradients in a 16-bit type

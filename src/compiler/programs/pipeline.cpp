@@ -43,6 +43,7 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   if (options.backend == "codegen") {
     add("decompose");
     add("join_casts");
+    add("recompute");
     add("fuse");
   }
   add("reuse_memory");

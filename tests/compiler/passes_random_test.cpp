@@ -265,7 +265,10 @@ void expect_same_outcome(const Outcome& before, const Outcome& after) {
 Pass small_pass(const std::string& name, int64_t& recomputed) {
   auto pass = compiler::find_pass(name, 100);
   if (name == "recompute")
-    pass.run = [&](Graph& graph) { recomputed += compiler::recompute_in_kernels(graph, 1).values; };
+    pass.run = [&](Graph& graph) {
+      recomputed += compiler::recompute_in_kernels(graph, 1).values;
+      recomputed += compiler::fit_to_budget(graph, 1, /*fuses=*/true).recomputed.values;
+    };
   return pass;
 }
 

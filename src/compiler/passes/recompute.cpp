@@ -28,7 +28,7 @@ namespace tessera::compiler {
 namespace {
 
 constexpr size_t kNoGroup = SIZE_MAX;
-constexpr size_t kMostCopies = 8;  // for one kernel
+constexpr size_t kMostCopiesInKernel = 8;  // for one kernel
 
 /// By node: the group it is part of.
 std::vector<size_t> groups_by_node(const Graph& graph,
@@ -108,7 +108,7 @@ class KernelRecomputer {
     const bool is_possible = finder_.extend(
         chain, value,
         [&](ValueId used) { return !recomputed_.contains(used) && is_held(used, time); },
-        [&](const Node& node) { return is_in_kernels(node); }, kMostCopies);
+        [&](const Node& node) { return is_in_kernels(node); }, kMostCopiesInKernel);
     return is_possible ? std::optional(std::move(chain)) : std::nullopt;
   }
 
@@ -176,6 +176,17 @@ bool are_inside_kernels(const Graph& graph, const std::vector<size_t>& group_of,
   });
 }
 
+/// As bytes_moved(), of a kernel before anybody has written it.
+int64_t traffic_of(const Graph& graph, const Node& node) {
+  if (is_view(node)) return 0;
+  const auto used = node.used(), defined = node.defined();
+  std::set<ValueId> values(used.begin(), used.end());
+  values.insert(defined.begin(), defined.end());
+  int64_t bytes = 0;
+  for (const ValueId value : values) bytes = add_bytes(bytes, span_of(graph.type(value)));
+  return bytes;
+}
+
 }  // namespace
 
 Planned plan_of(const Graph& graph, bool fuses) {
@@ -185,7 +196,7 @@ Planned plan_of(const Graph& graph, bool fuses) {
   update_early(planned.program);
   planned.lifetimes = lifetimes_of(planned.program);
   for (const Node& node : planned.program.nodes)
-    planned.traffic = add_bytes(planned.traffic, bytes_moved(planned.program, node));
+    planned.traffic = add_bytes(planned.traffic, traffic_of(planned.program, node));
   return planned;
 }
 

@@ -14,11 +14,11 @@ namespace tessera::compiler {
 
 /// Values that are computed again for users that come late.
 struct Chain {
-  std::vector<size_t> nodes;    // that are copied, in order
-  std::vector<ValueId> values;  // of which the users get copies
-  std::vector<ValueId> leaves;  // that the copies read
-  std::vector<size_t> users;    // the late ones
-  size_t at = 0;                // copies come before this node, the first of the users
+  std::vector<size_t> nodes = {};    // that are copied, in order
+  std::vector<ValueId> values = {};  // of which the users get copies
+  std::vector<ValueId> leaves = {};  // that the copies read
+  std::vector<size_t> users = {};    // the late ones
+  size_t at = 0;                     // copies come before this node, the first of the users
 };
 
 /// Finds what has to be computed to have a value again. Of a moment, as MemoryAnalysis.

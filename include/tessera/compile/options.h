@@ -84,6 +84,12 @@ struct CompileOptions {
   /// False: no gradients of the parameters are left after a call, as if it ended with zero_grad();
   /// the program need not keep them.
   bool keep_grads = true;
+  /// Bytes that the values which a program makes may take at a time: activations, gradients,
+  /// temporaries; neither what it is given nor what operators allocate for themselves. Where it
+  /// would need more, values of forward are computed again in backward instead of being kept, cheap
+  /// ones first, matrix products last. `explain` says what that came to. A budget that can't be
+  /// reached is a warning, and the program has the lowest peak that was found.
+  std::optional<int64_t> memory_budget = std::nullopt;
   /// torch::kHalf or torch::kBFloat16: gradients are averaged in that, as by replicate's
   /// fp16_compress_hook and bf16_compress_hook: cast, divided, reduced, cast back.
   std::optional<at::ScalarType> compress_gradients = std::nullopt;

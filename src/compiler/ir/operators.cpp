@@ -41,6 +41,8 @@ enum Trait : uint32_t {
   Alike = 1U << 26,             // elementwise, though not tagged so
   Uneven = 1U << 27,            // ranks send tensors of different sizes to each other
   ForAllocator = 1U << 28,      // says who uses memory, and computes nothing
+  Product = 1U << 29,           // of matrices, the right one last
+  OfRows = 1U << 30,            // a few passes over its arguments
 };
 }  // namespace trait
 
@@ -123,6 +125,19 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::full_like", trait::Alike},
     {"aten::empty_like", trait::Alike},
     {"aten::lerp_.Scalar", trait::Alike},
+
+    {"aten::mm", trait::Product},
+    {"aten::addmm", trait::Product},
+    {"aten::bmm", trait::Product},
+    {"aten::baddbmm", trait::Product},
+    {"aten::native_layer_norm", trait::OfRows},
+    {"aten::_fused_rms_norm", trait::OfRows},
+    {"aten::_softmax", trait::OfRows},
+    {"aten::_log_softmax", trait::OfRows},
+    {"aten::sum", trait::OfRows},
+    {"aten::mean", trait::OfRows},
+    {"aten::amax", trait::OfRows},
+    {"aten::embedding", trait::OfRows},
 
     {"aten::resize_", trait::OtherMemory},
     {"aten::set_", trait::OtherMemory},
@@ -337,6 +352,8 @@ bool is_fused_update(const Node& node) {
   return node.op.starts_with("aten::_fused_") && consumes(node);
 }
 bool is_matrix_product(const Node& node) { return node.op == "aten::mm"; }
+bool multiplies_matrices(const Node& node) { return has(node.op, trait::Product); }
+bool computes_rows(const Node& node) { return has(node.op, trait::OfRows); }
 bool is_elementwise(const Node& node) {
   return is_pointwise(node) || has(node.op, trait::Alike) || is_over_lists(node);
 }

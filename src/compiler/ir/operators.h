@@ -70,6 +70,10 @@ bool is_over_lists(const Node& node);
 bool is_fused_update(const Node& node);
 /// Of two matrices.
 bool is_matrix_product(const Node& node);
+/// The same, of batches of them and with an addend, too; the last tensor is the right matrix.
+bool multiplies_matrices(const Node& node);
+/// A norm, softmax, sum or the like: reads its arguments a few times, and writes no more.
+bool computes_rows(const Node& node);
 /// Each element of a result depends on those at its place, also where it is not tagged so.
 bool is_elementwise(const Node& node);
 enum class Arithmetic { Scales, Adds, Subtracts };

@@ -13,6 +13,7 @@ void fold_constants(Graph& graph);    // views, copies and arithmetic that chang
 void sink_expands(Graph& graph);      // pointwise operators before they are expanded, for decompose
 void decompose(Graph& graph);         // norms, softmax, losses: for kernels over rows
 void join_casts(Graph& graph);        // of parameters, to 16 bits: one kernel for all
+void recompute(Graph& graph);  // values that kernels can make again, in place of keeping them
 void compress(Graph& graph, at::ScalarType dtype);  // averages gradients in a 16-bit type
 
 // Few large collectives in place of many small ones; the number of buckets of all-reduces becomes

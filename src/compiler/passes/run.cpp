@@ -84,9 +84,15 @@ const std::vector<Entry>& all_passes() {
       // Only kernels gain by it.
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       {"join_casts", join_casts, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
+      // merge_equal would take the copies away; those of the others are made by then.
+      {"recompute", recompute,
+       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose", "join_casts"}})},
       // A kernel hides the operators that those look for.
       {"fuse", fuse,
-       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose", "join_casts"}})},
+       joined({simplify,
+               bucket,
+               of_optimizer,
+               {"drop_again", "decompose", "join_casts", "recompute"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
        joined({simplify,

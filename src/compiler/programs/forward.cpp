@@ -32,9 +32,9 @@ struct CompiledForward::Impl {
 CompiledForward::CompiledForward(torch::nn::Module& module, CompileOptions options)
     : impl_(std::make_unique<Impl>(module, std::move(options))) {
   const auto& own = impl_->options;
-  TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer,
-                    "compile(module): expected no parallel_mode, module or optimizer, which belong "
-                    "to compile(function) over a whole step");
+  TORCH_CHECK_VALUE(!own.parallel_mode && !own.module && !own.optimizer && !own.memory_budget,
+                    "compile(module): expected no parallel_mode, module, optimizer or "
+                    "memory_budget, which belong to compile(function) over a whole step");
   compiler::check_options(own);
   impl_->region = std::make_unique<compiler::Region>(compiler::Region::Options{
       .caller = "compile(" + module.name() + ")",

@@ -2,7 +2,9 @@
 
 #include <tessera/compile/config.h>
 
+#include "base/text.h"
 #include "compiler/ir/operators.h"
+#include "compiler/kernels/lifetimes.h"
 #include "compiler/passes/run.h"
 #include "compiler/programs/agreement.h"
 #include "compiler/programs/overrides.h"
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <utility>
 
 namespace tessera {
@@ -43,8 +46,9 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   if (options.backend == "codegen") {
     add("decompose");
     add("join_casts");
-    add("fuse");
   }
+  if (options.backend == "codegen" || options.memory_budget) add("recompute");
+  if (options.backend == "codegen") add("fuse");
   add("reuse_memory");
   add("update_early");
   check_functions(passes);
@@ -60,6 +64,29 @@ void warn_interpreted(const std::string& why) {
              ". To have it so without this warning, take backend = \"interpret\"");
 }
 
+std::string text_of_bytes(int64_t bytes) { return format_bytes(static_cast<size_t>(bytes)); }
+
+/// What explain() says of the memory of a program, and a warning if that is too much.
+void tell_memory(Prepared& prepared, const MemoryReport& report,
+                 const std::optional<int64_t>& budget) {
+  const int64_t peak = lifetimes_of(prepared.graph).peak_bytes;
+  const auto& [values, bytes, added] = report.recomputed;
+  counters()["planned_peak_bytes"] = peak;
+  counters()["recomputed_values"] = values;
+  prepared.memory = c10::str("planned peak: ", text_of_bytes(peak), " (", peak,
+                             " bytes) of values that the program makes");
+  if (budget) prepared.memory += "; memory_budget: " + text_of_bytes(*budget);
+  if (values > 0)
+    prepared.memory += c10::str(
+        "; ", values, values == 1 ? " value" : " values", " computed again: ", text_of_bytes(bytes),
+        " not kept, ", text_of_bytes(std::abs(added)), added > 0 ? " more" : " less", " moved");
+  if (report.held_by.empty()) return;
+  prepared.over_budget =
+      c10::str("expected a memory_budget that can be reached, got ", *budget,
+               " bytes; the lowest peak that was found is ", peak, ", held by ", report.held_by,
+               " and others; take a smaller batch, or leave gradients out (keep_grads = false)");
+}
+
 }  // namespace
 
 void check_options(const CompileOptions& options) {
@@ -72,6 +99,9 @@ void check_options(const CompileOptions& options) {
   TORCH_CHECK_VALUE(dtype == at::kHalf || dtype == at::kBFloat16,
                     "compile: expected compress_gradients to be torch::kHalf or torch::kBFloat16, ",
                     "got ", dtype, "; leave it out to average gradients as they are");
+  TORCH_CHECK_VALUE(options.memory_budget.value_or(1) > 0,
+                    "compile: expected a memory_budget of at least 1 byte, got ",
+                    options.memory_budget.value_or(1), "; leave it out to have none");
   const auto further =
       options.parallel_mode ? options.parallel_mode->passes() : std::vector<Pass>();
   check_disabled(passes_for(options, further), options.disabled_passes);
@@ -88,14 +118,23 @@ std::vector<std::string> passes_over_messages(const CompileOptions& options,
   return names;
 }
 
-void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further) {
-  run_passes(graph, passes_for(options, further),
+MemoryReport optimise(Graph& graph, const CompileOptions& options,
+                      const std::vector<Pass>& further) {
+  MemoryReport report;
+  auto passes = passes_for(options, further);
+  const auto recompute = std::ranges::find(passes, "recompute", &Pass::name);
+  if (recompute != passes.end())
+    recompute->run = [&](Graph& each) {
+      report = fit_to_budget(each, options.memory_budget, options.backend == "codegen");
+    };
+  run_passes(graph, passes,
              {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});
+  return report;
 }
 
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
-  Prepared prepared{graph, {}, {}};
-  optimise(prepared.graph, options, further);
+  Prepared prepared{.graph = graph};
+  auto report = optimise(prepared.graph, options, further);
   if (options.backend == "codegen") {
     if (collected != nullptr) collected->push_back(program_text(prepared.graph));
     const auto sources = write_kernels(prepared.graph);
@@ -110,9 +149,10 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
       without.backend = "interpret";
       without.dump_folder.clear();
       prepared.graph = std::move(graph);
-      optimise(prepared.graph, without, further);
+      report = optimise(prepared.graph, without, further);
     }
   }
+  tell_memory(prepared, report, options.memory_budget);
   ++counters()["graphs"];
   counters()["fused_kernels"] =
       std::count_if(prepared.graph.nodes.begin(), prepared.graph.nodes.end(),

@@ -4,13 +4,15 @@
 #include <tessera/compile/options.h>
 
 #include "compiler/kernels/kernels.h"
+#include "compiler/passes/recompute.h"
 
 #include <memory>
 
 namespace tessera::compiler {
 
 /// Runs the passes: ours, `further`, the user's, and those that need to come last.
-void optimise(Graph& graph, const CompileOptions& options, const std::vector<Pass>& further = {});
+MemoryReport optimise(Graph& graph, const CompileOptions& options,
+                      const std::vector<Pass>& further = {});
 
 /// Those of the passes that join, merge or move messages, by name.
 std::vector<std::string> passes_over_messages(const CompileOptions& options,
@@ -22,8 +24,10 @@ void check_options(const CompileOptions& options);
 /// A graph as it is run.
 struct Prepared {
   Graph graph;
-  std::vector<Launch> kernels;  // by node; none: all nodes are operators
-  std::string why_interpreted;  // if kernels were asked for and there are none
+  std::vector<Launch> kernels = {};  // by node; none: all nodes are operators
+  std::string why_interpreted = {};  // if kernels were asked for and there are none
+  std::string memory = {};           // its planned peak, for explain()
+  std::string over_budget = {};      // why that is above CompileOptions::memory_budget, if it is
 };
 /// Optimises it, compiles its kernels and counts both.
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further = {});

@@ -94,6 +94,11 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
   reasons.note(c10::str("compiled: ", prepared.graph.nodes.size(), " operators, ",
                         prepared.graph.inputs.size(), " tensors in, ",
                         prepared.graph.outputs.size(), " out"));
+  reasons.note(prepared.memory);
+  if (!prepared.over_budget.empty()) {
+    reasons.note("over the memory_budget: " + prepared.over_budget);
+    if (!std::exchange(has_warned_of_memory, true)) TORCH_WARN("compile: ", prepared.over_budget);
+  }
   variant.accept(std::move(prepared.graph), std::move(prepared.kernels));
   if (variant.can_leave_work())
     reasons.note("calls with LastTrainStep{false} leave the update of the last bucket to the next");

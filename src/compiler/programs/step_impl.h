@@ -29,6 +29,7 @@ struct Step::Impl {
   int kept_tensors = 0;   // recordings in a row that left tensors behind
   std::string why_again;  // why no program served the last call
   bool has_warned_of_scalars = false;
+  bool has_warned_of_memory = false;
   compiler::Recheck recheck;
   bool announces = false;  // all ranks have had a program
   std::optional<std::weak_ptr<const void>> module_lifetime, optimizer_lifetime;  // if known

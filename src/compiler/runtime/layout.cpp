@@ -1,37 +1,25 @@
 #include <tessera/compile/layout.h>
 
-#include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
 #include "compiler/ir/verify.h"
+#include "compiler/kernels/lifetimes.h"
 #include "compiler/kernels/traffic.h"
 #include "compiler/runtime/listing.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <limits>
 #include <set>
-#include <unordered_map>
 
 namespace tessera {
 namespace compiler {
 namespace {
 
-/// A text may claim any sizes.
-int64_t add_bytes(int64_t left, int64_t right) {
-  int64_t sum = 0;
-  return __builtin_add_overflow(left, right, &sum) ? std::numeric_limits<int64_t>::max() : sum;
-}
-
 class LayoutBuilder {
  public:
-  explicit LayoutBuilder(const Graph& graph) : graph_(graph), listing_(graph), memory_(graph) {
-    for (size_t value = 0; value < graph.value_count(); ++value) {
-      if (const ValueId home = listing_.in_place()[value]; home != kNoValue)
-        memory_.join(static_cast<ValueId>(value), home);
-    }
-  }
+  explicit LayoutBuilder(const Graph& graph)
+      : graph_(graph), listing_(graph), lifetimes_(lifetimes_of(graph, listing_.in_place())) {}
 
   ProgramLayout build() {
     add_buffers();
@@ -41,7 +29,8 @@ class LayoutBuilder {
     for (const auto& buffer : layout_.buffers) {
       if (buffer.is_input) layout_.input_bytes = add_bytes(layout_.input_bytes, buffer.bytes);
     }
-    find_peak();
+    layout_.peak = lifetimes_.peak;
+    layout_.peak_bytes = lifetimes_.peak_bytes;
     return std::move(layout_);
   }
 
@@ -49,57 +38,37 @@ class LayoutBuilder {
   using Buffer = ProgramLayout::Buffer;
 
   void add_buffers() {
+    for (const Lifetime& each : lifetimes_.buffers) {
+      layout_.buffers.push_back({.name = listing_.name(each.value),
+                                 .type = text_of(graph_.type(each.value)),
+                                 .kind = "temporary",
+                                 .label = {},
+                                 .is_input = each.is_input,
+                                 .bytes = each.bytes,
+                                 .first = each.first,
+                                 .last = each.last});
+    }
     for (const GraphInput& input : graph_.inputs) {
-      Buffer& buffer = extend(input.value);
+      Buffer& buffer = layout_.buffers[buffer_of(input.value)];
       buffer.kind = name_of(input.kind);
       buffer.label = input.name;
-      buffer.is_input = true;
-      buffer.last = graph_.nodes.size();
-    }
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      const Node& node = graph_.nodes[i];
-      // Results begin with what consumed arguments have become.
-      size_t consumed = 0;
-      for (size_t k = 0; k < node.arguments.size(); ++k) consumed += writes(node, k) ? 1 : 0;
-      for (size_t k = 0; k < node.results.size(); ++k) {
-        for (const ValueId value : node.results[k].values) {
-          if (value != kNoValue) extend(value, i, !is_view(node) && k >= consumed);
-        }
-      }
     }
     for (const GraphOutput& output : graph_.outputs) {
       if (output.value == kNoValue) continue;
       Buffer& buffer = layout_.buffers[buffer_of(output.value)];
-      buffer.last = graph_.nodes.size();
       if (buffer.is_input || buffer.kind == "gradient") continue;
       constexpr const char* kKinds[] = {"result", "written", "gradient"};
       buffer.kind = kKinds[static_cast<size_t>(output.kind)];
     }
-  }
-
-  /// The buffer in which the value lies, made with it if it is the first there. `allocates`: the
-  /// value has memory of its own, which a later view may have put together with that of others.
-  Buffer& extend(ValueId value, size_t at = 0, bool allocates = true) {
-    const auto [found, is_new] = numbers_.emplace(memory_.memory(value), layout_.buffers.size());
-    const ValueType& type = graph_.type(value);
-    devices_.insert(type.device.str());
-    if (is_new) {
-      layout_.buffers.push_back({.name = listing_.name(value),
-                                 .type = text_of(type),
-                                 .kind = "temporary",
-                                 .label = {},
-                                 .first = at});
+    for (size_t value = 0; value < graph_.value_count(); ++value) {
+      if (lifetimes_.buffer_of[value] != Lifetimes::kNone)
+        devices_.insert(graph_.type(static_cast<ValueId>(value)).device.str());
     }
-    Buffer& buffer = layout_.buffers[found->second];
-    const bool is_elsewhere = listing_.in_place().at(static_cast<size_t>(value)) != kNoValue;
-    if (is_new || (allocates && !is_elsewhere))
-      buffer.bytes = add_bytes(buffer.bytes, span_of(type));
-    const int last = memory_.last_read(value);
-    buffer.last = std::max(buffer.last, static_cast<size_t>(std::max(last, 0)));
-    return buffer;
   }
 
-  size_t buffer_of(ValueId value) const { return numbers_.at(memory_.memory(value)); }
+  size_t buffer_of(ValueId value) const {
+    return lifetimes_.buffer_of.at(static_cast<size_t>(value));
+  }
 
   std::vector<size_t> buffers_of(const std::vector<ValueId>& values) const {
     std::vector<size_t> numbers;
@@ -120,7 +89,8 @@ class LayoutBuilder {
                                            .sends = is_launch(node),
                                            .reads = buffers_of(node.used()),
                                            .writes = buffers_of(node.defined()),
-                                           .moved = bytes_moved(graph_, node)};
+                                           .moved = bytes_moved(graph_, node),
+                                           .held = lifetimes_.held[at]};
     if (is_view(node)) instruction.writes.clear();
     if (const auto& use = listing_.kernels().uses[at]) {
       auto& kernels = layout_.kernels;
@@ -136,30 +106,10 @@ class LayoutBuilder {
     layout_.instructions.push_back(std::move(instruction));
   }
 
-  void find_peak() {
-    auto& instructions = layout_.instructions;
-    std::vector<std::vector<int64_t>> begin(instructions.size()), end(instructions.size() + 1);
-    for (const Buffer& buffer : layout_.buffers) {
-      if (buffer.is_input) continue;
-      begin[buffer.first].push_back(buffer.bytes);
-      end[buffer.last].push_back(buffer.bytes);
-    }
-    double held = 0;  // exact up to 8 PiB
-    for (size_t i = 0; i < instructions.size(); ++i) {
-      for (const int64_t bytes : begin[i]) held += static_cast<double>(bytes);
-      instructions[i].held = static_cast<int64_t>(std::min(held, 9e18));
-      for (const int64_t bytes : end[i]) held -= static_cast<double>(bytes);
-      if (instructions[i].held <= layout_.peak_bytes) continue;
-      layout_.peak_bytes = instructions[i].held;
-      layout_.peak = i;
-    }
-  }
-
   const Graph& graph_;
   const Listing listing_;
-  MemoryAnalysis memory_;
+  const Lifetimes lifetimes_;
   ProgramLayout layout_;
-  std::unordered_map<size_t, size_t> numbers_;  // of buffers, by that of the memory
   std::set<std::string> devices_;
 };
 

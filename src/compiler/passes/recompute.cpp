@@ -1,0 +1,236 @@
+// Note [computed again]. Forward, backward and update are one graph, so what backward needs of
+// forward is a value that is made early and read late. If a kernel reads it late, and what it was
+// made of is in memory then anyway, the kernel makes it once more:
+//
+//   %2 = aten::silu(%gate)                      %2 = aten::silu(%gate)
+//   %3 = aten::mul.Tensor(%2, %up)              %3 = aten::mul.Tensor(%2, %up)
+//   ...                                   =>    ...
+//   %8 = aten::mul.Tensor(%7, %2)               %12 = aten::silu(%gate)
+//   %9 = aten::silu_backward(%6, %gate)         %8 = aten::mul.Tensor(%7, %12)
+//
+// Now %2 is neither kept nor stored. That is done where it moves fewer bytes than before: loads
+// that kernels have beyond those they had, against loads of the value and, if no other kernel
+// needs it, its store. No memory is held for longer, so the peak does not rise.
+#include "compiler/passes/recompute.h"
+
+#include "compiler/ir/operators.h"
+#include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/traffic.h"
+#include "compiler/passes/fuse.h"
+#include "compiler/passes/fusion_groups.h"
+#include "compiler/passes/passes.h"
+#include "compiler/passes/recompute_chain.h"
+
+#include <algorithm>
+#include <map>
+
+namespace tessera::compiler {
+namespace {
+
+constexpr size_t kNoGroup = SIZE_MAX;
+constexpr size_t kMostCopiesInKernel = 8;  // for one kernel
+
+/// By node: the group it is part of.
+std::vector<size_t> groups_by_node(const Graph& graph,
+                                   const std::vector<std::vector<size_t>>& groups) {
+  std::vector<size_t> group_of(graph.nodes.size(), kNoGroup);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const size_t member : groups[i]) group_of[member] = i;
+  }
+  return group_of;
+}
+
+class KernelRecomputer {
+ public:
+  KernelRecomputer(const Graph& graph, int64_t least_bytes)
+      : graph_(graph),
+        least_bytes_(least_bytes),
+        memory_(graph),
+        finder_(graph, memory_),
+        groups_(find_fusion_groups(graph)),
+        group_of_(groups_by_node(graph, groups_)) {
+    // An operator that is no kernel by itself is one with what it reads.
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      if (group_of_[i] != kNoGroup || !is_in_kernels(graph.nodes[i])) continue;
+      group_of_[i] = groups_.size();
+      groups_.push_back({i});
+    }
+    loads_.resize(groups_.size());
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      for (const size_t member : groups_[group]) {
+        for (const ValueId value : graph.nodes[member].used()) loads_[group].insert(value);
+      }
+    }
+  }
+
+  /// The chains of values that are worth it, but for those in `refused`.
+  std::map<ValueId, std::vector<Chain>> find(const std::set<ValueId>& refused) {
+    std::map<ValueId, std::vector<Chain>> found;
+    for (const Node& node : graph_.nodes) {
+      if (!is_in_kernels(node)) continue;
+      const ValueId value = node.defined()[0];
+      if (refused.contains(value)) continue;
+      auto chains = late_chains(value);
+      if (chains.empty()) continue;
+      for (const Chain& chain : chains) kept_.insert(chain.leaves.begin(), chain.leaves.end());
+      recomputed_.insert(value);
+      found[value] = std::move(chains);
+    }
+    return found;
+  }
+
+ private:
+  bool is_in_kernels(const Node& node) const {
+    return is_repeatable(node) && !is_view(node) && node.results.size() == 1 &&
+           node.results[0].kind == Argument::Kind::Value && pointwise_rule(graph_, node);
+  }
+
+  /// When the node runs: kernels run where their last operator is.
+  size_t time_of(size_t node) const {
+    return group_of_[node] == kNoGroup ? node : groups_[group_of_[node]].back();
+  }
+
+  /// Whether the value is in memory at that time, whatever this pass does.
+  bool is_held(ValueId value, size_t time) const {
+    if (!memory_.inputs(value).empty()) return true;
+    const auto& values = memory_.neighbours(value);
+    return std::ranges::any_of(values, [&](ValueId other) {
+      const auto& users = memory_.uses().users(other);
+      return !recomputed_.contains(other) && std::ranges::any_of(users, [&](int user) {
+        return user == memory_.uses().end() || time_of(static_cast<size_t>(user)) >= time;
+      });
+    });
+  }
+
+  std::optional<Chain> chain_of(ValueId value, const std::vector<size_t>& users) const {
+    Chain chain{.values = {value}, .users = users, .at = users.front()};
+    const size_t time = time_of(users.front());
+    const bool is_possible = finder_.extend(
+        chain, value,
+        [&](ValueId used) { return !recomputed_.contains(used) && is_held(used, time); },
+        [&](const Node& node) { return is_in_kernels(node); }, kMostCopiesInKernel);
+    return is_possible ? std::optional(std::move(chain)) : std::nullopt;
+  }
+
+  /// One for each kernel that reads the value when nothing else needs it any more; none if that
+  /// moves no fewer bytes.
+  std::vector<Chain> late_chains(ValueId value) const {
+    const int64_t bytes = graph_.type(value).bytes();
+    if (bytes < least_bytes_ || !finder_.is_private(value) || kept_.contains(value)) return {};
+    const auto made = static_cast<size_t>(memory_.uses().definition(value));
+    std::map<size_t, std::vector<size_t>> kernels;  // that use it, by time
+    size_t needed = time_of(made);                  // until then, in memory or by its own kernel
+    for (const int each : memory_.uses().users(value)) {
+      const auto user = static_cast<size_t>(each);
+      const size_t group = group_of_[user];
+      if (group == kNoGroup || user >= finder_.mark())
+        needed = std::max(needed, time_of(user));
+      else if (group != group_of_[made])
+        kernels[time_of(user)].push_back(user);
+    }
+    std::vector<Chain> chains;
+    for (const auto& [time, users] : kernels) {
+      auto chain = chain_of(value, users);
+      if (chain)
+        chains.push_back(std::move(*chain));
+      else
+        needed = std::max(needed, time);
+    }
+    std::erase_if(chains, [&](const Chain& chain) { return time_of(chain.at) <= needed; });
+    const bool is_stored =
+        group_of_[made] == kNoGroup || chains.size() < kernels.size() || needed > time_of(made);
+    int64_t saved = is_stored ? 0 : bytes;
+    for (const Chain& chain : chains) saved += bytes - added_loads(chain);
+    return saved > 0 ? chains : std::vector<Chain>();
+  }
+
+  int64_t added_loads(const Chain& chain) const {
+    const auto& loads = loads_[group_of_[chain.at]];
+    int64_t bytes = 0;
+    for (const ValueId leaf : chain.leaves) {
+      if (!loads.contains(leaf)) bytes += span_of(graph_.type(leaf));
+    }
+    return bytes;
+  }
+
+  const Graph& graph_;
+  const int64_t least_bytes_;
+  const MemoryAnalysis memory_;
+  const ChainFinder finder_;
+  std::vector<std::vector<size_t>> groups_;
+  std::vector<size_t> group_of_;          // by node
+  std::vector<std::set<ValueId>> loads_;  // by group
+  std::set<ValueId> kept_;                // which copies read
+  std::set<ValueId> recomputed_;          // that are not kept any more
+};
+
+/// Whether each of the values is made and used in one kernel alone.
+bool are_inside_kernels(const Graph& graph, const std::vector<size_t>& group_of, const Uses& uses,
+                        const std::set<ValueId>& values) {
+  return std::ranges::all_of(values, [&](ValueId value) {
+    const size_t group = group_of[static_cast<size_t>(uses.definition(value))];
+    return group != kNoGroup && std::ranges::all_of(uses.users(value), [&](int user) {
+             return user < static_cast<int>(graph.nodes.size()) &&
+                    group_of[static_cast<size_t>(user)] == group;
+           });
+  });
+}
+
+/// As bytes_moved(), of a kernel before anybody has written it.
+int64_t traffic_of(const Graph& graph, const Node& node) {
+  if (is_view(node)) return 0;
+  const auto used = node.used(), defined = node.defined();
+  std::set<ValueId> values(used.begin(), used.end());
+  values.insert(defined.begin(), defined.end());
+  int64_t bytes = 0;
+  for (const ValueId value : values) bytes = add_bytes(bytes, span_of(graph.type(value)));
+  return bytes;
+}
+
+}  // namespace
+
+Planned plan_of(const Graph& graph, bool fuses) {
+  Planned planned{graph, {}};
+  if (fuses) fuse(planned.program);
+  reuse_memory(planned.program);
+  update_early(planned.program);
+  planned.lifetimes = lifetimes_of(planned.program);
+  for (const Node& node : planned.program.nodes)
+    planned.traffic = add_bytes(planned.traffic, traffic_of(planned.program, node));
+  return planned;
+}
+
+Recomputation recompute_in_kernels(Graph& graph, int64_t least_bytes) {
+  std::set<ValueId> refused;
+  while (true) {
+    const auto found = KernelRecomputer(graph, least_bytes).find(refused);
+    if (found.empty()) return {};
+    Recomputation done{.values = static_cast<int64_t>(found.size())};
+    std::vector<Chain> chains;
+    for (const auto& [value, of_value] : found) {
+      done.bytes += graph.type(value).bytes();
+      chains.insert(chains.end(), of_value.begin(), of_value.end());
+    }
+    Graph rewritten = graph;
+    const auto made = insert_copies(rewritten, chains);
+    // What fuse leaves outside of the kernel would be stored and loaded after all.
+    const auto group_of = groups_by_node(rewritten, find_fusion_groups(rewritten));
+    const Uses uses(rewritten);
+    const size_t before = refused.size();
+    for (size_t i = 0; i < chains.size(); ++i) {
+      if (!are_inside_kernels(rewritten, group_of, uses, made[i]))
+        refused.insert(chains[i].values.begin(), chains[i].values.end());
+    }
+    if (refused.size() != before) continue;
+    const Planned kept = plan_of(graph, true), without = plan_of(rewritten, true);
+    done.added_traffic = without.traffic - kept.traffic;
+    if (without.lifetimes.peak_bytes > kept.lifetimes.peak_bytes || done.added_traffic > 0)
+      return {};
+    graph = std::move(rewritten);
+    return done;
+  }
+}
+
+void recompute(Graph& graph) { recompute_in_kernels(graph); }
+
+}  // namespace tessera::compiler

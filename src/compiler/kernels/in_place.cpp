@@ -4,6 +4,7 @@
 #include "compiler/ir/operators.h"
 #include "compiler/ir/rewrite.h"
 #include "compiler/kernels/kernel.h"
+#include "compiler/kernels/lane.h"
 #include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/row_plan.h"
 

@@ -299,7 +299,7 @@ TEST(LaunchError, RefusesMoreRanksOnTheHostThanInTheWorld) {
 
 TEST(LaunchError, RefusesRanksOutsideTheWorld) {
   EXPECT_THAT(launch_error(with(kTorchrun, {{"RANK", "8"}})),
-              HasSubstr("rank 8 is outside the world: with world size 8"));
+              HasSubstr("expected a rank from 0 to 7 in a world of size 8, got 8"));
   EXPECT_THAT(launch_error({}, {.rank = 2, .world_size = 2, .init_method = "tcp://a:1"}),
               HasSubstr("ranks go from 0 to 1"));
   EXPECT_THAT(launch_error({}, {.rank = -1, .world_size = 2, .init_method = "tcp://a:1"}),

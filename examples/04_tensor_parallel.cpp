@@ -43,9 +43,11 @@ TESSERA_MODULE(Net);
 int main() try {
   at::set_num_threads(1);
   tessera::init();
-  const auto mesh = tessera::init_device_mesh(torch::kCPU, {tessera::world_size()}, {"tp"});
+  const torch::Device device(torch::cuda::is_available() ? torch::kCUDA : torch::kCPU);
+  const auto mesh = tessera::init_device_mesh(device.type(), {tessera::world_size()}, {"tp"});
   torch::manual_seed(1);
   Net net;
+  net->to(device);
   tessera::parallelize_module(
       net, mesh,
       {{"words", RowwiseParallel({.output_layouts = Shard(1)})},  // some of the words; tokens after
@@ -59,7 +61,8 @@ int main() try {
 
   float last = 0;
   for (int step = 1; step <= 60; ++step) {  // every rank sees the same tokens
-    const auto tokens = torch::randint(kWords, {kBatch, kTokens}, torch::kLong);
+    const auto tokens =
+        torch::randint(kWords, {kBatch, kTokens}, torch::dtype(torch::kLong).device(device));
     const auto target = (7 * tokens + 3).flatten() % kWords;
     optimizer.zero_grad();
     const tessera::loss_parallel scope;  // the loss works on each rank's classes

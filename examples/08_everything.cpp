@@ -30,10 +30,12 @@ TESSERA_MODULE(Net);
 
 int main() try {
   tessera::init();  // ranks from tessera run, torchrun, Slurm, MPI
+  const torch::Device device(torch::cuda::is_available() ? torch::kCUDA : torch::kCPU);
   const auto mesh =
-      tessera::init_device_mesh(torch::kCPU, {tessera::world_size() / 2, 2}, {"dp", "tp"});
+      tessera::init_device_mesh(device.type(), {tessera::world_size() / 2, 2}, {"dp", "tp"});
   torch::manual_seed(1);
   Net net;
+  net->to(device);
   tessera::parallelize_module(
       net, mesh["tp"],
       {{"blocks.*.up", tessera::ColwiseParallel()}, {"blocks.*.down", tessera::RowwiseParallel()}});
@@ -58,7 +60,8 @@ int main() try {
 
   torch::manual_seed(mesh["dp"].local_rank());  // ranks along dp have different batches
   for (int i = 1; i <= 200; ++i) {
-    const auto x = torch::randint(kNumbers, {kBatch / mesh["dp"].size(), 2});
+    const auto x = torch::randint(kNumbers, {kBatch / mesh["dp"].size(), 2},
+                                  torch::dtype(torch::kLong).device(device));
     const auto loss = step(x, x.sum(1) % kNumbers);
     const auto mean = tessera::all_reduce(loss.detach(), tessera::ReduceOp::AVG).item<float>();
     if (tessera::rank() == 0 && (i == 1 || i % 50 == 0))

@@ -97,8 +97,8 @@ class Compiled {
   std::shared_ptr<detail::Step> step_;
 };
 
-/// The function, compiled. Its first two calls run eagerly and are recorded; from then on the
-/// program runs instead, as long as what it depends on is the same. Compared at each call are:
+/// The function, compiled. Its first two calls (three if the first makes an optimizer's state) run
+/// eagerly and are recorded; then its program runs while what it depends on is the same. Compared:
 /// - of arguments: sizes, strides, dtypes, devices, requires_grad, shared memory and placements of
 ///   tensors; numbers, strings, flags; which modules and optimizers they are;
 /// - grad mode, autocast, the default dtype; hooks and requires_grad of parameters, which gradients

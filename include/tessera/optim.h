@@ -111,11 +111,11 @@ class AdamW : public Optimizer {
   AdamWOptions& options(size_t group = 0);
 };
 
-/// The norm of all tensors as one vector; 0 if there are none. On the first tensor's device.
+/// Norm of all (D)Tensors as one vector: plain, on the first one's device; a CPU's 0 if none.
 at::Tensor get_total_norm(at::TensorList tensors, double norm_type = 2.0,
                           bool error_if_nonfinite = false,
                           std::optional<bool> foreach = std::nullopt);
-/// Scales gradients in place to a total norm of at most `max_norm`; gives the norm they had.
+/// Scales gradients in place to a total norm of at most `max_norm`; gives their get_total_norm.
 at::Tensor clip_grad_norm_(  // NOLINT(readability-identifier-naming): Python's name
     at::TensorList parameters, double max_norm, double norm_type = 2.0,
     bool error_if_nonfinite = false, std::optional<bool> foreach = std::nullopt);

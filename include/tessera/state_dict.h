@@ -35,9 +35,10 @@ class StateDict {
   const at::Tensor* find(const std::string& name) const;
   at::Tensor* find(const std::string& name);
   /// Throws a ValueError if there is none of this name.
-  const at::Tensor& operator[](const std::string& name) const;
+  const at::Tensor& operator[](const std::string& name) const&;
+  at::Tensor operator[](const std::string& name) &&;  // state_dict(net)["weight"]
   /// Appends an undefined tensor if there is none of this name, to be assigned to.
-  at::Tensor& operator[](const std::string& name);
+  at::Tensor& operator[](const std::string& name) &;
   /// Throws a ValueError if the name is taken.
   void insert(const std::string& name, const at::Tensor& tensor);
   /// Whether there was one of this name.

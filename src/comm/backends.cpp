@@ -21,13 +21,14 @@ const std::vector<BackendEntry>& all_backends() {
 }
 
 const BackendEntry& find_backend(const std::string& name, const char* caller) {
-  std::string known = "\"auto\"";
+  std::string known = "\"auto\"", absent;
   for (const auto& entry : all_backends()) {
     if (name == entry.name) return entry;
-    if (entry.available()) known += std::string(", \"") + entry.name + "\"";
+    (entry.available() ? known : absent) += std::string(", \"") + entry.name + "\"";
   }
-  TORCH_CHECK_VALUE(false, caller, ": expected one of the backends ", known, ", got \"", name,
-                    "\"");
+  if (!absent.empty()) absent = " (not in this build: " + absent.substr(2) + ")";
+  TORCH_CHECK_VALUE(false, caller, ": expected one of the backends ", known, absent, ", got \"",
+                    name, "\"; correct the name, or leave it out");
 }
 
 void await_released(c10d::ProcessGroup& group) {

@@ -48,9 +48,10 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
   std::set<int> seen;
   for (const int rank : ranks) {
     TORCH_CHECK_VALUE(rank >= 0 && rank < world_size, "new_group: expected ranks from 0 to ",
-                      world_size - 1, ", got ", rank, " in the list ", format_list(ranks));
-    TORCH_CHECK_VALUE(seen.insert(rank).second, "new_group: expected distinct ranks, got ", rank,
-                      " more than once in the list ", format_list(ranks));
+                      world_size - 1, ", got ", format_list(ranks), "; leave out ", rank,
+                      ", or start more ranks");
+    TORCH_CHECK_VALUE(seen.insert(rank).second, "new_group: expected distinct ranks, got ",
+                      format_list(ranks), "; name ", rank, " once");
   }
   TORCH_CHECK_VALUE(seen.count(context.world.rank) == 1,
                     "new_group: expected to be called by the listed ranks alone, got rank ",

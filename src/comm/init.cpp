@@ -11,6 +11,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <unistd.h>
@@ -34,6 +35,12 @@ constexpr std::chrono::milliseconds kStoppedTimeout{30'000};
 void shut_down_at_exit() {
   static std::once_flag once;
   std::call_once(once, [] { std::atexit(shutdown); });
+}
+
+/// Python does this at import; without it libtorch logs no less than a warning in a C++ program.
+void read_log_level() {
+  static std::once_flag once;
+  std::call_once(once, [] { c10::initLogging(); });
 }
 
 void check_options(const InitOptions& options) {
@@ -88,6 +95,7 @@ std::chrono::milliseconds stopped_timeout(const InitOptions& options) {
 }  // namespace
 
 void init(InitOptions options) {
+  read_log_level();
   check_options(options);
   Environment().get_int("TESSERA_LATE_AFTER");  // throws here rather than in the midst of a wait
   const auto launch = comm::find_launch(options);

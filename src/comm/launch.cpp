@@ -208,7 +208,8 @@ void check_complete(const InitOptions& options, const Found& found) {
                     "init: expected both rank and world size, got ",
                     found.rank ? rank_name : size_name, " but no ",
                     found.rank ? size_name : rank_name,
-                    has_launcher ? c10::str(" (launcher: ", found.launcher, ")") : "");
+                    has_launcher ? c10::str(" (launcher: ", found.launcher, ")") : "",
+                    "; set the other, or leave both out");
   TORCH_CHECK_VALUE(options.init_method.empty(), "init: init_method \"", options.init_method,
                     "\" needs rank and world_size; set them in InitOptions, or start the program "
                     "with `tessera run`");
@@ -220,9 +221,10 @@ void check_ranks(const Found& found) {
                     *found.world_size, source);
   TORCH_CHECK_VALUE(*found.world_size <= kMostRanks, "init: expected a world size of at most ",
                     kMostRanks, ", got ", *found.world_size, source);
-  TORCH_CHECK_VALUE(*found.rank >= 0 && *found.rank < *found.world_size, "init: rank ", *found.rank,
-                    " is outside the world: with world size ", *found.world_size,
-                    " ranks go from 0 to ", *found.world_size - 1, source);
+  TORCH_CHECK_VALUE(*found.rank >= 0 && *found.rank < *found.world_size,
+                    "init: expected a rank from 0 to ", *found.world_size - 1,
+                    " in a world of size ", *found.world_size, ", got ", *found.rank, source,
+                    "; number the ranks from 0, or raise the world size");
   TORCH_CHECK_VALUE(
       !found.local_rank || (*found.local_rank >= 0 && *found.local_rank < *found.world_size),
       "init: local rank ", found.local_rank.value_or(0), " is outside the world of size ",

@@ -60,6 +60,9 @@ at::Tensor receive(const char* caller, const at::Tensor& tensor, const Spec& spe
   auto local = tensor;
   for (size_t dim = 0; dim < spec.groups.size(); ++dim) {
     if (spec.mesh_shape[dim] == 1) continue;
+    TORCH_CHECK_VALUE(!tensor.is_meta(), caller, ": expected a tensor with values for rank ",
+                      source, " to send, got one on the meta device; pass std::nullopt as ",
+                      "src_data_rank, or give it memory first");
     const auto& placement = spec.placements[dim];
     local = scatters && placement.is_shard()
                 ? dtensor::scatter_chunks(local, placement.dim(), source, spec.groups[dim])

@@ -109,13 +109,13 @@ std::vector<std::string> applied_functions(const torch::nn::Module& module) {
 
 void check_contract(const torch::nn::Module& module, const Contract& contract) {
   const auto* existing = find_states(module);
-  TORCH_CHECK(!existing || !existing->find(contract.function), contract.function, ": ",
-              name_of(module), " already has ", contract.function,
-              " applied; a module takes it once");
+  TORCH_CHECK_VALUE(!existing || !existing->find(contract.function), contract.function, ": ",
+                    name_of(module), " already has ", contract.function,
+                    " applied; a module takes it once");
   for (const auto& other : contract.excludes) {
-    TORCH_CHECK(!existing || !existing->find(other), "Cannot apply ", contract.function, " to ",
-                name_of(module), ": ", other,
-                " is applied to it; apply the two to different modules");
+    TORCH_CHECK_VALUE(!existing || !existing->find(other), "Cannot apply ", contract.function,
+                      " to ", name_of(module), ": ", other,
+                      " is applied to it; apply the two to different modules");
   }
 }
 

@@ -402,7 +402,12 @@ at::Tensor linear_cross_entropy(const at::Tensor& input, const at::Tensor& weigh
   for (const auto* tensor : {&input, &weight, &target, &options.bias})
     if (tensor->defined() && tensor->key_set().has(kDistributed))
       return distributed(input, weight, target, options);
-  return compute(input, weight, target, options, std::nullopt);
+  try {
+    return compute(input, weight, target, options, std::nullopt);
+  } catch (const c10::IndexError& error) {  // the operator that looks a target up finds it wrong
+    TORCH_CHECK_INDEX(false, kName, ": expected targets from 0 to ", weight.size(0) - 1,
+                      ", or ignore_index, got another: ", error.what_without_backtrace());
+  }
 }
 
 at::Tensor detail::linear_cross_entropy_of_shard(const at::Tensor& input, const at::Tensor& weight,

@@ -47,8 +47,8 @@ void check_at_least_zero(const char* optimizer, const char* name, double value) 
 
 void check_one_kind_of_kernels(const char* optimizer, const std::optional<bool>& foreach,
                                const std::optional<bool>& fused) {
-  TORCH_CHECK(!(foreach.value_or(false) && fused.value_or(false)), optimizer,
-              ": expected at most one of foreach and fused, got both; set one of them");
+  TORCH_CHECK_VALUE(!(foreach.value_or(false) && fused.value_or(false)), optimizer,
+                    ": expected at most one of foreach and fused, got both; set one of them");
 }
 
 template <class Options>

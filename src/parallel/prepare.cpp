@@ -28,17 +28,18 @@ void prepare(at::Tensor& tensor, const Preparation& preparation, const DeviceMes
 }
 
 void check_lengths(const char* style, const char* what, size_t given, size_t desired) {
-  TORCH_CHECK(desired > 0 || given == 0, style, ": expected desired_", what, " beside ", what,
-              ", got none; desired module inputs and outputs should not be left out");
-  TORCH_CHECK(given == desired, style, ": expected ", what, " and desired_", what,
-              " of the same length, got ", given, " and ", desired);
+  TORCH_CHECK_VALUE(desired > 0 || given == 0, style, ": expected desired_", what, " beside ", what,
+                    ", got none; desired module inputs and outputs should not be left out");
+  TORCH_CHECK_VALUE(given == desired, style, ": expected ", what, " and desired_", what,
+                    " of the same length, got ", given, " and ", desired);
 }
 
 void check_names(const char* style, const NamedLayouts& given, const NamedLayouts& desired) {
   check_lengths(style, "input_kwarg_layouts", given.size(), desired.size());
   for (const auto& [name, placement] : given)
-    TORCH_CHECK(desired.contains(name), style, ": expected desired_input_kwarg_layouts to name '",
-                name, "', which input_kwarg_layouts names");
+    TORCH_CHECK_VALUE(desired.contains(name), style,
+                      ": expected desired_input_kwarg_layouts to name '", name,
+                      "', which input_kwarg_layouts names");
 }
 
 void prepare_argument(const nn::Value& value, const Preparation& preparation,
@@ -48,9 +49,10 @@ void prepare_argument(const nn::Value& value, const Preparation& preparation,
   value.for_each_tensor([&](at::Tensor&) { ++tensors; });
   // An optional argument that was not passed has nothing to be placed.
   if (tensors == 0 && value.is<std::optional<at::Tensor>>()) return;
-  TORCH_CHECK(tensors == 1, speaker.style, ": expected argument ", which, " of ", speaker.module,
-              " to be a tensor, as a layout is given for it, got something with ", tensors,
-              " tensors; leave it out with std::nullopt");
+  TORCH_CHECK_VALUE(tensors == 1, speaker.style, ": expected argument ", which, " of ",
+                    speaker.module,
+                    " to be a tensor, as a layout is given for it, got something with ", tensors,
+                    " tensors; leave it out with std::nullopt");
   value.for_each_tensor([&](at::Tensor& tensor) { prepare(tensor, preparation, mesh, speaker); });
 }
 
@@ -137,8 +139,8 @@ void PrepareModuleInput::apply(const StyleTarget& target) const {
 PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options)
     : options_(std::move(options)) {
   constexpr const char* kStyle = "PrepareModuleOutput";
-  TORCH_CHECK(!options_.output_layouts.empty(), kStyle,
-              ": expected output_layouts and desired_output_layouts, got none");
+  TORCH_CHECK_VALUE(!options_.output_layouts.empty(), kStyle,
+                    ": expected output_layouts and desired_output_layouts, got none");
   parallel::check_lengths(kStyle, "output_layouts", options_.output_layouts.size(),
                           options_.desired_output_layouts.size());
 }

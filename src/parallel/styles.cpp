@@ -29,9 +29,10 @@ void distribute_once(const StyleTarget& target, const char* style,
   require_hookable(target, style);
   if (const auto state = nn::find_state(target.module, kFunction)) {
     const auto applied = std::dynamic_pointer_cast<StyleState>(state);
-    TORCH_CHECK(false, "parallelize_module: expected ", describe(target),
-                " to be parallelized once, but ", applied ? applied->style : "a style",
-                " is applied to it already and ", style, " came; name it in one entry of one plan");
+    TORCH_CHECK_VALUE(false, "parallelize_module: expected ", describe(target),
+                      " to be parallelized once, but ", applied ? applied->style : "a style",
+                      " is applied to it already and ", style,
+                      " came; name it in one entry of one plan");
   }
   nn::apply_composable(target.module,
                        {.function = kFunction, .excludes = {"distribute_module", "fully_shard"}},

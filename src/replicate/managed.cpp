@@ -17,9 +17,9 @@ nn::ParameterOwners& owners() {
 void remember_managed(const ManagedParameters& parameters, const std::string& module_name) {
   for (size_t i = 0; i < parameters.tensors.size(); ++i) {
     const auto owner = owners().find(parameters.tensors[i]);
-    TORCH_CHECK(!owner, "replicate: expected parameter '", parameters.names[i], "' of ",
-                module_name, " to have no engine yet, but replicate of ", owner.value_or(""),
-                " averages it; replicate parts before the whole, or ignore the part");
+    TORCH_CHECK_VALUE(!owner, "replicate: expected parameter '", parameters.names[i], "' of ",
+                      module_name, " to have no engine yet, but replicate of ", owner.value_or(""),
+                      " averages it; replicate parts before the whole, or ignore the part");
   }
   for (const auto& tensor : parameters.tensors) owners().add(tensor, module_name);
 }

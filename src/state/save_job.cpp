@@ -246,10 +246,22 @@ void SaveJob::write() {
     return std::string();
   });
   const auto checksums = ranks_.run(function_, [&] { return write_own_file(); });
-  ranks_.run(function_, [&] {
-    if (ranks_.rank() == 0) publish(checksums);
-    return std::string();
-  });
+  bool is_published = false;
+  try {
+    ranks_.run(function_, [&] {
+      if (ranks_.rank() == 0) publish(checksums);
+      is_published = ranks_.rank() == 0;
+      return std::string();
+    });
+  } catch (const c10::DistError& error) {  // of a peer that was to be told
+    if (ranks_.rank() == 0 && !is_published) throw;
+    TORCH_CHECK_WITH(DistBackendError, is_published, function_,
+                     ": every rank has written its part, but rank ", ranks_.rank(),
+                     " could not learn whether ", dir_.string(),
+                     " is in its place: ", error.what_without_backtrace());
+    TORCH_WARN(function_, ": ", dir_.string(), " is whole and in its place, but not every rank ",
+               "could be told: ", error.what_without_backtrace());
+  }
 }
 
 }  // namespace tessera::state

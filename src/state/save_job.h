@@ -32,7 +32,8 @@ class SaveJob {
   const Together& ranks() const { return ranks_; }
   const std::filesystem::path& dir() const { return dir_; }
 
-  /// Returns when the checkpoint is in its place. Collective.
+  /// Returns when the checkpoint is in its place. Collective; a peer that fails when it is there
+  /// already is a warning of rank 0, and of the others an error.
   void write();
 
  private:

@@ -23,14 +23,16 @@ at::Tensor* StateDict::find(const std::string& name) {
   return const_cast<at::Tensor*>(std::as_const(*this).find(name));
 }
 
-const at::Tensor& StateDict::operator[](const std::string& name) const {
+const at::Tensor& StateDict::operator[](const std::string& name) const& {
   const auto* found = find(name);
   TORCH_CHECK_VALUE(found, "StateDict: expected the name of one of its ", size(), " tensors, got '",
                     name, "'; ask contains() first");
   return *found;
 }
 
-at::Tensor& StateDict::operator[](const std::string& name) {
+at::Tensor StateDict::operator[](const std::string& name) && { return std::as_const(*this)[name]; }
+
+at::Tensor& StateDict::operator[](const std::string& name) & {
   const auto [position, added] = positions_.try_emplace(name, items_.size());
   if (added) items_.emplace_back(name, at::Tensor());
   return items_[position->second].second;

@@ -82,6 +82,17 @@ TEST(Init, TwiceIsAnErrorThatNamesTheWorld) {
   });
 }
 
+TEST(Init, LogsWhatItChoseWhereTheVariableAsks) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a program that has logged nothing yet
+  EXPECT_EXIT(
+      {
+        setenv("TORCH_CPP_LOG_LEVEL", "INFO", 1);
+        init();
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "tessera: group 'world': (shm|gloo|nccl) for");
+}
+
 TEST(Shutdown, MayBeCalledTwiceOrWithoutInitAndAllowsAnotherInit) {
   run_threads(2,
               [] {
@@ -182,8 +193,8 @@ TEST(InitError, NamesRanksOutsideTheWorldAndBadOptions) {
   };
   EXPECT_THAT(
       with(2, 2),
-      HasSubstr("init: rank 2 is outside the world: with world size 2 ranks go from 0 to 1"));
-  EXPECT_THAT(with(-1, 2), HasSubstr("init: rank -1 is outside the world"));
+      HasSubstr("init: expected a rank from 0 to 1 in a world of size 2, got 2; number the ranks"));
+  EXPECT_THAT(with(-1, 2), HasSubstr("in a world of size 2, got -1"));
   EXPECT_THAT(with(0, 0), HasSubstr("init: expected a world size of at least 1, got 0"));
   EXPECT_THAT(with(0, 1, 0ms), HasSubstr("init: expected a timeout above 0, got 0 ms"));
   InitOptions incomplete;

@@ -299,11 +299,11 @@ TEST(LaunchError, RefusesMoreRanksOnTheHostThanInTheWorld) {
 
 TEST(LaunchError, RefusesRanksOutsideTheWorld) {
   EXPECT_THAT(launch_error(with(kTorchrun, {{"RANK", "8"}})),
-              HasSubstr("rank 8 is outside the world: with world size 8"));
+              HasSubstr("expected a rank from 0 to 7 in a world of size 8, got 8"));
   EXPECT_THAT(launch_error({}, {.rank = 2, .world_size = 2, .init_method = "tcp://a:1"}),
-              HasSubstr("ranks go from 0 to 1"));
+              HasSubstr("expected a rank from 0 to 1 in a world of size 2, got 2"));
   EXPECT_THAT(launch_error({}, {.rank = -1, .world_size = 2, .init_method = "tcp://a:1"}),
-              HasSubstr("rank -1 is outside"));
+              HasSubstr("in a world of size 2, got -1"));
   EXPECT_THAT(launch_error({}, {.rank = 0, .world_size = 0, .init_method = "tcp://a:1"}),
               HasSubstr("at least 1, got 0"));
   EXPECT_THAT(

@@ -54,10 +54,11 @@ TEST(CommErrors, RanksOfAGroup) {
   on_two_ranks([] {
     EXPECT_EQ(message_of([] { new_group({}); }),
               "new_group: expected at least one rank, got an empty list");
-    EXPECT_EQ(message_of([] { new_group({0, 2}); }),
-              "new_group: expected ranks from 0 to 1, got 2 in the list 0 and 2");
+    EXPECT_EQ(
+        message_of([] { new_group({0, 2}); }),
+        "new_group: expected ranks from 0 to 1, got 0 and 2; leave out 2, or start more ranks");
     EXPECT_EQ(message_of([] { new_group({1, 1}); }),
-              "new_group: expected distinct ranks, got 1 more than once in the list 1 and 1");
+              "new_group: expected distinct ranks, got 1 and 1; name 1 once");
     if (rank() == 1) {
       EXPECT_EQ(message_of([] { new_group({0}); }),
                 "new_group: expected to be called by the listed ranks alone, got rank 1 calling it "

@@ -85,6 +85,8 @@ TEST_F(DTensorErrors, DistributeTensor) {
     return message_of([&] { distribute_tensor(tensor, mesh_, placements, source); });
   };
   EXPECT_THAT(distribute({}), HasSubstr("distribute_tensor: expected a tensor, got an undefined"));
+  EXPECT_THAT(distribute(torch::ones({8}, torch::kMeta)),
+              HasSubstr("distribute_tensor: expected a tensor with values for rank 0 to send"));
   EXPECT_THAT(distribute(rows()),
               AllOf(HasSubstr("got one distributed as [Shard(0)]"), HasSubstr("redistribute")));
   EXPECT_THAT(distribute(torch::ones({2}, torch::requires_grad()) * 2),

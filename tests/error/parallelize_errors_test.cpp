@@ -82,14 +82,13 @@ TEST_F(ParallelizeErrors, HeadsThatCantBeSplit) {
 TEST_F(ParallelizeErrors, AppliedTwice) {
   MlpModule net;
   parallelize_module(net, mesh_, {{"net1", ColwiseParallel()}});
-  EXPECT_THAT(message_of<c10::Error>(
-                  [&] { parallelize_module(net, mesh_, {{"net*", RowwiseParallel()}}); }),
+  EXPECT_THAT(message_of([&] { parallelize_module(net, mesh_, {{"net*", RowwiseParallel()}}); }),
               AllOf(HasSubstr("expected 'net1'"),
                     HasSubstr("to be parallelized once, but ColwiseParallel is applied to it "
                               "already and RowwiseParallel came")));
   nn::Linear other(4, 4);
   distribute_module(*other, mesh_);
-  EXPECT_THAT(message_of<c10::Error>([&] { parallelize_module(other, mesh_, ColwiseParallel()); }),
+  EXPECT_THAT(message_of([&] { parallelize_module(other, mesh_, ColwiseParallel()); }),
               HasSubstr("Cannot apply parallelize_module"));
 }
 
@@ -117,21 +116,21 @@ TEST_F(ParallelizeErrors, SharedParametersPlacedDifferently) {
 }
 
 TEST_F(ParallelizeErrors, LayoutsThatDoNotFitTogether) {
-  EXPECT_THAT(message_of<c10::Error>([] { PrepareModuleInput({.input_layouts = Shard(0)}); }),
+  EXPECT_THAT(message_of([] { PrepareModuleInput({.input_layouts = Shard(0)}); }),
               HasSubstr("PrepareModuleInput: expected desired_input_layouts beside input_layouts"));
-  EXPECT_THAT(message_of<c10::Error>([] {
+  EXPECT_THAT(message_of([] {
                 PrepareModuleInput(
                     {.input_layouts = {Shard(0), Shard(1)}, .desired_input_layouts = Replicate()});
               }),
               HasSubstr("of the same length, got 2 and 1"));
-  EXPECT_THAT(message_of<c10::Error>([] {
+  EXPECT_THAT(message_of([] {
                 PrepareModuleInput({.input_kwarg_layouts = {{"a", Shard(0)}},
                                     .desired_input_kwarg_layouts = {{"b", Shard(0)}}});
               }),
               HasSubstr("expected desired_input_kwarg_layouts to name 'a'"));
-  EXPECT_THAT(message_of<c10::Error>([] { PrepareModuleOutput({.output_layouts = Shard(0)}); }),
+  EXPECT_THAT(message_of([] { PrepareModuleOutput({.output_layouts = Shard(0)}); }),
               HasSubstr("expected desired_output_layouts beside output_layouts"));
-  EXPECT_THAT(message_of<c10::Error>([] { PrepareModuleOutput({}); }),
+  EXPECT_THAT(message_of([] { PrepareModuleOutput({}); }),
               HasSubstr("expected output_layouts and desired_output_layouts, got none"));
 }
 
@@ -154,7 +153,7 @@ TEST_F(ParallelizeErrors, CallsThatDoNotFitTheLayouts) {
               }),
               AllOf(HasSubstr("PrepareModuleInput: expected a call of 'counting'"),
                     HasSubstr("with 1 arguments, as many as there are input_layouts, got 2")));
-  EXPECT_THAT(message_of<c10::Error>([&] {
+  EXPECT_THAT(message_of([&] {
                 prepared({.input_layouts = {std::nullopt, Shard(0)},
                           .desired_input_layouts = {std::nullopt, Shard(0)}})(x, 2);
               }),

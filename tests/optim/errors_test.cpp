@@ -71,7 +71,7 @@ TEST(OptimErrors, OptionsThatMakeNoSense) {
   EXPECT_EQ(message_of([&] { SGD({p}, {.momentum = 0.9, .dampening = 0.1, .nesterov = true}); }),
             "SGD: expected nesterov with a momentum above 0 and no dampening, got momentum 0.9 and "
             "dampening 0.1; correct them, or leave nesterov out");
-  EXPECT_EQ(message_of<c10::Error>([&] { SGD({p}, {.foreach = true, .fused = true}); }),
+  EXPECT_EQ(message_of([&] { SGD({p}, {.foreach = true, .fused = true}); }),
             "SGD: expected at most one of foreach and fused, got both; set one of them");
   EXPECT_THAT(message_of([&] { param_group({p}, AdamWOptions{.lr = NAN}); }),
               StartsWith("AdamW: expected lr of at least 0, got nan"));

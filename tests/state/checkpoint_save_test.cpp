@@ -3,6 +3,7 @@
 
 #include "parallel/warnings.h"
 #include "state/checkpoint_training.h"
+#include "state/save_job.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -10,6 +11,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <filesystem>
@@ -319,6 +321,31 @@ TEST(CheckpointSaveOnProcesses, ARankKilledInTheMiddleLeavesTheOlderCheckpoint) 
   expect_filled(dir, 1, 2000);
   save(dir, filled(3));
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"a"}));
+}
+
+TEST(CheckpointSaveOnProcesses, ARankKilledBeforeItIsToldLeavesASaveThatWasMade) {
+  const TemporaryFolder folder;
+  const auto dir = folder.path() / "a";
+  run_processes(2,
+                [] {
+                  const auto shared = shared_path("TEST_CHECKPOINT");
+                  nn::Linear net(torch::nn::LinearOptions(3, 3).bias(false));  // rank 0 writes it
+                  if (rank() == 1) {  // all that a rank without tensors does, but for the last step
+                    state::SaveJob job("save", shared, *net, nullptr, {}, {});
+                    job.ranks().run("save", [] { return std::string(); });
+                    job.ranks().run("save", [] { return std::string("[]"); });
+                    raise(SIGKILL);
+                  }
+                  const CaughtWarnings warnings;
+                  save(shared, net);
+                  EXPECT_THAT(warnings.texts,
+                              ::testing::ElementsAre(::testing::AllOf(
+                                  HasSubstr("save: " + shared + " is whole and in its place"),
+                                  HasSubstr("rank 1"))));
+                },
+                {.may_die = {1}, .environment = {{"TEST_CHECKPOINT", dir.string()}}});
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"a"}));
+  EXPECT_TRUE(fs::exists(dir / "index.json"));
 }
 
 }  // namespace

@@ -141,6 +141,8 @@ TEST_F(InspectOnThreads, ListsAPlainFileAndSaysWhatIsWrong) {
     EXPECT_EQ(result.status.code, 1);
     EXPECT_THAT(result.output, AllOf(HasSubstr("tessera inspect: "), HasSubstr(path)));
   }
+  EXPECT_THAT(inspect({(folder_.path() / "none").string()}).output,
+              HasSubstr("none, which does not exist; correct the path"));
 }
 
 TEST(Inspect, ListsAFileOfTorchSave) {

@@ -139,6 +139,15 @@ TEST(TrainRefusesADevice, ThatIsNotThere) {
   EXPECT_FALSE(fs::exists(ground.run("run")));
 }
 
+TEST(TrainRefusesAFolder, WithoutText) {
+  const TrainingGround ground;
+  const auto folder = ground.path() / "empty";
+  fs::create_directory(folder);
+  const auto result = ground.train("run", {"--data", folder.string()});
+  EXPECT_EQ(result.status.code, 2) << result.output;
+  EXPECT_THAT(result.output, HasSubstr("tessera train: --data: expected text in '"));
+}
+
 /// Under a launcher that is not ours the ranks themselves find out, and one of them tells.
 TEST(TrainRefusesOnce, UnderAnotherLauncher) {
   const TrainingGround ground;

@@ -74,6 +74,10 @@ bool is_torch_file(const fs::path& path) {
 
 Subject find_subject(const fs::path& path) {
   std::error_code ignored;
+  TORCH_CHECK_VALUE(
+      fs::exists(path, ignored),
+      "expected a safetensors file, a file of torch.save, a checkpoint or a run, got ",
+      path.string(), ", which does not exist; correct the path");
   if (fs::is_regular_file(path, ignored)) {
     return {.kind = Subject::Kind::File,
             .path = path,

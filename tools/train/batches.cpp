@@ -22,6 +22,19 @@ data::Tokenizer tokenizer_of(const Settings& settings) {
                                        : data::Tokenizer::from_file(settings.tokenizer);
 }
 
+/// Its message about folders without text names the setting, as those about wrong ones do.
+data::Corpus corpus_of(const Settings& settings) {
+  auto tokenizer = tokenizer_of(settings);
+  try {
+    return data::Corpus(settings.data, std::move(tokenizer));
+  } catch (const c10::ValueError& error) {
+    const std::string name = "Corpus: ", message = error.what_without_backtrace();
+    TORCH_CHECK_VALUE(!message.starts_with(name + "expected text"),
+                      "--data: ", message.substr(name.size()));
+    throw;
+  }
+}
+
 int64_t validation_part(const Settings& settings, int64_t sequences) {
   if (settings.validation == 0) return 0;
   return std::max<int64_t>(
@@ -91,7 +104,7 @@ Batches make_batches(const Settings& settings, const Layout& layout, at::Device 
 }
 
 Batches::Batches(const Settings& settings, const Layout& layout, at::Device device)
-    : corpus_(settings.data, tokenizer_of(settings)),
+    : corpus_(corpus_of(settings)),
       context_(settings.context),
       data_rank_(layout.data_rank),
       data_ranks_(layout.data_ranks),

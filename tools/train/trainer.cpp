@@ -156,7 +156,7 @@ Ending Trainer::run() {
     // A launcher that has asked the job to end takes other failures for its end.
     const bool is_asked_to_end = stop_.signal != 0 || noted_signal().number != 0;
     const bool is_of_text = dynamic_cast<const TextError*>(&error) != nullptr;
-    throw RankError((is_asked_to_end ? "nothing was saved: " : "") + message_of(error) + "; " +
+    throw RankError((is_asked_to_end ? "saved no more: " : "") + message_of(error) + "; " +
                         what_is_saved(is_of_text ? "once the text is as it was, " : ""),
                     is_asked_to_end ? kNotSaved : 1);
   }

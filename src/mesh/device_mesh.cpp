@@ -91,6 +91,10 @@ Layout read_ranks(const at::Tensor& ranks) {
 ImplPtr make_root(const char* caller, c10::DeviceType device_type, Layout layout,
                   std::vector<std::string> dim_names) {
   const auto context = comm::require_context(caller);
+  TORCH_CHECK_VALUE(device_type == c10::DeviceType::CPU || device_type == c10::DeviceType::CUDA,
+                    caller, ": expected a mesh of cpu or cuda, got ",
+                    c10::DeviceTypeName(device_type, /*lower_case=*/true),
+                    "; pass the type of the device that the ranks compute on");
   TORCH_CHECK_VALUE(
       device_type != c10::DeviceType::CUDA || at::hasCUDA() || context->backend == "fake", caller,
       ": expected a device type of this machine, got cuda, but libtorch finds no GPU; pass ",

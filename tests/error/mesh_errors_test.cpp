@@ -43,6 +43,14 @@ TEST_F(MeshErrors, DeviceThatThisMachineLacks) {
                        {.backend = "shm"});
 }
 
+TEST_F(MeshErrors, DeviceThatHasNoRanks) {
+  const auto world = fake_world(0, 1);
+  EXPECT_EQ(
+      message_of([] { init_device_mesh(at::kXPU, {1}); }),
+      "init_device_mesh: expected a mesh of cpu or cuda, got xpu; pass the type of the device "
+      "that the ranks compute on");
+}
+
 TEST_F(MeshErrors, ShapeThatDoesNotFillTheWorld) {
   const auto world = fake_world(0, 4);
   EXPECT_EQ(message_of([] { init_device_mesh(at::kCPU, {2, 3}); }),

@@ -173,15 +173,17 @@ class Blocks {
     const auto target = target_.narrow(0, first, length);
     const auto dtype = factors.scalar_type();
     constexpr auto kNone = at::Reduction::None;
-    const auto log_probabilities = at::_log_softmax(logits.to(dtype), 1, /*half_to_float=*/false);
+    auto log_probabilities = at::_log_softmax(logits.to(dtype), 1, /*half_to_float=*/false);
     const auto [losses, total] =
         at::nll_loss_forward(log_probabilities, target, {}, kNone, plan_->ignore_index);
     if (!gradients.any()) return losses;
     const auto scale = factors.narrow(0, first, length);
-    const auto of_chosen = at::nll_loss_backward(scale, log_probabilities, target, {}, kNone,
-                                                 plan_->ignore_index, total);
-    const auto of_logits = at::_log_softmax_backward_data(of_chosen, log_probabilities, 1, dtype);
-    add_gradients(of_logits.to(plan_->dtype), rows_.narrow(0, first, length), gradients);
+    auto gradient = at::nll_loss_backward(scale, log_probabilities, target, {}, kNone,
+                                          plan_->ignore_index, total);
+    gradient = at::_log_softmax_backward_data(gradient, log_probabilities, 1, dtype);
+    log_probabilities.reset();  // while it is recorded, this runs, too
+    gradient = gradient.to(plan_->dtype);
+    add_gradients(gradient, rows_.narrow(0, first, length), gradients);
     return losses;
   }
 

@@ -256,6 +256,12 @@ TEST_P(RecomputeInBudget, SaysWhatItCannotReach) {
 
 INSTANTIATE_TEST_SUITE_P(By, RecomputeInBudget, ::testing::Values("codegen", "interpret"));
 
+TEST(RecomputeErrors, ABudgetThatNothingIsRecomputedFor) {
+  const CaughtWarnings warnings;
+  train_gelu({.memory_budget = kOfLayer, .disabled_passes = {"recompute"}});
+  EXPECT_THAT(warnings.text(), HasSubstr("expected a memory_budget that can be reached"));
+}
+
 TEST(RecomputeErrors, ABudgetOfNothing) {
   EXPECT_THROW(compile([](torch::Tensor x) { return x; }, {.memory_budget = 0}), c10::ValueError);
 }

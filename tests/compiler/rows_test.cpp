@@ -268,6 +268,32 @@ TEST(RowsOfGraphs, ANormByHandIsOneKernelEachWay) {
   EXPECT_EQ(kernels, 2) << program;
 }
 
+/// What ATen computes of it alone keeps its layout.
+TEST(RowsOfGraphs, ExpandedTransposesStayAsTheyAre) {
+  const RowsOnHost on_host;
+  const auto a = torch::randn({64, 32}), x = torch::randn({32, 64, 128});
+  const auto function = [](const Tensor& small, const Tensor& large) {
+    return small.t().unsqueeze(-1).expand({32, 64, 128}) * 2 + large;
+  };
+  auto step = compile(function, {.fullgraph = true});
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(step(a, x), function(a, x)));
+}
+
+TEST(RowsOfGraphs, OutputsDoNotLieWhereACollectiveReads) {
+  Graph graph = Graph::parse(R"(input %0: float32[64, 64] = argument "x"
+%1: float32[64, 64] = aten::cumsum(%0, 1)
+%2: float32[128, 64] = _c10d_functional::all_gather_into_tensor(%1, 2, "world")
+%3: float32[64, 64] = aten::exp(%1)
+%4: float32[64, 64] = aten::neg(%3)
+%5: float32[128, 64] = _c10d_functional::wait_tensor(%2)
+return %4
+return %5
+)");
+  for (int i = 0; i < 6; ++i) graph.type(i).device = c10::Device(at::kCUDA, 0);
+  fuse(graph);
+  EXPECT_THAT(overwritable_inputs(graph), ::testing::Each(kNoValue)) << graph;
+}
+
 /// What linear_cross_entropy runs eagerly on a GPU.
 TEST(RowsOfGraphs, LossesAndGradientsOfABlockAreOneKernel) {
   const RowsOnHost on_host;

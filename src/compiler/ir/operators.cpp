@@ -346,7 +346,12 @@ bool is_concatenation(const Node& node) { return has(node.op, trait::Joins); }
 bool is_broadcast(const Node& node) { return has(node.op, trait::Broadcasts); }
 bool is_constant_of_sizes(const Node& node) { return has(node.op, trait::MadeOfSizes); }
 bool is_over_lists(const Node& node) {
-  return node.op.starts_with("aten::_foreach_") || node.op.starts_with("aten::_fused_");
+  if (node.op.starts_with("aten::_foreach_")) return true;
+  // Of which _fused_rms_norm is none.
+  return node.op.starts_with("aten::_fused_") &&
+         std::ranges::any_of(node.arguments, [](const Argument& argument) {
+           return argument.kind == Argument::Kind::List;
+         });
 }
 bool is_fused_update(const Node& node) {
   return node.op.starts_with("aten::_fused_") && consumes(node);

@@ -138,6 +138,15 @@ std::vector<ValueId> in_place_targets(const Graph& graph) {
 
 std::vector<ValueId> overwritable_inputs(const Graph& graph) {
   std::vector<ValueId> inputs(graph.value_count(), kNoValue);
+  const MemoryAnalysis memory(graph);
+  // A collective in flight reads until it is waited for.
+  const auto is_read_after = [&](ValueId value, size_t node) {
+    const int at = static_cast<int>(node);
+    return std::ranges::any_of(memory.neighbours(value), [&](ValueId other) {
+      return memory.last_read(other) > at && memory.uses().definition(other) <= at &&
+             memory.overlap(other, value);
+    });
+  };
   const auto ended = last_uses(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const Node& node = graph.nodes[i];
@@ -151,7 +160,7 @@ std::vector<ValueId> overwritable_inputs(const Graph& graph) {
       const auto found = std::ranges::find_if(free, [&](ValueId value) {
         const auto input = static_cast<size_t>(std::ranges::find(used, value) - used.begin());
         return input < used.size() && same_layout(graph.type(value), type) &&
-               is_written_last(*node.body, input, k);
+               is_written_last(*node.body, input, k) && !is_read_after(value, i);
       });
       if (found == free.end()) continue;
       inputs[static_cast<size_t>(outputs[k])] = *found;

@@ -76,9 +76,10 @@ class ExpandSinker {
     const ValueId result = node.results[0].values[0];
     const auto sizes = graph_.type(result).sizes;
     std::vector<int64_t> small(sizes.size(), 1);
-    bool is_found = false;
+    bool is_found = false, are_contiguous = true;
     for (const ValueId value : node.used()) {
       const auto& of_value = graph_.type(source_of(value)).sizes;
+      are_contiguous = are_contiguous && graph_.type(source_of(value)).is_contiguous();
       if (of_value.size() > sizes.size()) return std::nullopt;
       const size_t missing = sizes.size() - of_value.size();
       for (size_t i = 0; i < of_value.size(); ++i)
@@ -86,7 +87,8 @@ class ExpandSinker {
       is_found = is_found || source_of(value) != value;
     }
     if (!is_found || graph_.type(result).numel() == 0) return std::nullopt;
-    if (small != sizes && !is_for_pointwise_[result]) return std::nullopt;
+    // ATen gives others in their own layout.
+    if (small != sizes && !(is_for_pointwise_[result] && are_contiguous)) return std::nullopt;
     for (Argument& argument : node.arguments) {
       for (ValueId& value : argument.values) {
         if (value != kNoValue) value = source_of(value);

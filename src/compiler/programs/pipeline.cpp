@@ -80,11 +80,12 @@ void tell_memory(Prepared& prepared, const MemoryReport& report,
     prepared.memory += c10::str(
         "; ", values, values == 1 ? " value" : " values", " computed again: ", text_of_bytes(bytes),
         " not kept, ", text_of_bytes(std::abs(added)), added > 0 ? " more" : " less", " moved");
-  if (report.held_by.empty()) return;
+  if (!budget || peak <= *budget) return;
+  const auto held = report.held_by.empty() ? "" : ", held by " + report.held_by + " and others";
   prepared.over_budget =
       c10::str("expected a memory_budget that can be reached, got ", *budget,
-               " bytes; the lowest peak that was found is ", peak, ", held by ", report.held_by,
-               " and others; take a smaller batch, or leave gradients out (keep_grads = false)");
+               " bytes; the lowest peak that was found is ", peak, held,
+               "; take a smaller batch, or leave gradients out (keep_grads = false)");
 }
 
 }  // namespace
@@ -125,7 +126,10 @@ MemoryReport optimise(Graph& graph, const CompileOptions& options,
   const auto recompute = std::ranges::find(passes, "recompute", &Pass::name);
   if (recompute != passes.end())
     recompute->run = [&](Graph& each) {
-      report = fit_to_budget(each, options.memory_budget, options.backend == "codegen");
+      const bool fuses =
+          options.backend == "codegen" &&
+          std::ranges::find(options.disabled_passes, "fuse") == options.disabled_passes.end();
+      report = fit_to_budget(each, options.memory_budget, fuses);
     };
   run_passes(graph, passes,
              {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});

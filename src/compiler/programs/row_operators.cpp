@@ -87,8 +87,8 @@ Key key_of(const RowOperator& op) {
   return {op.name, std::move(numbers)};
 }
 
-/// Sizes that change from call to call would be compiled for ever.
-constexpr size_t kMostPrograms = 32;
+/// Of an operator: sizes that change from call to call would be compiled for ever.
+constexpr std::ptrdiff_t kMostPrograms = 32;
 
 std::optional<std::vector<at::Tensor>> run_row_operator(const RowOperator& op) {
   static std::mutex mutex;  // a program runs once at a time
@@ -102,7 +102,13 @@ std::optional<std::vector<at::Tensor>> run_row_operator(const RowOperator& op) {
   auto key = key_of(op);
   auto found = programs.find(key);
   if (found == programs.end()) {
-    if (programs.size() >= kMostPrograms) return std::nullopt;
+    const auto made = std::ranges::count_if(
+        programs, [&](const auto& each) { return each.first.first == key.first; });
+    if (made >= kMostPrograms) {
+      TORCH_WARN_ONCE(op.name, ": has kernels of its own for ", kMostPrograms,
+                      " sizes; for further ones those of ATen are taken");
+      return std::nullopt;
+    }
     found = programs.emplace(std::move(key), make_program(op)).first;
   }
   if (!found->second) return std::nullopt;

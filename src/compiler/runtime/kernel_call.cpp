@@ -4,9 +4,10 @@
 namespace tessera::compiler {
 namespace {
 
-/// Whether nobody else has the tensor, or a view of it.
+/// Whether nobody else has the tensor, or a view of it, and it is all of its memory.
 bool is_sole(const at::Tensor& tensor) {
-  return tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  return tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
+         tensor.storage().nbytes() == tensor.nbytes();
 }
 
 }  // namespace

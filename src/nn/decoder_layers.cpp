@@ -166,7 +166,7 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
                     options.d_model, "], got ", x.sizes());
   TORCH_CHECK_VALUE(cos.defined() == sin.defined(),
                     "GroupedQueryAttention: expected both cos and sin, or neither");
-  // By the size of a head: under tensor parallelism a rank has some of the heads. They are turned
+  // By the size of a head: under tensor parallelism a rank has some of the heads. They are rotated
   // as they come, [batch, length, heads, head_dim], so that neither forward nor backward copies
   // them.
   const auto heads = [&](const at::Tensor& features) {

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <future>
 
 namespace tessera::comm {
@@ -55,6 +58,36 @@ TEST(GlooBackendError, TellsWhatTimedOutAndRefusesWhatFollows) {
         gave_up.set_value();
       },
       300ms);
+}
+
+/// The signals that the threads of this process block, of those with `name` in theirs.
+std::vector<uint64_t> blocked_by_threads(const std::string& name) {
+  std::vector<uint64_t> blocked;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string own, field;
+    std::getline(std::ifstream(thread.path() / "comm") >> std::ws, own);
+    if (own.find(name) == std::string::npos) continue;
+    std::ifstream status(thread.path() / "status");
+    while (status >> field && field != "SigBlk:") {
+    }
+    uint64_t set = 0;
+    status >> std::hex >> set;
+    blocked.push_back(set);
+  }
+  return blocked;
+}
+
+// A peer that dies while gloo writes to it must not end this process, as SIGPIPE would.
+TEST(GlooBackendError, IsNoSignal) {
+  run_gloo(2, [](GroupBackend& group, int) {
+    Tensors tensors{at::ones({4})};
+    group.allreduce(tensors)->wait();
+    const auto threads = blocked_by_threads("pt_gloo");
+    EXPECT_GE(threads.size(), 2);  // of libtorch
+    for (const auto set : threads) EXPECT_NE(set & (uint64_t{1} << (SIGPIPE - 1)), 0);
+    tensors = {at::ones({4})};
+    group.allreduce(tensors)->wait();
+  });
 }
 
 TEST(GlooBackendError, LetsAWaitEndBeforeItsCollective) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "base/signal_block.h"
+
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <mutex>
@@ -16,9 +18,11 @@ class Engine final : public c10d::ProcessGroupGloo {
   }
 
   /// Calls `start` with this, one rank of the process at a time: c10d notes every collective in a
-  /// table of the process, which libtorch 2.11 does not lock.
+  /// table of the process, which libtorch 2.11 does not lock. To a peer that has gone, gloo writes
+  /// without MSG_NOSIGNAL.
   template <class Start>
   auto start(Start start) {
+    const SignalBlock block(SIGPIPE);
     const std::lock_guard lock(starting_);
     return start(*this);
   }

@@ -59,6 +59,7 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   }
   c10::intrusive_ptr<Engine> engine;
   try {
+    const SignalBlock block(SIGPIPE);  // also in the threads that gloo begins here, which write
     engine = c10::make_intrusive<Engine>(request.store, request.rank, request.size,
                                          make_options(request));
   } catch (const std::exception&) {

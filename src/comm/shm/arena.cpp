@@ -1,6 +1,6 @@
 #include "comm/shm/arena.h"
 
-#include "base/file_size_signal.h"
+#include "base/signal_block.h"
 #include "base/text.h"
 
 #include <c10/util/Exception.h>
@@ -82,7 +82,7 @@ uint8_t* map(int descriptor, size_t capacity) {
 int make_memory_file(size_t bytes, bool reserve) {
   const int descriptor = memfd_create(kMemoryName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return -1;
-  const FileSizeSignalBlock block;
+  const SignalBlock block(SIGXFSZ);
   const auto size = static_cast<off_t>(bytes);
   int error = 0;
   if (reserve) {

@@ -1,6 +1,6 @@
 #include "state/files/disk.h"
 
-#include "base/file_size_signal.h"
+#include "base/signal_block.h"
 #include "state/files/crc32c.h"
 
 #include <c10/util/Exception.h>
@@ -90,7 +90,7 @@ void OutputFile::fail(const char* what) const {
 }
 
 void OutputFile::write_through(const uint8_t* bytes, size_t count) {
-  const FileSizeSignalBlock block;
+  const SignalBlock block(SIGXFSZ);
   while (count > 0) {
     const auto written = pwrite(descriptor_, bytes, count, static_cast<off_t>(position_));
     if (written < 0 && errno == EINTR) continue;

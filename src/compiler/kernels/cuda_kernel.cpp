@@ -72,9 +72,10 @@ class CudaLane : LaneText {
     return lane_.nest.strides[lane_.writes.size() + read];
   }
 
-  std::string pack(ValueId value) const {
-    return "Pack<" + memory_type(body_.type(value).dtype) + ", " + std::to_string(vector_) + ">";
+  std::string pack(const std::string& type) const {
+    return "Pack<" + type + ", " + std::to_string(vector_) + ">";
   }
+  std::string pack(ValueId value) const { return pack(memory_type(body_.type(value).dtype)); }
 
   void load(size_t read, const std::string& from) {
     const auto dtype = body_.type(lane_.reads[read]).dtype;
@@ -105,7 +106,8 @@ class CudaLane : LaneText {
              number + " + " + where + ");");
       }
     }
-    for (const ValueId value : lane_.writes) line(pack(value) + " q" + number(value) + ";");
+    for (const ValueId value : lane_.writes)
+      line(pack(register_type(body_.type(value).dtype)) + " q" + number(value) + ";");
     line("#pragma unroll");
     line("for (int v = 0; v < " + std::to_string(vector_) + "; ++v) {");
     ++depth_;
@@ -114,14 +116,13 @@ class CudaLane : LaneText {
     }
     for (const auto& statement : statements()) line(statement);
     for (const ValueId value : lane_.writes)
-      line("q" + number(value) +
-           ".at[v] = " + store_text(variable_of(value), body_.type(value).dtype) + ";");
+      line("q" + number(value) + ".at[v] = " + variable_of(value) + ";");
     --depth_;
     line("}");
     for (size_t i = 0; i < lane_.writes.size(); ++i) {
-      const std::string number = this->number(lane_.writes[i]);
-      line("*reinterpret_cast<" + pack(lane_.writes[i]) + "*>(out" + number + " + " + place(i) +
-           ") = q" + number + ";");
+      const ValueId value = lane_.writes[i];
+      line("*reinterpret_cast<" + pack(value) + "*>(out" + number(value) + " + " + place(i) +
+           ") = " + store_pack_text("q" + number(value), body_.type(value).dtype) + ";");
     }
   }
 

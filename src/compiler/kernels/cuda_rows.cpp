@@ -198,8 +198,9 @@ class CudaRows : RowText {
     row_counters("int64_t");
   }
 
-  std::string pack(const ValueType& type) const {
-    return "Pack<" + memory_type(type.dtype) + ", " + vector() + ">";
+  std::string pack(const ValueType& type) const { return pack_of(memory_type(type.dtype)); }
+  std::string pack_of(const std::string& type) const {
+    return "Pack<" + type + ", " + vector() + ">";
   }
 
   void pass(const RowPlan::Phase& phase, std::vector<bool>& is_kept) {
@@ -212,21 +213,32 @@ class CudaRows : RowText {
                std::to_string(shares_.turns) + "];");
       }
     }
+    const int64_t whole = plan_.columns / (shares_.threads * shares_.vector);
+    const int64_t kept = std::min(shares_.kept, whole);
+    turns(phase, is_kept, 0, kept);
+    turns(phase, is_kept, kept, whole);
+    if (whole < shares_.turns) turns(phase, is_kept, whole, shares_.turns);
+    for (const size_t read : phase.reads) is_kept[read] = true;
+  }
+
+  /// Turns in which every thread has elements, or the last one; with shared memory for what they
+  /// read, or without. No branch between them: loads of several are under way at once.
+  void turns(const RowPlan::Phase& phase, const std::vector<bool>& is_kept, int64_t begin,
+             int64_t end) {
+    if (begin == end) return;
     line(shares_.keeps_reads ? "#pragma unroll" : "#pragma unroll 4");
-    open("for (int turn = 0; turn < " + std::to_string(shares_.turns) + "; ++turn) {");
+    open("for (int turn = " + std::to_string(begin) + "; turn < " + std::to_string(end) +
+         "; ++turn) {");
     line("const int at = (turn * " + threads() + " + thread) * " + vector() + ";");
-    const bool is_cut = plan_.columns % (shares_.threads * shares_.vector) != 0;
+    const bool is_cut = end * shares_.threads * shares_.vector > plan_.columns;
     if (is_cut) open("if (at < " + std::to_string(plan_.columns) + ") {");
-    for (const size_t read : phase.reads) {
-      read_pack(read, is_kept[read]);
-      is_kept[read] = true;
-    }
+    for (const size_t read : phase.reads) read_pack(read, is_kept[read], end <= shares_.kept);
     elements(phase);
     if (is_cut) close();
     close();
   }
 
-  void read_pack(size_t read, bool is_kept) {
+  void read_pack(size_t read, bool is_kept, bool has_place) {
     const std::string number = std::to_string(read);
     const std::string type = pack(type_of_read(read));
     const std::string from =
@@ -235,20 +247,17 @@ class CudaRows : RowText {
       if (!is_kept) line("p" + number + "[turn] = " + from + ";");
       return;
     }
-    const bool is_shared = shares_.shared > 0 && is_read_again(plan_, read);
+    const bool is_shared = has_place && is_read_again(plan_, read);
     const std::string kept = "k" + number + "[turn * " + threads() + "]";
-    const std::string is_there =
-        std::string("has_shared") +
-        (shares_.kept < shares_.turns ? " && turn < " + std::to_string(shares_.kept) : "");
     line("const " + type + " p" + number + " = " +
-         (is_shared && is_kept ? is_there + " ? " + kept + " : " : "") + from + ";");
-    if (is_shared && !is_kept) line("if (" + is_there + ") " + kept + " = p" + number + ";");
+         (is_shared && is_kept ? "has_shared ? " + kept + " : " : "") + from + ";");
+    if (is_shared && !is_kept) line("if (has_shared) " + kept + " = p" + number + ";");
   }
 
   void elements(const RowPlan::Phase& phase) {
     const std::string turn = shares_.keeps_reads ? "[turn]" : "";
     for (const size_t write : phase.writes)
-      line(pack(type_of_write(write)) + " q" + std::to_string(write) + ";");
+      line(pack_of(register_type(type_of_write(write).dtype)) + " q" + std::to_string(write) + ";");
     line("#pragma unroll");
     open("for (int v = 0; v < " + vector() + "; ++v) {");
     for (const size_t read : phase.reads) load(read, "p" + std::to_string(read) + turn + ".at[v]");
@@ -262,14 +271,14 @@ class CudaRows : RowText {
       line(std::string(is_even() ? "" : "if (is_row) ") + "c" + std::to_string(node) + "[turn * " +
            vector() + " + v] += " + input_of(node) + ";  // tessera.column_sums");
     for (const size_t write : phase.writes)
-      line("q" + std::to_string(write) + ".at[v] = " +
-           store_text(variable_of(plan_.writes[write]), type_of_write(write).dtype) + ";");
+      line("q" + std::to_string(write) + ".at[v] = " + variable_of(plan_.writes[write]) + ";");
     close();
     for (const size_t write : phase.writes) {
       const std::string number = std::to_string(write);
       line(std::string(is_even() ? "" : "if (is_row) ") + "*reinterpret_cast<" +
            pack(type_of_write(write)) + "*>(out" + number + " + " +
-           place(tensor_of_write(write), "at") + ") = q" + number + ";");
+           place(tensor_of_write(write), "at") +
+           ") = " + store_pack_text("q" + number, type_of_write(write).dtype) + ";");
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -70,6 +71,14 @@ bool needs_rounding(const std::string& expression) {
          expression.find(" - ") != std::string::npos || expression.find("::") != std::string::npos;
 }
 
+/// Whether the value is for memory alone, where storing rounds it.
+bool is_only_stored(const Graph& graph, ValueId value) {
+  return std::ranges::none_of(graph.nodes, [&](const Node& node) {
+    const auto used = node.used();
+    return std::ranges::find(used, value) != used.end();
+  });
+}
+
 bool is_word(const std::string& text, size_t at) {
   return at < text.size() &&
          (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
@@ -110,10 +119,19 @@ std::string store_text(const std::string& number, at::ScalarType dtype) {
   return is_half(dtype) ? "store<" + memory_type(dtype) + ">(" + number + ")" : number;
 }
 
+std::string store_pack_text(const std::string& numbers, at::ScalarType dtype) {
+  return is_half(dtype) ? "packed(" + numbers + ", " + memory_type(dtype) + "{})" : numbers;
+}
+
 std::string expression_text(const Graph& graph, const Node& node, size_t lane,
                             const PointwiseRule& rule,
                             const std::function<std::string(const Operand&)>& name_of) {
-  const bool is_host = graph.type(result_of(node, lane)).device.is_cpu();
+  const ValueId value = result_of(node, lane);
+  const at::ScalarType result = graph.type(value).dtype;
+  const std::string& pattern = rule.expression;
+  const bool is_rounded_later = is_half(result) && is_only_stored(graph, value);
+  const bool is_copy = pattern == "a";
+  const bool is_host = graph.type(value).device.is_cpu();
   const auto is_single = [&](const Operand& operand) {
     if (operand.kind == Operand::Kind::Number) return true;
     return is_host &&
@@ -128,17 +146,16 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
     const bool condition = std::isupper(static_cast<unsigned char>(letter)) != 0;
     const at::ScalarType wanted = condition ? at::kBool : rule.compute;
     if (operand.kind == Operand::Kind::Number) return literal(operand.number, wanted, exact);
-    return converted(name_of(operand), operand.dtype, wanted, exact);
+    return converted(name_of(operand), operand.dtype, wanted,
+                     exact || (is_copy && is_rounded_later));
   };
   std::string text;
-  const std::string& pattern = rule.expression;
   for (size_t i = 0; i < pattern.size(); ++i) {
     const bool alone = std::isalpha(static_cast<unsigned char>(pattern[i])) != 0 &&
                        (i == 0 || !is_word(pattern, i - 1)) && !is_word(pattern, i + 1);
     text += alone ? substitute(pattern[i]) : std::string(1, pattern[i]);
   }
-  const at::ScalarType result = graph.type(result_of(node, lane)).dtype;
-  if (!is_half(result) || !needs_rounding(pattern)) return text;
+  if (!is_half(result) || is_rounded_later || !needs_rounding(pattern)) return text;
   return "rounded<" + memory_type(result) + ">(" + text + ")";
 }
 

@@ -15,6 +15,8 @@ std::string register_type(at::ScalarType dtype);
 /// A loaded number for what is in memory, and the reverse.
 std::string load_text(const std::string& memory, at::ScalarType dtype);
 std::string store_text(const std::string& number, at::ScalarType dtype);
+/// Of a Pack of registers, for a Pack in memory.
+std::string store_pack_text(const std::string& numbers, at::ScalarType dtype);
 
 /// The result of `node` for one element. `name_of` gives the variable that holds a value's element,
 /// or a run-time scalar.

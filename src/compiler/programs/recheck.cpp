@@ -13,10 +13,16 @@ void Recheck::add_program(int64_t most) {
 
 int64_t Recheck::interval(double recorded_seconds) const {
   constexpr double kMost = 1 << 30;
-  const double per_run = runs_ > 0 ? seconds_ / static_cast<double>(runs_) : 0;
-  const double recorded = recorded_seconds * static_cast<double>(programs_);
+  const double per_run = runs_ > 1 ? seconds_ / static_cast<double>(runs_ - 1) : 0;
+  const double afterwards = std::max(first_seconds_ - per_run, 0.0);
+  const double recorded = (recorded_seconds + afterwards) * static_cast<double>(programs_);
   const double wanted = per_run > 0 ? std::ceil(100 * recorded / per_run) : 0;
   return std::max(kSteady, static_cast<int64_t>(std::min(wanted, kMost)));
+}
+
+void Recheck::note_run(double seconds) {
+  ++calls_;
+  (runs_++ == 0 ? first_seconds_ : seconds_) += seconds;
 }
 
 void Recheck::pass(int64_t interval) {
@@ -27,7 +33,7 @@ void Recheck::pass(int64_t interval) {
   }
   passed_ = 0;
   next_ = calls_ < kSteady ? std::min(2 * calls_, kSteady) : calls_ + interval;
-  seconds_ = 0;
+  seconds_ = first_seconds_ = 0;
   runs_ = 0;
 }
 

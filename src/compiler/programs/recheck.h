@@ -22,11 +22,7 @@ class Recheck {
   void add_program(int64_t most);
   void drop_program() { programs_ = std::max<int64_t>(programs_ - 1, 0); }
   /// A program ran.
-  void note_run(double seconds) {
-    ++calls_;
-    seconds_ += seconds;
-    ++runs_;
-  }
+  void note_run(double seconds);
   /// Of this rank: calls until the next, if an eager one takes so long.
   int64_t interval(double recorded_seconds) const;
   /// The function still does what the program does; `interval` is the longest of all ranks.
@@ -36,7 +32,8 @@ class Recheck {
   static constexpr int64_t kFirst = 8, kSteady = 256;
   int64_t calls_ = 0, next_ = kFirst;
   int64_t programs_ = 0, passed_ = 0;
-  double seconds_ = 0;  // of runs since the last time
+  double seconds_ = 0;        // of runs since the last time, but for the first
+  double first_seconds_ = 0;  // of the first, which may have to be captured again
   int64_t runs_ = 0;
 };
 

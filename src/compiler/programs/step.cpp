@@ -292,7 +292,10 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
       [&](const Variant& variant) { return variant.is_ready() && variant.misfit(shape).empty(); });
   // In a parallel mode the function would not be run, but undone.
   const bool records_again = recheck.is_due() && !options.parallel_mode;
-  if (ready != nullptr && records_again) ready = nullptr;
+  if (ready != nullptr && records_again) {
+    ready->release_memory();  // the function needs as much
+    ready = nullptr;
+  }
   if (announces) variants.agreement.announce(ready == nullptr ? 0 : ready->messages());
   return ready;
 }

@@ -38,6 +38,7 @@ class Variant {
   bool is_ready() const { return program_ != nullptr; }
   /// See Program.
   std::string why_not_replayed() const { return is_ready() ? program_->why_not_replayed() : ""; }
+  void release_memory() { program_->release_memory(); }
   /// Makes it ready: two recordings gave the same graph, of which this is the program; `kernels` as
   /// for Program.
   void accept(Graph graph, std::vector<Launch> kernels);

@@ -2,12 +2,79 @@
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
 
 namespace tessera::compiler {
 namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+/// While one lives: the most bytes that are in use at once, of those allocated on a stream.
+class PeakUse {
+ public:
+  explicit PeakUse(cudaStream_t stream) : stream_(stream) {
+    static const bool is_told = attach();
+    if (!is_told) return;
+    const std::lock_guard lock(mutex_);
+    current_ = this;
+  }
+  ~PeakUse() {
+    const std::lock_guard lock(mutex_);
+    if (current_ == this) current_ = nullptr;
+  }
+  PeakUse(const PeakUse&) = delete;
+  PeakUse& operator=(const PeakUse&) = delete;
+
+  int64_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return most_;
+  }
+
+ private:
+  static bool attach() {
+    try {
+      caching::attachAllocatorTraceTracker([](const caching::TraceEntry& entry) {
+        const std::lock_guard lock(mutex_);
+        if (current_ != nullptr) current_->note(entry);
+      });
+      return true;
+    } catch (const c10::Error&) {
+      return false;  // cudaMallocAsync tells nobody
+    }
+  }
+
+  void note(const caching::TraceEntry& entry) {
+    constexpr int64_t kRounding = 512;            // of the allocator
+    constexpr int64_t kSmall = int64_t{1} << 20;  // what it keeps apart
+    if (entry.action_ == caching::TraceEntry::ALLOC && entry.stream_ == stream_) {
+      const auto bytes =
+          (static_cast<int64_t>(entry.size_) + kRounding - 1) / kRounding * kRounding;
+      if (bytes <= kSmall) return;
+      held_[entry.addr_] = bytes;
+      now_ += bytes;
+      most_ = std::max(most_, now_);
+    } else if (entry.action_ == caching::TraceEntry::FREE_COMPLETED) {
+      const auto found = held_.find(entry.addr_);
+      if (found == held_.end()) return;
+      now_ -= found->second;
+      held_.erase(found);
+    }
+  }
+
+  inline static std::mutex mutex_;
+  inline static PeakUse* current_ = nullptr;
+  cudaStream_t stream_;
+  std::unordered_map<decltype(caching::TraceEntry::addr_), int64_t> held_;
+  int64_t now_ = 0, most_ = 0;
+};
 
 class LibtorchGraph final : public CudaGraph {
  public:
@@ -18,10 +85,12 @@ class LibtorchGraph final : public CudaGraph {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     wait(stream_, current);
     // Memory is kept by stream: what this one has let go is of no use to the other.
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    caching::emptyCache();
     {
       const c10::cuda::CUDAStreamGuard guard(stream_);
+      const PeakUse use(stream_.stream());
       work();
+      arena_bytes_ = use.bytes();
     }
     wait(current, stream_);
   }
@@ -30,13 +99,14 @@ class LibtorchGraph final : public CudaGraph {
     const auto current = c10::cuda::getCurrentCUDAStream(stream_.device_index());
     wait(stream_, current);
     // What earlier runs left in the cache is of no use to the graph, whose memory is its own.
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    caching::emptyCache();
     auto graph = std::make_unique<at::cuda::CUDAGraph>();
     {
       const c10::cuda::CUDAStreamGuard guard(stream_);
       // Of this thread alone: other threads of ours and of NCCL ask the driver meanwhile.
       graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
       try {
+        reserve_arena();
         work();
       } catch (...) {
         end_quietly(*graph);
@@ -50,7 +120,26 @@ class LibtorchGraph final : public CudaGraph {
 
   void replay() override { graph_->replay(); }
 
+  void release() override {
+    graph_.reset();
+    caching::emptyCache();
+  }
+
  private:
+  /// One block that the work's tensors lie in: memory that the allocator asks for tensor by tensor
+  /// would be a third more, in pieces that fit no other. Known from the warm-up; what it lacks is
+  /// asked for as usual.
+  void reserve_arena() const {
+    constexpr int64_t kBetween = 64;  // one part of so many: gaps between tensors
+    if (arena_bytes_ == 0) return;
+    try {
+      at::empty({arena_bytes_ + arena_bytes_ / kBetween},
+                at::TensorOptions(stream_.device()).dtype(at::kByte));
+    } catch (const c10::OutOfMemoryError&) {
+      // Then in pieces.
+    }
+  }
+
   static void wait(const c10::cuda::CUDAStream& later, const c10::cuda::CUDAStream& earlier) {
     at::cuda::CUDAEvent event;
     event.record(earlier);
@@ -68,6 +157,7 @@ class LibtorchGraph final : public CudaGraph {
   }
 
   c10::cuda::CUDAStream stream_;
+  int64_t arena_bytes_ = 0;
   std::unique_ptr<at::cuda::CUDAGraph> graph_;
 };
 

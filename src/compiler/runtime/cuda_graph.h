@@ -23,6 +23,8 @@ class CudaGraph {
   virtual void capture(c10::function_ref<void()> work) = 0;
   /// Queues it on the current stream. Random operators draw on.
   virtual void replay() = 0;
+  /// Gives its memory back, but for what is still held of it. Then it can be captured again.
+  virtual void release() = 0;
 };
 
 /// The native handle of the device's current stream.

@@ -37,6 +37,11 @@ class Program {
   /// outputs, in their order.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
+  /// Gives memory back that is of use to later runs alone.
+  void release_memory() {
+    if (replay_) replay_->release();
+  }
+
   /// Why it is not replayed as a CUDA graph; empty if it is, or it is not for a GPU.
   const std::string& why_not_replayed() const;
 

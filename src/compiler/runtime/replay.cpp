@@ -5,6 +5,7 @@
 #include "base/device_streams.h"
 #include "compiler/ir/operators.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -20,6 +21,15 @@ bool has_generator(const Node& node) {
   return std::ranges::any_of(node.arguments, [](const Argument& argument) {
     return argument.kind == Argument::Kind::Constant && argument.constant.isGenerator();
   });
+}
+
+/// To memory that is not the graph's, under all who hold it.
+void move_out(const at::Tensor& tensor) {
+  const auto& storage = tensor.storage();
+  const auto bytes = at::empty({0}, tensor.options().dtype(at::kByte))
+                         .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+  const auto copy = bytes.clone();
+  storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
 }
 
 }  // namespace
@@ -120,6 +130,20 @@ std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) 
     given.push_back(is_copied ? output.clone() : output.defined() ? output.detach() : output);
   }
   return given;
+}
+
+void Replay::release() {
+  if (state_ != State::Replay) return;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto& output = captured_outputs_[i];
+    if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
+    if (output.storage().use_count() > 1) move_out(output);
+  }
+  captured_inputs_.clear();
+  captured_outputs_.clear();
+  graph_->release();
+  --captures_;  // it was not for where its tensors lay
+  state_ = State::Capture;
 }
 
 std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {

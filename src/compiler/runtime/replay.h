@@ -21,6 +21,7 @@ namespace tessera::compiler {
 /// - arguments and gradients that come in are copied into memory of its own;
 /// - parameters, buffers, optimizer state and tensors from outside must lie where they lay:
 ///   otherwise it is captured again;
+/// - all that it makes lies in one block of memory, as large as the warm-up took at its peak;
 /// - results are copied out; gradients are handed out as they lie, so before the next replay
 ///   nobody but the parameter may hold them: otherwise the operators run.
 class Replay {
@@ -32,6 +33,8 @@ class Replay {
 
   /// Outputs of the graph, in their order.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+  /// Gives the graph's memory back; the next run captures again.
+  void release();
   /// Why the program is not captured; empty if it is, or will be.
   const std::string& why_not() const { return why_not_; }
 

@@ -3,7 +3,10 @@
 #include "optim/rule.h"
 
 #include <ATen/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/irange.h>
+
+#include <utility>
 
 namespace tessera::optim {
 
@@ -25,6 +28,12 @@ ParamState& state_in(
   auto& state = states[param.unsafeGetTensorImpl()];
   if (!state) state = std::make_unique<ParamState>();
   return static_cast<ParamState&>(*state);
+}
+
+/// State is there for good: in memory that a first step left in the allocator's cache, a small part
+/// of each block, it would keep all of that from being given back.
+void make_room_for_state(const at::Tensor& param) {
+  if (param.is_cuda()) at::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache();
 }
 
 }  // namespace
@@ -78,11 +87,13 @@ void GroupPlan::build(
   clear();
   const Kernels kernels = choose_kernels(params, demand);
   const std::vector<std::string>& names = rule.state_names();
+  bool has_room = !rule.starts_with_state() || !state.empty();
   for (const at::Tensor& param : params) {
     const at::Tensor& grad = param.grad();
     int index = kNoGrad;
     if (grad.defined()) {
       rule.check(param, grad.is_sparse(), kernels);
+      if (!std::exchange(has_room, true)) make_room_for_state(param);
       State& tensors = state_in(state, param).tensors;
       index = bucket_for(param, grad.is_sparse(), kernels, names.size());
       Bucket& bucket = buckets_[index];

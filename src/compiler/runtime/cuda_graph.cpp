@@ -116,9 +116,14 @@ class LibtorchGraph final : public CudaGraph {
     }
     wait(current, stream_);
     graph_ = std::move(graph);
+    replays_ = 0;
   }
 
-  void replay() override { graph_->replay(); }
+  void replay() override {
+    // By now gradients of the runs before the capture are free.
+    if (++replays_ == 2) caching::emptyCache();
+    graph_->replay();
+  }
 
   void release() override {
     graph_.reset();
@@ -158,6 +163,7 @@ class LibtorchGraph final : public CudaGraph {
 
   c10::cuda::CUDAStream stream_;
   int64_t arena_bytes_ = 0;
+  int64_t replays_ = 0;  // since it was captured
   std::unique_ptr<at::cuda::CUDAGraph> graph_;
 };
 

@@ -335,6 +335,23 @@ TEST_F(CodegenKernels, ConcatenateAndDivideInOneKernel) {
   expect_same(steps.expected(divided), got[0], 0, "bucket");
 }
 
+/// A list of one has the shapes of its tensor, and is no tensor.
+TEST_F(CodegenKernels, ConcatenationsStayApartFromLists) {
+  Steps steps;
+  const auto bucket = steps.call(
+      "aten::cat", {Argument::of({steps.input(at::randn({3})), steps.input(at::randn({5}))})});
+  const auto scaled =
+      steps.lists("aten::_foreach_mul.Scalar", {Argument::of(std::vector{bucket}), number(0.5)})
+          .at(0);
+  steps.result(scaled);
+  fuse(steps.graph);
+  std::string why;
+  auto loaded = load_kernels(write_kernels(steps.graph), &why);
+  ASSERT_TRUE(loaded) << why;
+  const auto got = Program(steps.graph, std::move(*loaded)).run(steps.inputs);
+  expect_same(steps.expected(scaled), got.at(0), 0, "list");
+}
+
 TEST_F(CodegenKernels, WriteWhereTheResultIsWanted) {
   Steps steps;
   const auto parameter = steps.input(at::randn({33, 5}));

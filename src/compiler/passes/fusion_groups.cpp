@@ -218,6 +218,8 @@ class Grouping {
     if (cats > 1) return false;
     return std::all_of(group.members.begin(), group.members.end(), [&](size_t member) {
       const Node& node = graph_.nodes[member];
+      // A list of one has the shapes of a tensor, but its kernel takes lists.
+      if (cats != 0 && is_over_lists(node)) return false;
       if (is_concatenation(node)) {
         const auto used = node.used();
         return std::none_of(used.begin(), used.end(), [&](ValueId value) {

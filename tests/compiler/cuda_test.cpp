@@ -155,14 +155,19 @@ TEST(CompiledStepOnCuda, IsReplayedAsOneGraphWithKernelsOfOurs) {
     EXPECT_NE(losses[i].item<float>(), losses[i - 1].item<float>()) << i;
 }
 
-/// Bytes that libtorch's allocator has of the GPU, and the most in use since the last call.
-std::pair<int64_t, int64_t> reserved_and_peak() {
+/// Bytes of the GPU in libtorch's allocator; peaks since the last call.
+struct Usage {
+  int64_t used, peak, reserved, reserved_peak;
+};
+Usage usage() {
   torch::cuda::synchronize();
   auto& allocator = *at::getDeviceAllocator(torch::kCUDA);
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = allocator.getDeviceStats(0);
   allocator.resetPeakStats(0);
-  return {stats.reserved_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
+  const auto& used = stats.allocated_bytes[kAll];
+  const auto& reserved = stats.reserved_bytes[kAll];
+  return {used.current, used.peak, reserved.current, reserved.peak};
 }
 
 /// Of tensors of many sizes, each of which would be a block of the allocator's by itself.
@@ -182,18 +187,25 @@ TEST(CompiledStepOnCuda, TakesOneBlockOfMemoryThatIsGivenBackForRecordings) {
   auto compiled = compile(work);
   const auto expected = work(x);
   counters().clear();
-  at::getDeviceAllocator(torch::kCUDA)->emptyCache();
-  const auto before = reserved_and_peak().first;
-  int64_t eager_peak = 0;
+  auto& allocator = *at::getDeviceAllocator(torch::kCUDA);
+  allocator.emptyCache();
+  const auto before = usage();
+  int64_t eager_peak = 0;  // beyond what was there
   for (int i = 0; i < 14; ++i) {
+    const auto captures = counters()["cuda_graph_captures"];
     EXPECT_TRUE(torch::allclose(compiled(x), expected)) << i;
-    const auto [reserved, peak] = reserved_and_peak();
-    eager_peak = std::max(eager_peak, peak);
-    if (i != 6) continue;
-    EXPECT_LE(reserved, std::max(before, eager_peak) + eager_peak / 10 + kSlack);
+    const auto now = usage();
+    if (i < 2) eager_peak = std::max(eager_peak, now.peak - before.used);  // recorded
+    if (i == 1) allocator.emptyCache();
+    if (i == 6) {
+      EXPECT_EQ(captures, 1);
+      EXPECT_LE(now.reserved - before.reserved, eager_peak + eager_peak / 10 + kSlack);
+    }
+    // Not beside the graph's.
+    if (i > 6) EXPECT_LE(now.reserved_peak - before.reserved, eager_peak * 7 / 4 + kSlack) << i;
   }
   EXPECT_GT(eager_peak, 100 * kMiB);
-  // Recorded again at the eighth call of the program, beside no graph.
+  // Recorded again at the eighth call of the program.
   EXPECT_GE(counters()["cuda_graph_captures"], 2);
   EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(compiled);
 }
@@ -217,6 +229,26 @@ TEST(CompiledStepOnCuda, GradientsThatSomebodyHoldsStayAsTheyAre) {
       EXPECT_TRUE(torch::equal(held[k], copies[k])) << i << " " << k;
   }
   EXPECT_GT(counters()["cuda_graph_skips"], 0);
+}
+
+/// The graph that made them is gone then, and its memory with it.
+TEST(CompiledStepOnCuda, GradientsThatSomebodyHoldsOutliveTheirGraph) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  auto compiled = twins.compiled();
+  counters().clear();
+  std::vector<Tensor> held, copies;
+  for (int i = 0; i < 14; ++i) {
+    compiled(torch::randn({5, 6}, torch::kCUDA));
+    for (size_t k = 0; k < held.size(); ++k)
+      EXPECT_TRUE(torch::equal(held[k], copies[k])) << i << " " << k;
+    const auto captures = counters()["cuda_graph_captures"];
+    // Held over the call that comes, then let go, so that each call finds nobody else.
+    held = {twins.nets[1]->parameters()[0].grad()};
+    copies = {held[0].clone()};
+    if (i % 2 == 0 || captures == 0) held.clear();
+  }
+  EXPECT_GE(counters()["cuda_graph_captures"], 2);
 }
 
 TEST(CompiledStepOnCuda, RatesThatChangeAndParametersThatMoveAreSeen) {

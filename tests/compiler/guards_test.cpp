@@ -7,6 +7,7 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
+#include "compiler/programs/recheck.h"
 #include "parallel/warnings.h"
 
 #include <gmock/gmock.h>
@@ -372,6 +373,18 @@ TEST(StepRecheckErrors, UnderFullgraph) {
 }
 
 /// 8, 16, 32, ... of its program; the function trains on as if nothing were.
+/// What it costs to record, and to capture again after that, is a hundredth of the calls between.
+TEST(StepRecheck, CostsAHundredth) {
+  compiler::Recheck recheck;
+  recheck.add_program(1);
+  recheck.note_run(1.01);  // captured again
+  for (int i = 0; i < 9; ++i) recheck.note_run(0.01);
+  EXPECT_NEAR(static_cast<double>(recheck.interval(0.5)), 100 * (0.5 + 1) / 0.01, 1);
+  EXPECT_EQ(recheck.interval(0), 100 * 100);
+  recheck.pass(256);
+  EXPECT_EQ(recheck.interval(0.5), 256);  // nothing ran since
+}
+
 TEST(StepRecheck, ComesAtGrowingIntervals) {
   torch::manual_seed(1);
   nn::Linear nets[2] = {nullptr, nullptr};

@@ -16,6 +16,7 @@ namespace {
 // - exp, log, tanh, erf and what is made of them (sigmoid, silu, gelu and their backwards): up to
 //   4 ulp from the true value in float, libm's own in double; gelu of a negative number: 4 ulp of
 //   that number, since 1 + erf cancels, and infinity for infinity, where ATen has NaN;
+// - exp2 on a GPU: within 2 ulp, and zero where the result is less than 2^-126;
 // - sqrt and rsqrt: the right result, from which ATen's may be 1 ulp away;
 // - a + alpha * b, addcmul, lerp, tanh_backward: rounded once (fused multiply-add) as ATen's
 //   vectors are; the few elements behind the last whole vector ATen may round twice;

@@ -2,8 +2,9 @@
 
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/ops/empty.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -17,7 +18,8 @@ namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
-/// While one lives: the most bytes that are in use at once, of those allocated on a stream.
+/// While one lives: the most bytes that are in use at once, of those allocated on a stream. Of two
+/// at once the later one counts.
 class PeakUse {
  public:
   explicit PeakUse(cudaStream_t stream) : stream_(stream) {
@@ -126,6 +128,9 @@ class LibtorchGraph final : public CudaGraph {
   }
 
   void release() override {
+    // Replays may be under way on other streams than the memory's.
+    const c10::cuda::CUDAGuard guard(stream_.device_index());
+    c10::cuda::device_synchronize();
     graph_.reset();
     caching::emptyCache();
   }
@@ -136,10 +141,12 @@ class LibtorchGraph final : public CudaGraph {
   /// asked for as usual.
   void reserve_arena() const {
     constexpr int64_t kBetween = 64;  // one part of so many: gaps between tensors
-    if (arena_bytes_ == 0) return;
+    const auto bytes = static_cast<size_t>(arena_bytes_ + arena_bytes_ / kBetween);
+    // The allocator would not take small tensors from a block beyond this.
+    if (bytes >= c10::CachingAllocator::AcceleratorAllocatorConfig::max_split_size()) return;
+    if (bytes == 0) return;
     try {
-      at::empty({arena_bytes_ + arena_bytes_ / kBetween},
-                at::TensorOptions(stream_.device()).dtype(at::kByte));
+      [[maybe_unused]] const auto arena = caching::get()->allocate(bytes);
     } catch (const c10::OutOfMemoryError&) {
       // Then in pieces.
     }

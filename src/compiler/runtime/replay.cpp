@@ -23,13 +23,17 @@ bool has_generator(const Node& node) {
   });
 }
 
-/// To memory that is not the graph's, under all who hold it.
+/// To memory that is not the graph's, under all who hold it. Without memory for that it stays.
 void move_out(const at::Tensor& tensor) {
   const auto& storage = tensor.storage();
   const auto bytes = at::empty({0}, tensor.options().dtype(at::kByte))
                          .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
-  const auto copy = bytes.clone();
-  storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
+  try {
+    const auto copy = bytes.clone();
+    storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
+  } catch (const c10::OutOfMemoryError&) {
+    // The graph's memory is kept with it.
+  }
 }
 
 }  // namespace
@@ -96,7 +100,6 @@ void Replay::copy_in(const std::vector<at::Tensor>& inputs) {
 }
 
 void Replay::capture(const std::vector<at::Tensor>& inputs) {
-  captured_outputs_.clear();
   captured_inputs_ = inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const auto& type = types_[i];
@@ -132,8 +135,7 @@ std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) 
   return given;
 }
 
-void Replay::release() {
-  if (state_ != State::Replay) return;
+void Replay::drop_capture() {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& output = captured_outputs_[i];
     if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
@@ -142,8 +144,13 @@ void Replay::release() {
   captured_inputs_.clear();
   captured_outputs_.clear();
   graph_->release();
-  --captures_;  // it was not for where its tensors lay
   state_ = State::Capture;
+}
+
+void Replay::release() {
+  if (state_ != State::Replay) return;
+  drop_capture();
+  --captures_;  // it was not for where its tensors lay
 }
 
 std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
@@ -161,7 +168,7 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
     }
     return outputs;
   }
-  if (state_ == State::Replay && !lies_as_captured(inputs)) state_ = State::Capture;
+  if (state_ == State::Replay && !lies_as_captured(inputs)) drop_capture();
   if (state_ == State::Replay && is_gradient_held()) {
     ++counters()["cuda_graph_skips"];
     return run_(inputs);

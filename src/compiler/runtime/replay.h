@@ -47,6 +47,7 @@ class Replay {
   bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
   bool is_gradient_held() const;
   void capture(const std::vector<at::Tensor>& inputs);
+  void drop_capture();
   std::vector<at::Tensor> hand_out(const std::vector<at::Tensor>& inputs) const;
 
   std::vector<GraphInput> inputs_;

@@ -96,6 +96,9 @@ Cast cast_tensor(const at::Tensor& numbers, at::ScalarType dtype, Fp8Amax mode,
   return cast;
 }
 
+/// Rows and columns exchanged; of one scale for all.
+Cast turned(const Cast& cast) { return {cast.values.t().contiguous(), cast.scale}; }
+
 /// [rows, columns], of which `right` has the columns as rows.
 at::Tensor product(const Cast& left, const Cast& right, at::ScalarType dtype, bool is_fast,
                    const std::optional<at::Tensor>& bias = std::nullopt) {
@@ -166,11 +169,10 @@ class Fp8Linear : public torch::autograd::Function<Fp8Linear> {
       const auto cast = cast_tensor(gradient, kWide, layer.amax, layer.gradient);
       if (of_input)
         results[0] =
-            product(cast, cast_with_scale(weight.t(), saved[3], kNarrow, layer.amax), dtype,
+            product(cast, turned(cast_with_scale(weight, saved[3], kNarrow, layer.amax)), dtype,
                     /*is_fast=*/false);
       if (of_weight)
-        results[1] = product({cast.values.t().contiguous(), cast.scale},
-                             {saved[0].t().contiguous(), saved[2]}, weight.scalar_type(),
+        results[1] = product(turned(cast), turned({saved[0], saved[2]}), weight.scalar_type(),
                              /*is_fast=*/false);
     }
     if (context->saved_data.count("bias_dtype") > 0 && context->needs_input_grad(2)) {

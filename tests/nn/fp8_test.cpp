@@ -292,13 +292,13 @@ INSTANTIATE_TEST_SUITE_P(OnCuda, Fp8Ranks, ::testing::ValuesIn(cuda_cases({"shm"
 
 /// What ranks with equal batches train together is what one trains alone.
 void expect_parity(const std::function<void(Block&)>& before,
-                   const std::function<void(Block&)>& after) {
+                   const std::function<void(Block&)>& after, bool is_compiled = false) {
   auto [alone, together] = device_twins<Block>(3);
   fp8(alone);
   before(together);
   fp8(together);
   after(together);
-  const auto wanted = train(alone, false), got = train(together, false);
+  const auto wanted = train(alone, false), got = train(together, is_compiled);
   for (size_t i = 0; i < wanted.size(); ++i)
     EXPECT_NEAR(got[i].item<double>(), wanted[i].item<double>(), 1e-4) << i;
 }
@@ -308,6 +308,7 @@ TEST_P(Fp8Ranks, TrainsUnderReplicateInBothOrders) {
     const auto apply = [](Block& net) { replicate(net); };
     expect_parity(apply, [](Block&) {});
     expect_parity([](Block&) {}, apply);
+    expect_parity([](Block&) {}, apply, /*is_compiled=*/true);
   });
 }
 
@@ -318,6 +319,7 @@ TEST_P(Fp8Ranks, TrainsUnderFullyShardInBothOrders) {
     };
     expect_parity(apply, [](Block&) {});
     expect_parity([](Block&) {}, apply);
+    expect_parity([](Block&) {}, apply, /*is_compiled=*/true);
   });
 }
 

@@ -112,7 +112,7 @@ struct Float8 {
 /// Of numbers beyond the largest libtorch makes NaN, in later versions the largest; ask this one.
 const char* narrow_overflow() { return c10::Float8_e4m3fn(1e4F).x == 0x7e ? "0x7e" : "0x7f"; }
 
-std::string text_of(const Float8& type, bool is_host) {
+std::string float8_text(const Float8& type, bool is_host) {
   std::string text = type.host;
   if (!is_host) text = text.insert(text.find("template <>"), kCudaStore) + kCudaPacked;
   replace_each(text, "FLOAT8", type.name);
@@ -128,8 +128,8 @@ std::vector<SourcePiece> float8_pieces(bool is_host) {
   static const Float8 narrow = {"float8_e4m3fn", kNarrow, "e4m3x2", "<= 464.f", narrow_overflow()};
   static const Float8 wide = {"float8_e5m2", kWide, "e5m2x2", "< 61440.f", "0x7c"};
   using Texts = std::array<std::string, 2>;
-  static const auto& of_host = *new Texts{text_of(narrow, true), text_of(wide, true)};
-  static const auto& of_cuda = *new Texts{text_of(narrow, false), text_of(wide, false)};
+  static const auto& of_host = *new Texts{float8_text(narrow, true), float8_text(wide, true)};
+  static const auto& of_cuda = *new Texts{float8_text(narrow, false), float8_text(wide, false)};
   const auto& texts = is_host ? of_host : of_cuda;
   return {{narrow.name, texts[0].c_str()}, {wide.name, texts[1].c_str()}};
 }

@@ -80,6 +80,7 @@ std::vector<std::string> peers_of(const TrainOptions& options, const std::string
 }
 
 Rounding rounding_of(const Arrangement& arrangement, const std::string& peer) {
+  if (is_fp8(arrangement.mode)) return Rounding::EightBits;
   if (!arrangement.device.is_cpu() || peer == "jax" || peer == "pytorch_compile")
     return Rounding::Other;
   // Our loss of a qwen makes gradients by blocks of rows.

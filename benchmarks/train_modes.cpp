@@ -2,6 +2,7 @@
 
 #include <tessera/comm.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn/fp8.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
@@ -14,11 +15,14 @@ namespace tessera::benchmarks {
 namespace {
 
 constexpr const char* kEager = "eager";  // no parallel function
+constexpr const char* kFp8 = "fp8";
+constexpr const char* kFp8Rowwise = "fp8_rowwise";
 
 struct Mode {
   const char* name;
   void (*apply)(Job&);
   bool on_cuda = false;
+  bool on_cpu = true;
 };
 
 /// Every second layer joins what the one before it split.
@@ -49,6 +53,13 @@ void shard(Job& job) {
   fully_shard(*job.model, options);
 }
 
+/// The head, whose sums of exponentials follow, stays in 16 bits, as is usual.
+template <Fp8Scaling kScaling>
+void use_fp8(Job& job) {
+  fp8(*job.model, {.scaling = kScaling,
+                   .filter = [](const auto& name, const auto&) { return name != "head"; }});
+}
+
 const Mode kModes[] = {
     {kEager, [](Job&) {}, /*on_cuda=*/true},
     {"replicate", [](Job& job) { tessera::replicate(job.model); }, /*on_cuda=*/true},
@@ -58,9 +69,23 @@ const Mode kModes[] = {
        parallelize_module(job.model, init_device_mesh(torch::kCPU, {world_size()}),
                           tensor_plan(*job.model));
      }},
+    {kFp8, use_fp8<Fp8Scaling::Tensorwise>, /*on_cuda=*/true, /*on_cpu=*/false},
+    {kFp8Rowwise, use_fp8<Fp8Scaling::Rowwise>,
+     /*on_cuda=*/true, /*on_cpu=*/false},
 };
-const char* const kCompiled[] = {"compile", "replicate+compile", "fully_shard+compile",
-                                 "tp+compile"};
+struct CompiledMode {
+  const char* name;
+  bool on_cuda = false;
+  bool on_cpu = true;
+};
+constexpr CompiledMode kCompiled[] = {
+    {"compile", /*on_cuda=*/true},
+    {"replicate+compile"},
+    {"fully_shard+compile"},
+    {"tp+compile"},
+    {"fp8+compile", /*on_cuda=*/true, /*on_cpu=*/false},
+    {"fp8_rowwise+compile", /*on_cuda=*/true, /*on_cpu=*/false},
+};
 constexpr const char* kSuffix = "+compile";
 
 Group group_of_all(const std::string& backend) {
@@ -74,23 +99,28 @@ Group group_of_all(const std::string& backend) {
 std::vector<std::string> mode_names(c10::DeviceType device) {
   const bool on_cuda = device == c10::DeviceType::CUDA;
   std::vector<std::string> names;
-  for (const auto& mode : kModes) {
-    if (!on_cuda || mode.on_cuda) names.emplace_back(mode.name);
-  }
-  for (const std::string name : kCompiled) {
-    if (!on_cuda || name == "compile") names.push_back(name);
-  }
+  const auto add = [&](const auto& mode) {
+    if (on_cuda ? mode.on_cuda : mode.on_cpu) names.emplace_back(mode.name);
+  };
+  for (const auto& mode : kModes) add(mode);
+  for (const auto& mode : kCompiled) add(mode);
   return names;
 }
 
 bool is_compiled(const std::string& mode) {
-  return std::find(std::begin(kCompiled), std::end(kCompiled), mode) != std::end(kCompiled);
+  return std::ranges::any_of(kCompiled, [&](const auto& known) { return mode == known.name; });
 }
 
 std::string eager_mode(const std::string& mode) {
   if (!is_compiled(mode)) return mode;
   return mode == "compile" ? kEager : mode.substr(0, mode.size() - std::string(kSuffix).size());
 }
+
+bool is_fp8(const std::string& mode) {
+  return eager_mode(mode) == kFp8 || eager_mode(mode) == kFp8Rowwise;
+}
+
+std::string peer_mode(const std::string& mode) { return is_fp8(mode) ? kEager : eager_mode(mode); }
 
 int batch_rank(const std::string& mode) { return eager_mode(mode) == "tp" ? 0 : rank(); }
 

@@ -12,6 +12,10 @@ std::vector<std::string> mode_names(c10::DeviceType device);
 /// Whether the step is compiled, and the mode in which it is not.
 bool is_compiled(const std::string& mode);
 std::string eager_mode(const std::string& mode);
+/// Whether linear layers multiply in 8 bits, which peers train in bf16.
+bool is_fp8(const std::string& mode);
+/// What peers in Python take for it.
+std::string peer_mode(const std::string& mode);
 
 /// Whose batch this rank trains on: its own, or, where all ranks work on one, that of rank 0.
 int batch_rank(const std::string& mode);

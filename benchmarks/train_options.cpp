@@ -30,6 +30,7 @@ void complete_train_options(TrainOptions& options) {
   };
   auto plain_modes = mode_names(device);
   std::erase_if(plain_modes, is_compiled);  // which have peers of their own
+  std::erase_if(plain_modes, is_fp8);
   if (device == c10::DeviceType::CPU) std::erase(plain_modes, "eager");
   if (options.kernels) {
     if (device == c10::DeviceType::CPU)

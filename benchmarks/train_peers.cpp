@@ -24,7 +24,7 @@ std::unique_ptr<Side> python_peer(const std::string& peer, const Arrangement& ar
                           {.device = device.is_cuda() ? "cuda" : "cpu",
                            .world_size = world_size(),
                            .environment = std::move(environment)},
-                          {.name = peer, .job = job, .mode = eager_mode(mode), .variant = variant});
+                          {.name = peer, .job = job, .mode = peer_mode(mode), .variant = variant});
 }
 
 std::unique_ptr<Side> reducer_peer(const std::string& peer, const Arrangement& arrangement,
@@ -88,7 +88,7 @@ std::vector<std::string> peer_names(c10::DeviceType device) {
 
 bool goes_with(const std::string& peer, const std::string& mode) {
   const bool is_of_one = peer == "jax" || peer.starts_with("pytorch_graph");
-  return !is_of_one || mode == "eager" || mode == "compile";
+  return !is_of_one || peer_mode(mode) == "eager";
 }
 
 std::unique_ptr<Side> make_peer(const std::string& peer, const Arrangement& arrangement,

@@ -39,6 +39,7 @@ struct Tolerance {
 /// its gradient is close to zero.
 constexpr Tolerance kOwnKernels = {2e-3, 6e-3};
 constexpr Tolerance kSameKernels = {1.3e-6, 1e-5};
+constexpr Tolerance kEightBits = {1e-2, 6e-3};
 
 /// As fingerprint() in peers/train.py.
 std::vector<double> fingerprint(const at::Tensor& parameter) {
@@ -253,8 +254,13 @@ std::unique_ptr<Side> make_python_side(PeerJobs& processes, const PeerGroup& gro
 
 void require_agreement(const Report& expected, const Report& actual, Rounding rounding,
                        const std::string& who) {
-  const auto& of_losses = rounding == Rounding::Other ? kOwnKernels : kSameKernels;
-  const auto& of_parameters = rounding == Rounding::Same ? kSameKernels : kOwnKernels;
+  const bool is_low = rounding == Rounding::EightBits;
+  const auto& of_losses = is_low                        ? kEightBits
+                          : rounding == Rounding::Other ? kOwnKernels
+                                                        : kSameKernels;
+  const auto& of_parameters = is_low                       ? kEightBits
+                              : rounding == Rounding::Same ? kSameKernels
+                                                           : kOwnKernels;
   TORCH_INTERNAL_ASSERT(expected.size() == actual.size());
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     const auto on_rank = " on rank " + std::to_string(rank);

@@ -58,7 +58,8 @@ enum class Rounding {
   Same,            // the same kernels: float32's tolerance
   OtherGradients,  // sums of some gradients are of another order: parameters by kernels of their
                    // own
-  Other            // kernels of their own, or bf16
+  Other,           // kernels of their own, or bf16
+  EightBits        // products in float8 against bf16
 };
 
 /// Throws unless losses and parameters of all ranks agree within the tolerance of that.

@@ -5,6 +5,7 @@
 ///   tessera::nn::Linear up(256, 1024);       instead of torch::nn::Linear
 ///   auto handle = tessera::register_forward_hook(up, [](auto& module, auto& args, auto& out) {…});
 #include <tessera/nn/decoder_layers.h>
+#include <tessera/nn/fp8.h>
 #include <tessera/nn/linear_cross_entropy.h>
 #include <tessera/nn/methods.h>
 #include <tessera/nn/modules.h>

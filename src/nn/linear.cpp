@@ -1,5 +1,7 @@
 #include <tessera/nn/plain_forward.h>
 
+#include "nn/fp8_linear.h"
+
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -12,15 +14,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// Sums of columns of 16 bits, added up in and written as `dtype`. Of many rows the product with
-/// ones takes two thirds of a reduction's time, and one small kernel more.
-at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType dtype) {
-  constexpr int64_t kMany = int64_t{1} << 22;
-  if (rows.numel() < kMany || at::GradMode::is_enabled())
-    return rows.sum({0}, /*keepdim=*/false, dtype);
-  return at::mm(at::ones_like(rows.narrow(1, 0, 1)).t(), rows, dtype).squeeze(0);
-}
 
 /// at::linear in the dtype of `input`, 16 bits, with parameters in fp32. Autocast casts parameters
 /// by operators of their own, so their gradients are rounded to 16 bits and cast back, a kernel for
@@ -76,6 +69,16 @@ bool takes_low_precision(const at::Tensor& input, const at::Tensor& weight) {
 }
 
 }  // namespace
+
+// Of many rows the product with ones takes two thirds of a reduction's time, and one small kernel
+// more.
+at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType dtype) {
+  constexpr int64_t kMany = int64_t{1} << 22;
+  const bool takes_product = rows.is_cuda() && rows.scalar_type() != dtype;
+  if (rows.numel() < kMany || !takes_product || at::GradMode::is_enabled())
+    return rows.sum({0}, /*keepdim=*/false, dtype);
+  return at::mm(at::ones_like(rows.narrow(1, 0, 1)).t(), rows, dtype).squeeze(0);
+}
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias) {
   if (!takes_low_precision(input, weight)) return at::linear(input, weight, bias);

@@ -160,7 +160,8 @@ TEST(BenchTrain, ListsTheChoicesOfBothDevices) {
             "  peers: pytorch,pytorch_malloc,pytorch_compile,jax,eager,reducer_gloo,reducer_shm\n"
             "--device cuda\n"
             "  jobs: mlp,gpt,gpt12x768,gpt2,qwen\n"
-            "  modes: eager,replicate,fully_shard,compile\n"
+            "  modes: eager,replicate,fully_shard,fp8,fp8_rowwise,compile,fp8+compile,"
+            "fp8_rowwise+compile\n"
             "  peers: pytorch,pytorch_compile,pytorch_graph,pytorch_graph_compile\n");
 }
 

@@ -61,7 +61,7 @@ std::string converted(const std::string& name, at::ScalarType from, at::ScalarTy
     text = "to_integer<" + register_type(to) + ">(" + name + ")";
   else if (register_type(from) != register_type(to))
     text = "static_cast<" + register_type(to) + ">(" + name + ")";
-  if (is_half(to) && !exact) text = "rounded<" + memory_type(to) + ">(" + text + ")";
+  if (is_narrow(to) && !exact) text = "rounded<" + memory_type(to) + ">(" + text + ")";
   return text;
 }
 
@@ -96,6 +96,10 @@ std::string memory_type(at::ScalarType dtype) {
       return "bfloat16";
     case at::kHalf:
       return "float16";
+    case at::kFloat8_e4m3fn:
+      return "float8_e4m3fn";
+    case at::kFloat8_e5m2:
+      return "float8_e5m2";
     case at::kLong:
       return "int64_t";
     case at::kInt:
@@ -108,19 +112,19 @@ std::string memory_type(at::ScalarType dtype) {
 }
 
 std::string register_type(at::ScalarType dtype) {
-  return is_half(dtype) ? "float" : memory_type(dtype);
+  return is_narrow(dtype) ? "float" : memory_type(dtype);
 }
 
 std::string load_text(const std::string& memory, at::ScalarType dtype) {
-  return is_half(dtype) ? "load(" + memory + ")" : memory;
+  return is_narrow(dtype) ? "load(" + memory + ")" : memory;
 }
 
 std::string store_text(const std::string& number, at::ScalarType dtype) {
-  return is_half(dtype) ? "store<" + memory_type(dtype) + ">(" + number + ")" : number;
+  return is_narrow(dtype) ? "store<" + memory_type(dtype) + ">(" + number + ")" : number;
 }
 
 std::string store_pack_text(const std::string& numbers, at::ScalarType dtype) {
-  return is_half(dtype) ? "packed(" + numbers + ", " + memory_type(dtype) + "{})" : numbers;
+  return is_narrow(dtype) ? "packed(" + numbers + ", " + memory_type(dtype) + "{})" : numbers;
 }
 
 std::string expression_text(const Graph& graph, const Node& node, size_t lane,
@@ -129,7 +133,7 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
   const ValueId value = result_of(node, lane);
   const at::ScalarType result = graph.type(value).dtype;
   const std::string& pattern = rule.expression;
-  const bool is_rounded_later = is_half(result) && is_only_stored(graph, value);
+  const bool is_rounded_later = is_narrow(result) && is_only_stored(graph, value);
   const bool is_copy = pattern == "a";
   const bool is_host = graph.type(value).device.is_cpu();
   const auto is_single = [&](const Operand& operand) {
@@ -155,7 +159,7 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
                        (i == 0 || !is_word(pattern, i - 1)) && !is_word(pattern, i + 1);
     text += alone ? substitute(pattern[i]) : std::string(1, pattern[i]);
   }
-  if (!is_half(result) || is_rounded_later || !needs_rounding(pattern)) return text;
+  if (!is_narrow(result) || is_rounded_later || !needs_rounding(pattern)) return text;
   return "rounded<" + memory_type(result) + ">(" + text + ")";
 }
 

@@ -45,9 +45,23 @@ bool is_computable(at::ScalarType dtype, Numbers numbers) {
   return true;
 }
 
+/// In the order in which the elements lie: transposing is ATen's.
+bool is_cast(const Graph& graph, const Node& node, size_t lane) {
+  if (node.op != "aten::_to_copy") return false;
+  const Operand self = operand_of(graph, node, 0, lane);
+  return self.kind == Operand::Kind::Value &&
+         graph.type(self.value).strides == graph.type(result_of(node, lane)).strides;
+}
+
 }  // namespace
 
 bool is_half(at::ScalarType dtype) { return dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+bool is_float8(at::ScalarType dtype) {
+  return dtype == at::kFloat8_e4m3fn || dtype == at::kFloat8_e5m2;
+}
+
+bool is_narrow(at::ScalarType dtype) { return is_half(dtype) || is_float8(dtype); }
 
 bool is_kernel_dtype(at::ScalarType dtype) {
   switch (dtype) {
@@ -55,6 +69,8 @@ bool is_kernel_dtype(at::ScalarType dtype) {
     case at::kDouble:
     case at::kBFloat16:
     case at::kHalf:
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
     case at::kLong:
     case at::kInt:
     case at::kBool:
@@ -98,10 +114,13 @@ std::optional<PointwiseRule> pointwise_rule(const Graph& graph, const Node& node
   rule.expression =
       row->choose == nullptr ? row->expression : row->choose({graph, node, lane, rule.compute});
   if (rule.expression.empty()) return std::nullopt;
+  const bool casts = is_cast(graph, node, lane);
+  if (is_float8(rule.compute) && !casts) return std::nullopt;
   for (const size_t index : arguments_read(rule)) {
     const Operand operand = operand_of(graph, node, index, lane);
     if (operand.kind == Operand::Kind::None) return std::nullopt;
-    if (operand.kind == Operand::Kind::Value && !is_kernel_dtype(operand.dtype))
+    if (operand.kind == Operand::Kind::Value &&
+        (!is_kernel_dtype(operand.dtype) || (is_float8(operand.dtype) && !casts)))
       return std::nullopt;
     if (operand.kind == Operand::Kind::Number && operand.number.isComplex()) return std::nullopt;
   }

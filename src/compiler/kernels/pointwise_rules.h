@@ -35,5 +35,9 @@ std::vector<size_t> arguments_read(const PointwiseRule& rule);
 bool is_kernel_dtype(at::ScalarType dtype);
 /// bfloat16 or float16.
 bool is_half(at::ScalarType dtype);
+/// e4m3fn or e5m2, to and from which kernels cast and nothing else.
+bool is_float8(at::ScalarType dtype);
+/// Computed with as floats, and rounded when stored.
+bool is_narrow(at::ScalarType dtype);
 
 }  // namespace tessera::compiler

@@ -310,6 +310,9 @@ std::vector<SourcePiece> pieces_for(bool is_host) {
     for (const SourcePiece& own : cuda_pieces())
       std::ranges::find(pieces, std::string_view(own.words), &SourcePiece::words)->text = own.text;
   }
+  const auto float8 = float8_pieces(is_host);
+  pieces.insert(std::ranges::find(pieces, std::string_view("rounded"), &SourcePiece::words),
+                float8.begin(), float8.end());
   const auto of_rows = row_pieces(is_host);
   pieces.insert(pieces.end(), of_rows.begin(), of_rows.end());
   return pieces;

@@ -18,6 +18,8 @@ struct SourcePiece {
 const std::vector<SourcePiece>& math_pieces(c10::DeviceType device);
 /// Those that a GPU has in the place of the host's.
 std::vector<SourcePiece> cuda_pieces();
+/// Storage of 8 bits, behind that of 16.
+std::vector<SourcePiece> float8_pieces(bool is_host);
 /// Those at their end: reductions, see Note [rows].
 std::vector<SourcePiece> row_pieces(bool is_host);
 

@@ -43,7 +43,7 @@ std::string RowText::reduced(size_t at, const std::string& from) const {
   const auto dtype = body_.type(result).dtype;
   std::string number = from;
   if (reduction(at).is_mean) number += " / " + std::to_string(plan_.columns);
-  if (is_half(dtype)) number = "rounded<" + memory_type(dtype) + ">(" + number + ")";
+  if (is_narrow(dtype)) number = "rounded<" + memory_type(dtype) + ">(" + number + ")";
   return "const " + register_type(dtype) + " " + variable_of(result) + " = " + number + ";  // " +
          python_name(node.op);
 }

@@ -1,4 +1,5 @@
 #include <tessera/nn/fp8.h>
+#include <tessera/nn/modules.h>
 
 #include "nn/composable.h"
 #include "nn/fp8_linear.h"
@@ -42,13 +43,14 @@ bool is_multiple(const torch::nn::LinearImpl& layer) {
 /// Each once, though a module may be registered under two names.
 std::vector<NamedLayer> find_layers(torch::nn::Module& module, const Fp8Options& options) {
   std::vector<NamedLayer> found;
-  int64_t linear = 0, hookable = 0, fitting = 0;
+  int64_t linear = 0, ours = 0, fitting = 0;
   const auto add = [&](const std::string& name, torch::nn::Module& part) {
     auto* layer = dynamic_cast<torch::nn::LinearImpl*>(&part);
     if (layer == nullptr) return;
     ++linear;
-    if (find_hook_point(part) == nullptr) return;
-    ++hookable;
+    // One that is derived from it may compute more.
+    if (dynamic_cast<Hooked<torch::nn::LinearImpl>*>(layer) == nullptr) return;
+    ++ours;
     if (!is_multiple(*layer)) return;
     ++fitting;
     if (options.filter && !options.filter(name, *layer)) return;
@@ -62,7 +64,7 @@ std::vector<NamedLayer> find_layers(torch::nn::Module& module, const Fp8Options&
   TORCH_CHECK_VALUE(!found.empty(), kFunction,
                     ": expected a tessera::nn::Linear whose sizes are multiples of ",
                     detail::kFp8Multiple, " in ", name_of(module), ", got ", linear,
-                    " linear layers, ", hookable, " of them tessera::nn's, ", fitting,
+                    " linear layers, ", ours, " of them tessera::nn's, ", fitting,
                     " of these of such sizes, and none that the filter takes; use "
                     "tessera::nn::Linear, pad its sizes, or leave fp8 out");
   return found;

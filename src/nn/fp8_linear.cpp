@@ -14,6 +14,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
@@ -40,12 +41,12 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr auto kNarrow = at::kFloat8_e4m3fn;
-constexpr auto kWide = at::kFloat8_e5m2;
+constexpr auto kE4m3 = at::kFloat8_e4m3fn;
+constexpr auto kE5m2 = at::kFloat8_e5m2;
 // Scales of zeros, and of what is next to zero, stay finite, and so do their inverses.
 constexpr double kSmallestAmax = 1e-12;
 
-double largest_of(at::ScalarType dtype) { return dtype == kNarrow ? 448.0 : 57344.0; }
+double largest_of(at::ScalarType dtype) { return dtype == kE4m3 ? 448.0 : 57344.0; }
 
 /// values * scale are the numbers that were cast.
 struct Cast {
@@ -70,8 +71,8 @@ at::Tensor amax_of_tensor(const at::Tensor& numbers) {
 Cast cast_rows(const at::Tensor& numbers) {
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
   const auto amax = at::linalg_vector_norm(numbers, kInfinity, {1}, /*keepdim=*/true, at::kFloat);
-  const auto scale = scale_of(amax, kNarrow);
-  return {divided(numbers, scale).to(kNarrow).contiguous(), scale};
+  const auto scale = scale_of(amax, kE4m3);
+  return {divided(numbers, scale).to(kE4m3).contiguous(), scale};
 }
 
 /// Delayed scales may be too small for the tensor: what is beyond saturates.
@@ -96,8 +97,8 @@ Cast cast_tensor(const at::Tensor& numbers, at::ScalarType dtype, Fp8Amax mode,
   return cast;
 }
 
-/// Rows and columns exchanged; of one scale for all.
-Cast turned(const Cast& cast) { return {cast.values.t().contiguous(), cast.scale}; }
+/// Of one scale for all.
+Cast transposed(const Cast& cast) { return {cast.values.t().contiguous(), cast.scale}; }
 
 /// [rows, columns], of which `right` has the columns as rows.
 at::Tensor product(const Cast& left, const Cast& right, at::ScalarType dtype, bool is_fast,
@@ -114,9 +115,10 @@ at::ScalarType dtype_of_product(const Fp8Layer& layer, at::ScalarType wanted) {
 
 /// gradientᵀ · input in `dtype`, summed in fp32.
 at::Tensor wide_product(const at::Tensor& gradient, const at::Tensor& input, at::ScalarType dtype) {
-  if (dtype == input.scalar_type()) return at::mm(gradient.t(), input);
-  if (input.is_cuda()) return at::mm(gradient.t(), input, dtype);
-  return at::mm(gradient.t().to(dtype), input.to(dtype));
+  if (input.is_cuda() && dtype == at::kFloat && input.scalar_type() != dtype)
+    return at::mm(gradient.t(), input, dtype);
+  if (dtype == at::kFloat) return at::mm(gradient.t().to(dtype), input.to(dtype));
+  return at::mm(gradient.t(), input).to(dtype);
 }
 
 /// Rows are a multiple of 16.
@@ -127,9 +129,9 @@ class Fp8Linear : public torch::autograd::Function<Fp8Linear> {
                             const Fp8LayerPtr& layer) {
     const bool is_rowwise = layer->scaling == Fp8Scaling::Rowwise;
     const auto inputs =
-        is_rowwise ? cast_rows(input) : cast_tensor(input, kNarrow, layer->amax, layer->input);
+        is_rowwise ? cast_rows(input) : cast_tensor(input, kE4m3, layer->amax, layer->input);
     const auto weights =
-        is_rowwise ? cast_rows(weight) : cast_tensor(weight, kNarrow, layer->amax, layer->weight);
+        is_rowwise ? cast_rows(weight) : cast_tensor(weight, kE4m3, layer->amax, layer->weight);
     const bool is_weight_trained = weight.requires_grad();
     const auto& kept = is_rowwise ? input : inputs.values;
     context->save_for_backward(
@@ -150,6 +152,7 @@ class Fp8Linear : public torch::autograd::Function<Fp8Linear> {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(),
                                 "fp8: expected a backward without create_graph, since its products "
                                 "can't be differentiated twice; leave fp8 out for that");
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto saved = context->get_saved_variables();
     auto& layer =
         *c10::static_intrusive_pointer_cast<Fp8Layer>(context->saved_data["layer"].toCapsule());
@@ -162,18 +165,19 @@ class Fp8Linear : public torch::autograd::Function<Fp8Linear> {
     if (layer.scaling == Fp8Scaling::Rowwise) {
       if (of_input)
         results[0] = product(cast_rows(gradient), cast_rows(weight.t()), at::kBFloat16,
-                             /*is_fast=*/true)
+                             /*is_fast=*/false)
                          .to(dtype);
       if (of_weight) results[1] = wide_product(gradient, saved[0], weight.scalar_type());
     } else if (of_input || of_weight) {
-      const auto cast = cast_tensor(gradient, kWide, layer.amax, layer.gradient);
+      const auto cast = cast_tensor(gradient, kE5m2, layer.amax, layer.gradient);
       if (of_input)
         results[0] =
-            product(cast, turned(cast_with_scale(weight, saved[3], kNarrow, layer.amax)), dtype,
+            product(cast, transposed(cast_with_scale(weight, saved[3], kE4m3, layer.amax)), dtype,
                     /*is_fast=*/false);
       if (of_weight)
-        results[1] = product(turned(cast), turned({saved[0], saved[2]}), weight.scalar_type(),
-                             /*is_fast=*/false);
+        results[1] =
+            product(transposed(cast), transposed({saved[0], saved[2]}), weight.scalar_type(),
+                    /*is_fast=*/false);
     }
     if (context->saved_data.count("bias_dtype") > 0 && context->needs_input_grad(2)) {
       const auto bias = static_cast<at::ScalarType>(context->saved_data["bias_dtype"].toInt());
@@ -190,6 +194,7 @@ bool is_low_or_single(at::ScalarType dtype) {
 }  // namespace
 
 at::Tensor& AmaxHistory::values(const at::Tensor& like) {
+  const c10::InferenceMode normal(false);  // later calls, which train, write to it
   const auto options = like.options().dtype(at::kFloat);
   if (!values_.defined() || values_.is_meta()) values_ = at::zeros({length_}, options);
   if (values_.device() != like.device()) values_ = values_.to(like.device());
@@ -230,7 +235,7 @@ void try_fp8_product(c10::Device device, Fp8Scaling scaling) {
   AmaxHistory none(1);
   const auto cast = scaling == Fp8Scaling::Rowwise
                         ? cast_rows(zeros)
-                        : cast_tensor(zeros, kNarrow, Fp8Amax::Current, none);
+                        : cast_tensor(zeros, kE4m3, Fp8Amax::Current, none);
   product(cast, cast, at::kBFloat16, /*is_fast=*/true);
 }
 

@@ -74,7 +74,7 @@ bool takes_low_precision(const at::Tensor& input, const at::Tensor& weight) {
 // more.
 at::Tensor sum_of_rows(const at::Tensor& rows, at::ScalarType dtype) {
   constexpr int64_t kMany = int64_t{1} << 22;
-  const bool takes_product = rows.is_cuda() && rows.scalar_type() != dtype;
+  const bool takes_product = rows.is_cuda() && rows.scalar_type() != dtype && dtype == at::kFloat;
   if (rows.numel() < kMany || !takes_product || at::GradMode::is_enabled())
     return rows.sum({0}, /*keepdim=*/false, dtype);
   return at::mm(at::ones_like(rows.narrow(1, 0, 1)).t(), rows, dtype).squeeze(0);

@@ -26,8 +26,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kNarrow = at::kFloat8_e4m3fn;
-constexpr auto kWide = at::kFloat8_e5m2;
+constexpr auto kE4m3 = at::kFloat8_e4m3fn;
+constexpr auto kE5m2 = at::kFloat8_e5m2;
 const Fp8Options kTensorwise{};
 const Fp8Options kRowwise{.scaling = Fp8Scaling::Rowwise};
 const Fp8Options kDelayed{.amax = Fp8Amax::Delayed};
@@ -42,7 +42,7 @@ INSTANTIATE_TEST_SUITE_P(OnCuda, Fp8, ::testing::ValuesIn(cuda_cases({"shm"}, {1
 
 /// `numbers` as float8 with `amax` as the largest, in fp32.
 at::Tensor rounded(const at::Tensor& numbers, const at::Tensor& amax, at::ScalarType dtype) {
-  const double largest = dtype == kNarrow ? 448 : 57344;
+  const double largest = dtype == kE4m3 ? 448 : 57344;
   const auto scale = amax.to(at::kFloat) / largest;
   return (numbers.to(at::kFloat) * scale.reciprocal()).to(dtype).to(at::kFloat) * scale;
 }
@@ -50,7 +50,7 @@ at::Tensor rounded_tensor(const at::Tensor& numbers, at::ScalarType dtype) {
   return rounded(numbers, numbers.abs().max().view({1}), dtype);
 }
 at::Tensor rounded_rows(const at::Tensor& numbers) {
-  return rounded(numbers, numbers.abs().amax(1, /*keepdim=*/true), kNarrow);
+  return rounded(numbers, numbers.abs().amax(1, /*keepdim=*/true), kE4m3);
 }
 
 struct Results {
@@ -74,8 +74,8 @@ Results expected_of(const nn::Linear& layer, const at::Tensor& x, const at::Tens
             at::mm(rounded_rows(gradient), rounded_rows(weight.t()).t()), at::mm(gradient.t(), x),
             gradient.sum(0)};
   }
-  const auto x8 = rounded_tensor(x, kNarrow), w8 = rounded_tensor(weight, kNarrow),
-             g8 = rounded_tensor(gradient, kWide);
+  const auto x8 = rounded_tensor(x, kE4m3), w8 = rounded_tensor(weight, kE4m3),
+             g8 = rounded_tensor(gradient, kE5m2);
   return {at::mm(x8, w8.t()) + bias, at::mm(g8, w8), at::mm(g8.t(), x8), gradient.sum(0)};
 }
 
@@ -201,6 +201,22 @@ TEST_P(Fp8, DelayedScalesSaturateAndForget) {
     EXPECT_TRUE(at::allclose(product(1), one, 5e-2, 1e-2));
     EXPECT_TRUE(at::allclose(product(1), one, 5e-2, 1e-2));
     EXPECT_TRUE(at::allclose(product(8), one, 1e-2, 1e-3)) << "two calls later 8 is forgotten";
+  });
+}
+
+TEST_P(Fp8, TrainsAfterAnEvaluation) {
+  run([] {
+    auto layer = fp8(made_layer(), kDelayed);
+    const auto x = torch::ones({16, 32}, run_device());
+    at::Tensor evaluated;
+    {
+      const c10::InferenceMode inference;
+      evaluated = layer(x) + 0;
+    }
+    const auto trained = layer(x);
+    trained.sum().backward();
+    EXPECT_TRUE(at::equal(trained.to(at::kCPU), evaluated.to(at::kCPU)));
+    EXPECT_TRUE(layer->weight.grad().defined());
   });
 }
 
@@ -332,6 +348,23 @@ TEST_P(Fp8Ranks, RefusesDistributedWeights) {
                 AllOf(HasSubstr("fp8: expected plain tensors in a layer with fp8, got a DTensor"),
                       HasSubstr("filter")));
   });
+}
+
+/// A linear layer that computes more.
+struct ScaledLinearImpl : torch::nn::LinearImpl {
+  ScaledLinearImpl() : LinearImpl(16, 16) {}
+  at::Tensor forward(const at::Tensor& x) { return LinearImpl::forward(x) * 2; }
+};
+TESSERA_MODULE(ScaledLinear);
+
+TEST(Fp8Errors, OfLayersThatComputeMore) {
+  EXPECT_THAT(message_of([] { fp8(ScaledLinear()); }),
+              HasSubstr("1 linear layers, 0 of them tessera::nn's"));
+  ScaledLinear scaled;
+  nn::Sequential net(nn::Linear(16, 16), scaled);
+  fp8(net);
+  const auto x = torch::ones({16, 16});
+  EXPECT_TRUE(at::equal(scaled(x), at::linear(x, scaled->weight, scaled->bias) * 2));
 }
 
 TEST(Fp8Errors, SayWhatWasExpected) {

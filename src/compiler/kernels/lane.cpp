@@ -135,7 +135,8 @@ std::vector<std::string> LaneText::statements() const {
     const ValueId result = result_of(node, lane_.index);
     std::string text;
     if (is_concatenation(node)) {
-      text = "x" + number(node.arguments.at(0).values.at(lane_.index));
+      text = 'x';
+      text += number(node.arguments.at(0).values.at(lane_.index));
     } else {
       const auto rule = pointwise_rule(body_, node, lane_.index);
       TORCH_INTERNAL_ASSERT(rule, "no kernel for ", node.op);

@@ -136,9 +136,9 @@ class LibtorchGraph final : public CudaGraph {
   }
 
  private:
-  /// One block that the work's tensors lie in: memory that the allocator asks for tensor by tensor
-  /// would be a third more, in pieces that fit no other. Known from the warm-up; what it lacks is
-  /// asked for as usual.
+  /// One block that the work's tensors lie in: what the allocator asks for tensor by tensor are
+  /// pieces that fit few others. Its size is known from the warm-up; what it lacks is asked for as
+  /// usual.
   void reserve_arena() const {
     constexpr int64_t kBetween = 64;  // one part of so many: gaps between tensors
     const auto bytes = static_cast<size_t>(arena_bytes_ + arena_bytes_ / kBetween);

@@ -2,6 +2,7 @@
 
 #include <tessera/comm.h>
 
+#include "comm/capturable.h"
 #include "comm/releasing.h"
 
 #include <c10/util/Exception.h>
@@ -36,6 +37,13 @@ void await_released(c10d::ProcessGroup& group) {
     const auto backend = group.getBackend(device.type());
     if (auto* releasing = dynamic_cast<Releasing*>(backend.get())) releasing->await_released();
   }
+}
+
+Capturable* find_capturable(c10d::ProcessGroup& group) {
+  for (const auto& device : group.getDeviceTypes()) {
+    if (device.is_cuda()) return dynamic_cast<Capturable*>(group.getBackend(device.type()).get());
+  }
+  return nullptr;
 }
 
 std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {

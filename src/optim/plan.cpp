@@ -1,12 +1,19 @@
 #include "optim/plan.h"
 
+#include "base/capture.h"
+#include "base/device_streams.h"
+#include "base/same_storage.h"
 #include "optim/rule.h"
 
 #include <ATen/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/irange.h>
 
-#include <utility>
+#include <map>
 
 namespace tessera::optim {
 
@@ -30,10 +37,53 @@ ParamState& state_in(
   return static_cast<ParamState&>(*state);
 }
 
-/// State is there for good: in memory that a first step left in the allocator's cache, a small part
-/// of each block, it would keep all of that from being given back.
-void make_room_for_state(const at::Tensor& param) {
-  if (param.is_cuda()) at::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache();
+/// Memory that the allocator takes from the device, not from its cache: that of a stream that has
+/// none.
+at::Tensor block_of_its_own(int64_t bytes, c10::Device device) {
+  at::getDeviceAllocator(device.type())->emptyCache();
+  const c10::Stream user = current_stream(device), maker = pool_stream(device);
+  at::Tensor block;
+  {
+    const c10::StreamGuard guard(maker);
+    block = at::empty({bytes}, at::TensorOptions(device).dtype(at::kByte));
+    c10::Event is_there(device.type());
+    is_there.record(maker);
+    is_there.block(user);
+  }
+  block.record_stream(user);
+  return block;
+}
+
+/// Moves new state on a GPU into one block, each tensor still with a storage of its own. State is
+/// there for good, and it is made while gradients are: in what lies free between those, or in a
+/// part of a cached block, it would keep the allocator from ever giving that memory back.
+void lay_together(const std::vector<at::Tensor>& made) {
+  constexpr int64_t kAlignment = 512;  // as the allocator has it
+  const capture::Hidden hidden;        // a recorder has no part in where state lies
+  const at::NoGradGuard no_grad;
+  std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
+  for (const at::Tensor& tensor : made)
+    if (tensor.is_cuda() && is_plain(tensor)) by_device[tensor.device().index()].push_back(tensor);
+  for (const auto& [index, tensors] : by_device) {
+    std::vector<int64_t> ends{0};
+    for (const at::Tensor& tensor : tensors) {
+      const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+      ends.push_back(ends.back() + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    }
+    at::Tensor block;
+    try {
+      block = block_of_its_own(ends.back(), tensors[0].device());
+    } catch (const c10::OutOfMemoryError&) {
+      continue;  // it stays where it is
+    }
+    for (const auto i : c10::irange(tensors.size())) {
+      const at::Tensor bytes = whole_storage(tensors[i]);
+      at::Tensor place = block.narrow(0, ends[i], bytes.numel()).copy_(bytes);
+      tensors[i].storage().set_data_ptr({place.data_ptr(), new at::Tensor(block),
+                                         [](void* held) { delete static_cast<at::Tensor*>(held); },
+                                         place.device()});
+    }
+  }
 }
 
 }  // namespace
@@ -87,13 +137,12 @@ void GroupPlan::build(
   clear();
   const Kernels kernels = choose_kernels(params, demand);
   const std::vector<std::string>& names = rule.state_names();
-  bool has_room = !rule.starts_with_state() || !state.empty();
+  std::vector<at::Tensor> made;
   for (const at::Tensor& param : params) {
     const at::Tensor& grad = param.grad();
     int index = kNoGrad;
     if (grad.defined()) {
       rule.check(param, grad.is_sparse(), kernels);
-      if (!std::exchange(has_room, true)) make_room_for_state(param);
       State& tensors = state_in(state, param).tensors;
       index = bucket_for(param, grad.is_sparse(), kernels, names.size());
       Bucket& bucket = buckets_[index];
@@ -102,13 +151,15 @@ void GroupPlan::build(
       for (const auto i : c10::irange(names.size())) {
         if ((demand.kept >> i & 1U) == 0) continue;
         if (rule.starts_with_state() && tensors.count(names[i]) == 0)
-          tensors[names[i]] = rule.new_state(names[i], param, kernels == Kernels::Fused);
+          made.push_back(tensors[names[i]] =
+                             rule.new_state(names[i], param, kernels == Kernels::Fused));
         const auto found = tensors.find(names[i]);
         bucket.state[i].push_back(found != tensors.end() ? found->second : at::Tensor());
       }
     }
     members_.push_back({param.unsafeGetTensorImpl(), index, param.scalar_type(), param.device()});
   }
+  lay_together(made);
   for (Bucket& bucket : buckets_) bucket.grads.reserve(bucket.params.size());
   demand_ = demand;
   state_count_ = state.size();

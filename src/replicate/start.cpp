@@ -1,6 +1,7 @@
 #include "replicate/start.h"
 
 #include "comm/call_check.h"
+#include "comm/functional_ops.h"
 #include "dtensor/same_parameters.h"
 #include "nn/composable.h"
 #include "replicate/local_part.h"
@@ -104,8 +105,6 @@ void verify_parameters(const ManagedParameters& parameters, const std::string& o
 void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group, int source) {
   const at::NoGradGuard no_grad;
   const comm::CallNote note("parameters and buffers of replicate");
-  c10d::BroadcastOptions options;
-  options.rootRank = source;
   std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> kinds;
   for (const auto& tensor : tensors)
     kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(local_part(tensor));
@@ -117,13 +116,13 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group
         flat.push_back(members[end].detach().contiguous().view(-1));
         bytes += static_cast<int64_t>(members[end].nbytes());
       }
-      std::vector<at::Tensor> message{at::cat(flat)};
-      const auto work = group->getBackend(message[0].device().type())->broadcast(message, options);
-      if (work) work->wait();
+      // By an operator, so that it is part of a step that is recorded.
+      const auto message =
+          comm::functional::wait(comm::functional::broadcast(at::cat(flat), source, group));
       int64_t offset = 0;
       for (; begin < end; ++begin) {
         const auto& member = members[begin];
-        member.detach().copy_(message[0].narrow(0, offset, member.numel()).view(member.sizes()));
+        member.detach().copy_(message.narrow(0, offset, member.numel()).view(member.sizes()));
         offset += member.numel();
       }
     }

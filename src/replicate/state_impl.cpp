@@ -263,13 +263,13 @@ void State::before_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_i
 
 void State::sync_buffers() {
   int source = 0;
-  if (announce_ && (announces_forward_ || !buffers_.empty()))
+  if (announce_ && (announces_forward_ || !buffers_.empty())) {
     source = announce_(Step::Forward, 0).first;
-  if (buffers_.empty()) return;
-  capture::tell([&](capture::Observer& observer) {
-    observer.give_up("buffers of " + module_name() + " are sent at each forward");
-  });
-  broadcast_values(buffers_, group_, source);
+    capture::tell([&](capture::Observer& observer) {
+      observer.give_up("inside a Join buffers of " + module_name() + " come from varying ranks");
+    });
+  }
+  if (!buffers_.empty()) broadcast_values(buffers_, group_, source);
 }
 
 // The backward that comes through the outputs is the outermost: others run inside it.

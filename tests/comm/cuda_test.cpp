@@ -1,5 +1,7 @@
 // What only GPUs have: streams, memory that is used again at once, and peers that end while a
 // stream waits for them.
+#include <tessera/compile.h>
+
 #include "comm/cuda_tensors.h"
 
 #include <c10/core/StreamGuard.h>
@@ -269,6 +271,34 @@ TEST_P(PeerOnCuda, ThatDiesWithCollectivesUnderWayFailsThemAll) {
       for (auto& each : tensors) works.push_back(default_group()->allreduce(each));
       for (const auto& work : works) work->wait();
       at::ones({1}, on()).item();  // the stream's end
+    } catch (const c10::Error& caught) {
+      error = caught.what_without_backtrace();
+    }
+    if (error.empty()) error = error_of_collectives(15s);
+    EXPECT_THAT(error, HasSubstr("rank 1"));
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+  };
+  run_on(where(2), body, {.timeout = 60s, .may_die = {1}});
+}
+
+/// Of a graph's collectives c10d tells nothing: the graph itself is watched.
+TEST_P(PeerOnCuda, ThatDiesWhileAGraphWaitsForItIsNamed) {
+  if (GetParam() != "nccl") GTEST_SKIP() << "its collectives are not captured";
+  const auto body = [] {
+    auto step = compile([](at::Tensor x) { return all_reduce(x * 2).square(); });
+    auto x = own_number(1 << 10);
+    for (int i = 0; i < 5; ++i) step(x);
+    EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(step);
+    barrier();
+    // It is late: the others' graphs have begun, behind what their ranks tell of their programs.
+    if (rank() == 1) {
+      step(x);
+      raise(SIGKILL);
+    }
+    const auto begun = std::chrono::steady_clock::now();
+    std::string error;
+    try {
+      for (int i = 0; i < 3; ++i) step(x).cpu();
     } catch (const c10::Error& caught) {
       error = caught.what_without_backtrace();
     }

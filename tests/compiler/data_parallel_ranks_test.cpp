@@ -68,7 +68,7 @@ const auto train_step = [](auto& net, auto& optimizer, const Batch& batch) {
   return loss;
 };
 
-torch::Tensor whole(const torch::Tensor& parameter) {
+torch::Tensor gathered(const torch::Tensor& parameter) {
   EXPECT_TRUE(is_dtensor(parameter));
   return DTensor::of(parameter).redistribute({Replicate()}).to_local();
 }
@@ -105,10 +105,10 @@ void expect_parity(const std::string& style, MakeOptimizer make_optimizer, const
     EXPECT_TRUE(torch::allclose(loss, wanted, 1e-5, 1e-3)) << loss << wanted;
     const auto parameters = net->parameters(), reference = copy->parameters();
     for (size_t k = 0; k < parameters.size(); ++k) {
-      EXPECT_TRUE(torch::allclose(whole(parameters[k]), reference[k], 1.3e-6, 1e-5))
+      EXPECT_TRUE(torch::allclose(gathered(parameters[k]), reference[k], 1.3e-6, 1e-5))
           << style << ", step " << i << ", parameter " << k << ": "
-          << (whole(parameters[k]) - reference[k]).abs().max().template item<double>();
-      EXPECT_TRUE(torch::allclose(whole(parameters[k].grad()), reference[k].grad(), 1e-5, 1e-4))
+          << (gathered(parameters[k]) - reference[k]).abs().max().template item<double>();
+      EXPECT_TRUE(torch::allclose(gathered(parameters[k].grad()), reference[k].grad(), 1e-5, 1e-4))
           << style << ", step " << i << ", gradient " << k;
     }
   }
@@ -124,7 +124,7 @@ void expect_parity(const std::string& style, MakeOptimizer make_optimizer,
 void expect_whole(SimpleMlp& net, SimpleMlp& copy, const std::string& style) {
   const auto parameters = net->parameters(), reference = copy->parameters();
   for (size_t k = 0; k < parameters.size(); ++k)
-    EXPECT_TRUE(torch::allclose(whole(parameters[k]), reference[k], 1.3e-6, 1e-5))
+    EXPECT_TRUE(torch::allclose(gathered(parameters[k]), reference[k], 1.3e-6, 1e-5))
         << style << ", parameter " << k;
 }
 

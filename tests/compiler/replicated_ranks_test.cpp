@@ -170,6 +170,57 @@ TEST_P(ReplicatedStepRanks, ComputesCheckpointedPartsOfATensorParallelModelAgain
   });
 }
 
+struct NormedImpl : torch::nn::Module {
+  tnn::Linear first{10, 6}, second{6, 4};
+  tnn::BatchNorm1d norm{6};
+  NormedImpl() {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("second", second);
+  }
+  torch::Tensor forward(torch::Tensor x) { return second(norm(first(x))); }
+};
+TESSERA_MODULE(Normed);
+
+/// Statistics of each rank's batch go into its buffers; the next forward takes rank 0's.
+TEST_P(ReplicatedStepRanks, SendsBuffersAtEachForward) {
+  run(
+      [] {
+        std::vector<Normed> nets;
+        for (int i = 0; i < 2; ++i) {
+          nets.push_back(seeded(3, [] { return Normed(); }));
+          replicate(nets[i], {.broadcast_buffers = true});
+        }
+        const auto step = [&](size_t which, const torch::Tensor& x) {
+          nets[which]->zero_grad();
+          auto loss = nets[which](x).square().sum();
+          loss.backward();
+          return loss;
+        };
+        auto compiled = compile([&](torch::Tensor x) { return step(1, x); },
+                                {.module = nets[1], .fullgraph = true});
+        for (int i = 0; i < 9; ++i) {
+          const auto x = seeded(100 * i + rank(), [] { return torch::randn({5, 10}); });
+          EXPECT_TRUE(torch::allclose(compiled(x), step(0, x), 1e-5, 1e-5)) << i;
+          const auto got = nets[1]->named_buffers(), wanted = nets[0]->named_buffers();
+          for (const auto& buffer : wanted)
+            EXPECT_TRUE(torch::allclose(got[buffer.key()], *buffer, 1e-5, 1e-6))
+                << i << " " << buffer.key();
+          const auto ours = nets[1]->parameters(), theirs = nets[0]->parameters();
+          for (size_t k = 0; k < ours.size(); ++k)
+            EXPECT_TRUE(torch::allclose(ours[k].grad(), theirs[k].grad(), 1e-4, 1e-5)) << i << k;
+          // What rank 0 writes, all have.
+          if (rank() == 0) nets[0]->norm->running_mean += 1, nets[1]->norm->running_mean += 1;
+        }
+        EXPECT_THAT(explain(compiled), ::testing::HasSubstr("compiled: "));
+        const auto& nodes = compiled.step().graph()->nodes;
+        EXPECT_TRUE(std::ranges::any_of(nodes, [](const auto& node) {
+          return node.op.starts_with("_c10d_functional::broadcast");
+        })) << *compiled.step().graph();
+      },
+      3);
+}
+
 /// A rank that has run out of batches agrees on nothing: steps run as they are.
 TEST_P(ReplicatedStepRanks, JoinsRanksThatHaveFewerBatches) {
   run([] {

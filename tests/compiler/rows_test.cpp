@@ -30,7 +30,7 @@ const Shape kShapes[] = {{64, 32},    {96, 768},  {1056, 100}, {1024, 33},
 
 using Function = Tensor (*)(const std::vector<Tensor>&);
 
-struct Case {
+struct RowCase {
   const char* name;
   Function function;  // of x and a residual [rows, columns], a weight and a bias [columns]
 
@@ -49,7 +49,7 @@ Tensor low(const Tensor& tensor) {
   return tensor.scalar_type() == torch::kDouble ? tensor : tensor.to(torch::kBFloat16);
 }
 
-const Case kCases[] = {
+const RowCase kCases[] = {
     {"LayerNorm",
      [](const std::vector<Tensor>& given) {
        const int64_t columns = given[0].size(1);
@@ -353,7 +353,8 @@ TEST(RowsOfGraphs, SumsOfIntegersAreAsTheyWere) {
   EXPECT_EQ(steps.graph.nodes.at(0).op, "aten::sum.dim_IntList");
 }
 
-class Rows : public ::testing::TestWithParam<std::tuple<Case, torch::DeviceType, at::ScalarType>> {
+class Rows
+    : public ::testing::TestWithParam<std::tuple<RowCase, torch::DeviceType, at::ScalarType>> {
  protected:
   torch::Device device() const { return std::get<1>(GetParam()); }
   void SetUp() override {

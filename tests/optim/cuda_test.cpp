@@ -6,6 +6,7 @@
 #include "compose/on_device.h"
 #include "support/tolerance.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -373,6 +374,34 @@ TEST_P(ClippingOnDevices, AStepOfShardsIsLeftOutByTheDevice) {
     const auto after = snapshot(optimizer, {sharded});
     EXPECT_TRUE(after[0].numel() == 0 || !at::equal(after[0], before[0])) << "taken";
   });
+}
+
+/// Otherwise it would lie between gradients, in a block of the allocator's that could never go.
+TEST(StateOnCuda, LiesInMemoryOfItsOwn) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  auto& allocator = *at::getDeviceAllocator(at::kCUDA);
+  const auto reserved = [&] {
+    torch::cuda::synchronize();
+    allocator.emptyCache();
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return allocator.getDeviceStats(0).reserved_bytes[kAll].current;
+  };
+  const auto on = at::TensorOptions(at::kCUDA);
+  Params params;
+  for (int i = 0; i < 8; ++i) params.push_back(at::randn({16 * kMiB / 4}, on).requires_grad_());
+  optim::AdamW optimizer(params, {.lr = 0.1, .fused = true});
+  const auto before = reserved();
+  at::empty({512 * kMiB}, on.dtype(at::kByte)).reset();  // stays in the cache, for the gradients
+  for (auto& param : params) param.mutable_grad() = at::ones_like(param);
+  optimizer.step();
+  for (auto& param : params) param.mutable_grad().reset();
+  EXPECT_LE(reserved() - before, (256 + 32) * kMiB);
+  for (const auto& param : params) {
+    const auto average = optimizer.state_of(param).at("exp_avg");
+    EXPECT_TRUE(at::allclose(average, at::full_like(param, 0.1)));
+    EXPECT_EQ(average.storage().nbytes(), param.nbytes());
+  }
 }
 
 }  // namespace

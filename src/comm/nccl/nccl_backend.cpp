@@ -8,6 +8,7 @@
 #include "comm/completed_work.h"
 #include "comm/store_keys.h"
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -40,6 +41,12 @@ void tame_watchdog() {
   c10::utils::set_env("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", /*overwrite=*/false);
   c10::utils::set_env("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/false);
+}
+
+/// Ranks capture their graphs when it suits them; to register the graphs' memory they would have to
+/// meet. What the user has set stays.
+void leave_graph_memory_unregistered() {
+  c10::utils::set_env("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/false);
 }
 
 EnginePtr make_engine(const BackendRequest& request) {
@@ -81,7 +88,9 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
                     ": expected a CUDA device, found none; use the backend shm (ranks of one host) "
                     "or gloo with CPU tensors");
   check_devices(request);
-  tame_watchdog();  // here, in init(): the environment is not to change later, with threads about
+  // Here, in init(): the environment is not to change later, with threads about.
+  tame_watchdog();
+  leave_graph_memory_unregistered();
   auto backend = c10::make_intrusive<NcclBackend>(request);
   if (request.binds_device) backend->connect_now();
   return backend;
@@ -175,12 +184,13 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
   // Coalesced calls use the communicator of the whole group, messages alone one of the two ranks.
   is_point&& call.type != c10d::OpType::COALESCED ? meet_peer(call.peer) : meet(call);
   auto& used = engine();
-  call.descriptor.sequence = is_point ? ++point_sequence_ : ++sequence_;
+  const bool is_captured = is_capturing();
+  auto& sequence = is_captured ? captured_ : is_point ? point_sequence_ : sequence_;
+  call.descriptor.sequence = ++sequence;
   const auto issue = log_->add(call.count < 0 ? describe(call.descriptor)
                                               : c10::str("coalesced #", call.descriptor.sequence,
                                                          " (", call.count, " calls)"),
                                call.descriptor.sequence);
-  const bool is_captured = is_capturing();
   has_captures_ = has_captures_ || is_captured;
   if (!is_captured)
     watch_->add(issue, call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout, call.peer);
@@ -214,6 +224,15 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
                                             std::move(call.outputs));
   if (!call.in_background) work->wait(kNoTimeout);
   return work;
+}
+
+void NcclBackend::note_replay(int64_t calls) {
+  sequence_ += static_cast<uint64_t>(calls);
+  const auto issue =
+      log_->add(c10::str("CUDA graph up to #", sequence_, " (", calls, " collectives)"), sequence_);
+  const auto end = std::make_shared<at::cuda::CUDAEvent>();
+  end->record();
+  watch_->add(issue, timeout_, /*peer=*/-1, [end] { return end->query(); });
 }
 
 void NcclBackend::startCoalescing() {

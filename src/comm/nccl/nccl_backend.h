@@ -2,6 +2,7 @@
 
 #include "comm/arguments.h"
 #include "comm/call_check.h"
+#include "comm/capturable.h"
 #include "comm/closing.h"
 #include "comm/nccl/nccl_work.h"
 #include "comm/nccl/watch.h"
@@ -21,7 +22,7 @@ using EnginePtr = c10::intrusive_ptr<Engine>;
 
 /// c10d's NCCL with the checks, errors and records of the other backends. Nothing of CUDA or NCCL
 /// is set up before the first call, unless the program bound the rank to its device.
-class NcclBackend final : public c10d::Backend, public Recorded, public Closing {
+class NcclBackend final : public c10d::Backend, public Recorded, public Closing, public Capturable {
  public:
   explicit NcclBackend(const BackendRequest& request);
   ~NcclBackend() override;
@@ -42,6 +43,7 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing 
   void begin_close(Clock::time_point deadline) override { close_by_ = deadline; }
   void abort() override;
   std::string recent() const override { return log_->recent(); }
+  void note_replay(int64_t calls) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
@@ -125,6 +127,7 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing 
   std::optional<Coalesced> coalesced_;  // between startCoalescing and endCoalescing
   uint64_t sequence_ = 0;               // of collectives: equal on all ranks
   uint64_t point_sequence_ = 0;
+  uint64_t captured_ = 0;  // calls of captures, which this rank may make alone
   std::optional<Clock::time_point> close_by_;
 };
 

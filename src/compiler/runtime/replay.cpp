@@ -3,14 +3,18 @@
 #include <tessera/compile/pass.h>
 
 #include "base/device_streams.h"
+#include "base/same_storage.h"
+#include "comm/capturable.h"
 #include "compiler/ir/operators.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace tessera::compiler {
 namespace {
@@ -23,17 +27,13 @@ bool has_generator(const Node& node) {
   });
 }
 
-/// To memory that is not the graph's, under all who hold it. Without memory for that it stays.
-void move_out(const at::Tensor& tensor) {
+/// Gives all who hold the tensor's storage other memory, with what it holds. Returns a storage with
+/// the memory that it had.
+c10::Storage move_out(const at::Tensor& tensor) {
   const auto& storage = tensor.storage();
-  const auto bytes = at::empty({0}, tensor.options().dtype(at::kByte))
-                         .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
-  try {
-    const auto copy = bytes.clone();
-    storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
-  } catch (const c10::OutOfMemoryError&) {
-    // The graph's memory is kept with it.
-  }
+  const auto copy = whole_storage(tensor).clone();
+  auto memory = storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
+  return {c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory)};
 }
 
 }  // namespace
@@ -49,7 +49,8 @@ std::string Replay::objection_to(const Graph& graph) {
   }
   if (!device) return "it has no tensors";
   for (const Node& node : graph.nodes) {
-    if (is_launch(node)) return "it communicates";
+    if (is_launch(node) && !comm::find_capturable(*c10d::resolve_process_group(group_of(node))))
+      return "it communicates by a backend whose collectives can't be captured: NCCL's can";
     if (has_generator(node)) return "it draws from a generator of its own, in " + node.op;
   }
   for (const GraphOutput& output : graph.outputs) {
@@ -68,6 +69,9 @@ Replay::Replay(const Graph& graph, Run run)
     const auto target = std::ranges::find(inputs_, output.target, &GraphInput::value);
     targets_.push_back(static_cast<size_t>(target - inputs_.begin()));
   }
+  for (const auto& node : graph.nodes) {
+    if (is_launch(node)) ++collectives_[group_of(node)];
+  }
   if (!why_not_.empty()) return;
   graph_ = CudaGraph::make(types_.empty() ? graph.type(0).device : types_[0].device);
   if (!graph_) why_not_ = "this build of Tessera is without CUDA";
@@ -84,13 +88,34 @@ bool Replay::lies_as_captured(const std::vector<at::Tensor>& inputs) const {
   return true;
 }
 
-bool Replay::is_gradient_held() const {
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    const auto& output = captured_outputs_[i];
-    if (outputs_[i] == OutputKind::Gradient && output.defined() && output.storage().use_count() > 1)
-      return true;
+/// Their memory is the graph's again. Returns how many there were; those of a bucket share memory.
+int64_t Replay::free_held_gradients() {
+  std::unordered_map<const c10::StorageImpl*, size_t> here;  // handles of each
+  for (const auto* tensors : {&captured_inputs_, &captured_outputs_}) {
+    for (const auto& tensor : *tensors)
+      if (tensor.defined()) ++here[tensor.storage().unsafeGetStorageImpl()];
   }
-  return false;
+  int64_t count = 0;
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> moved;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    auto& output = captured_outputs_[i];
+    if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
+    const auto* storage = output.storage().unsafeGetStorageImpl();
+    if (!moved.contains(storage)) {
+      if (output.storage().use_count() == here[storage]) continue;
+      moved.emplace(storage, move_out(output));
+    }
+    output =
+        at::empty({0}, output.options())
+            .set_(moved.at(storage), output.storage_offset(), output.sizes(), output.strides());
+    ++count;
+  }
+  return count;
+}
+
+void Replay::note_collectives() const {
+  for (const auto& [group, count] : collectives_)
+    comm::find_capturable(*c10d::resolve_process_group(group))->note_replay(count);
 }
 
 void Replay::copy_in(const std::vector<at::Tensor>& inputs) {
@@ -136,10 +161,10 @@ std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) 
 }
 
 void Replay::drop_capture() {
-  for (size_t i = 0; i < outputs_.size(); ++i) {
-    const auto& output = captured_outputs_[i];
-    if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
-    if (output.storage().use_count() > 1) move_out(output);
+  try {
+    free_held_gradients();
+  } catch (const c10::OutOfMemoryError&) {
+    // What is held keeps the graph's memory.
   }
   captured_inputs_.clear();
   captured_outputs_.clear();
@@ -163,15 +188,17 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
     state_ = State::Capture;
     std::vector<at::Tensor> outputs;
     graph_->warm_up([&] { outputs = run_(inputs); });
-    for (const auto& output : outputs) {
-      if (output.defined()) output.record_stream(current_stream(output.device()));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const auto& output = outputs[i];
+      if (output.defined() && outputs_[i] != OutputKind::Write)  // those lie in inputs
+        output.record_stream(current_stream(output.device()));
     }
     return outputs;
   }
   if (state_ == State::Replay && !lies_as_captured(inputs)) drop_capture();
-  if (state_ == State::Replay && is_gradient_held()) {
-    ++counters()["cuda_graph_skips"];
-    return run_(inputs);
+  if (state_ == State::Replay) {
+    if (const auto count = free_held_gradients(); count > 0)
+      counters()["cuda_graph_moved_gradients"] += count;
   }
   if (state_ == State::Capture) {
     try {
@@ -188,6 +215,7 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
   }
   copy_in(inputs);
   graph_->replay();
+  note_collectives();
   ++counters()["cuda_graph_replays"];
   return hand_out(inputs);
 }

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,8 +23,10 @@ namespace tessera::compiler {
 /// - parameters, buffers, optimizer state and tensors from outside must lie where they lay:
 ///   otherwise it is captured again;
 /// - all that it makes lies in one block of memory, as large as the warm-up took at its peak;
-/// - results are copied out; gradients are handed out as they lie, so before the next replay
-///   nobody but the parameter may hold them: otherwise the operators run.
+/// - results are copied out; gradients are handed out as they lie: those that somebody still holds
+///   at the next replay are moved to other memory before it.
+/// Collectives are captured with the rest if their backend allows it (NCCL). What a rank finds at a
+/// call makes it capture again or move gradients, never run its operators while others replay.
 class Replay {
  public:
   using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
@@ -45,7 +48,8 @@ class Replay {
   bool is_own(size_t input) const;
   void copy_in(const std::vector<at::Tensor>& inputs);
   bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
-  bool is_gradient_held() const;
+  int64_t free_held_gradients();
+  void note_collectives() const;
   void capture(const std::vector<at::Tensor>& inputs);
   void drop_capture();
   std::vector<at::Tensor> hand_out(const std::vector<at::Tensor>& inputs) const;
@@ -54,6 +58,7 @@ class Replay {
   std::vector<ValueType> types_;  // of the inputs
   std::vector<OutputKind> outputs_;
   std::vector<size_t> targets_;  // by output: the input that it is written to, if it is
+  std::map<std::string, int64_t> collectives_;  // how many, by group
   Run run_;
   std::string why_not_;
   State state_ = State::Plain;

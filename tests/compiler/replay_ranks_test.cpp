@@ -1,0 +1,124 @@
+// Steps of several ranks as CUDA graphs, collectives and all.
+#include <tessera/compile.h>
+#include <tessera/fully_shard.h>
+#include <tessera/nn.h>
+#include <tessera/optim.h>
+#include <tessera/replicate.h>
+
+#include "compose/on_device.h"
+#include "support/whole.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct CapturedImpl : torch::nn::Module {
+  nn::Linear first{16, 64}, second{64, 4};
+  CapturedImpl() {
+    register_module("first", first);
+    register_module("second", second);
+  }
+  torch::Tensor forward(torch::Tensor x) { return second(torch::gelu(first(x))); }
+};
+TESSERA_MODULE(Captured);
+
+using Engine = std::function<void(Captured&)>;
+
+/// Two of the same: one is trained eagerly, the other by a compiled step.
+class CapturedTwins {
+ public:
+  explicit CapturedTwins(const Engine& engine) {
+    auto [first, second] = device_twins<Captured>(7);
+    nets_ = {first, second};
+    for (auto& net : nets_) {
+      engine(net);
+      optimizers_.emplace_back(net->parameters(), optim::AdamWOptions{.lr = 0.01, .fused = true});
+    }
+  }
+
+  auto compiled() {
+    return compile([this](torch::Tensor x) { return train(1, x); },
+                   {.module = nets_[1], .optimizer = optimizers_[1]});
+  }
+  template <class Step>
+  void expect_equal_step(Step& compiled, int step) {
+    const auto x = drawn_on_device({6, 16}, static_cast<uint64_t>(100 + 10 * step + rank()));
+    const auto expected = train(0, x);
+    EXPECT_TRUE(torch::allclose(compiled(x), expected, 1e-5, 1e-6)) << "step " << step;
+  }
+  void expect_equal_parameters() const {
+    const auto ours = nets_[1]->parameters(), theirs = nets_[0]->parameters();
+    for (size_t k = 0; k < ours.size(); ++k) {
+      EXPECT_TRUE(torch::allclose(whole(ours[k]), whole(theirs[k]), 1e-4, 1e-5)) << k;
+      EXPECT_TRUE(torch::allclose(whole(ours[k].grad()), whole(theirs[k].grad()), 1e-4, 1e-5)) << k;
+    }
+  }
+  Captured& trained() { return nets_[1]; }
+
+ private:
+  torch::Tensor train(size_t which, const torch::Tensor& x) {
+    optimizers_[which].zero_grad();
+    const auto loss = nets_[which](x).square().mean();
+    loss.backward();
+    optimizers_[which].step();
+    return loss.detach();
+  }
+
+  std::vector<Captured> nets_;
+  std::deque<optim::AdamW> optimizers_;
+};
+
+class ReplayRanks : public ::testing::TestWithParam<DeviceCase> {};
+INSTANTIATE_TEST_SUITE_P(OnCuda, ReplayRanks, ::testing::ValuesIn(cuda_cases({"nccl"}, {2, 4})),
+                         case_name);
+
+TEST_P(ReplayRanks, CollectivesOfReplicateAndFullyShardAreCaptured) {
+  run_on(GetParam(), [] {
+    const std::map<std::string, Engine> engines = {
+        {"replicate", [](Captured& net) { replicate(net); }},
+        {"fully_shard", [](Captured& net) { fully_shard(net); }}};
+    for (const auto& [name, engine] : engines) {
+      CapturedTwins twins(engine);
+      auto compiled = twins.compiled();
+      counters().clear();
+      for (int i = 0; i < 24; ++i) {
+        twins.expect_equal_step(compiled, i);
+        twins.expect_equal_parameters();
+      }
+      EXPECT_GE(counters()["cuda_graph_replays"], 12) << name << ": " << explain(compiled);
+      EXPECT_THAT(explain(compiled), Not(HasSubstr("not replayed"))) << name;
+    }
+  });
+}
+
+/// What one rank does to its own gradients and parameters makes it move or capture, not run apart.
+TEST_P(ReplayRanks, RanksCaptureAgainAndKeepGradientsEachByItself) {
+  run_on(GetParam(), [] {
+    CapturedTwins twins([](Captured& net) { replicate(net); });
+    auto compiled = twins.compiled();
+    counters().clear();
+    std::vector<torch::Tensor> held, copies;
+    for (int i = 0; i < 7; ++i) {
+      twins.expect_equal_step(compiled, i);
+      twins.expect_equal_parameters();
+      if (rank() != 0) continue;
+      auto parameter = twins.trained()->parameters()[0];
+      held.push_back(parameter.grad());
+      copies.push_back(held.back().clone());
+      if (i != 5) continue;
+      const torch::NoGradGuard no_grad;
+      parameter.set_data(parameter.detach().clone());
+    }
+    for (size_t k = 0; k < held.size(); ++k) EXPECT_TRUE(torch::equal(held[k], copies[k])) << k;
+    EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(compiled);
+    EXPECT_EQ(counters()["cuda_graph_moved_gradients"] > 0, rank() == 0);
+    EXPECT_EQ(counters()["cuda_graph_captures"], rank() == 0 ? 2 : 1);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -13,10 +13,10 @@ using BackendType = c10d::ProcessGroup::BackendType;
 
 const std::vector<BackendEntry>& all_backends() {
   static const std::vector<BackendEntry> kBackends = {
-      {"shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports, true},
-      {"nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports, false},
-      {"gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports, true},
-      {"fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports, true},
+      {"shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports},
+      {"nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports},
+      {"gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports},
+      {"fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports},
   };
   return kBackends;
 }
@@ -49,12 +49,8 @@ Capturable* find_capturable(c10d::ProcessGroup& group) {
 std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
   for (const auto& device : group.getDeviceTypes()) {
     const auto backend = group.getBackend(device.type());
-    if (const auto* ours = dynamic_cast<const Releasing*>(backend.get());
-        ours != nullptr && !ours->compares_calls())
-      return device;
-    for (const auto& entry : all_backends()) {
-      if (backend->getBackendName() == entry.name && !entry.compares_calls) return device;
-    }
+    const auto* ours = dynamic_cast<const Releasing*>(backend.get());
+    if (ours == nullptr || !ours->compares_calls()) return device;
   }
   return std::nullopt;
 }

@@ -46,7 +46,6 @@ struct BackendEntry {
   MakeBackend make;
   bool (*available)();
   bool (*supports)(c10::DeviceType, c10::ScalarType);
-  bool compares_calls;  // Note [call check]: before data moves, unless a user has turned it off
 };
 
 /// Throws ValueError listing the available ones if there is none of that name.

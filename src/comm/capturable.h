@@ -3,16 +3,27 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <memory>
 
 namespace tessera::comm {
 
-/// A backend whose calls may be captured into CUDA graphs. Who replays one says so, after it was
-/// queued: nobody else knows of its calls.
+/// A CUDA graph with calls of a backend in it.
+class CapturedGraph {
+ public:
+  virtual ~CapturedGraph() = default;
+  /// Drops the graph: the backend closes, and would wait for it.
+  virtual void release() = 0;
+};
+
+/// A backend whose calls may be captured into CUDA graphs. Nobody but who captures and replays
+/// knows of these calls, and says so.
 class Capturable {
  public:
   virtual ~Capturable() = default;
-  /// The graph on the current stream has so many calls of this backend: they are watched together,
-  /// as one that is made now.
+  /// `graph` was captured, with so many calls of this backend.
+  virtual void note_capture(std::weak_ptr<CapturedGraph> graph, int64_t calls) = 0;
+  /// A graph with so many calls was queued on the current stream: they are watched together, as a
+  /// call that is made now.
   virtual void note_replay(int64_t calls) = 0;
 };
 

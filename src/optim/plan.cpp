@@ -1,5 +1,7 @@
 #include "optim/plan.h"
 
+#include <tessera/dtensor.h>
+
 #include "base/capture.h"
 #include "base/device_streams.h"
 #include "base/same_storage.h"
@@ -14,6 +16,7 @@
 #include <c10/util/irange.h>
 
 #include <map>
+#include <mutex>
 
 namespace tessera::optim {
 
@@ -37,11 +40,20 @@ ParamState& state_in(
   return static_cast<ParamState&>(*state);
 }
 
-/// Memory that the allocator takes from the device, not from its cache: that of a stream that has
-/// none.
+/// On which no work runs: what the allocator keeps for it is for state alone.
+c10::Stream state_stream(c10::Device device) {
+  static std::mutex mutex;
+  static auto& streams = *new std::map<c10::DeviceIndex, c10::Stream>();
+  const std::lock_guard lock(mutex);
+  const auto found = streams.find(device.index());
+  if (found != streams.end()) return found->second;
+  return streams.emplace(device.index(), pool_stream(device)).first->second;
+}
+
+/// Memory that the allocator takes from the device, not from what it keeps for other streams.
 at::Tensor block_of_its_own(int64_t bytes, c10::Device device) {
   at::getDeviceAllocator(device.type())->emptyCache();
-  const c10::Stream user = current_stream(device), maker = pool_stream(device);
+  const c10::Stream user = current_stream(device), maker = state_stream(device);
   at::Tensor block;
   {
     const c10::StreamGuard guard(maker);
@@ -58,18 +70,22 @@ at::Tensor block_of_its_own(int64_t bytes, c10::Device device) {
 /// there for good, and it is made while gradients are: in what lies free between those, or in a
 /// part of a cached block, it would keep the allocator from ever giving that memory back.
 void lay_together(const std::vector<at::Tensor>& made) {
-  constexpr int64_t kAlignment = 512;  // as the allocator has it
-  const capture::Hidden hidden;        // a recorder has no part in where state lies
+  constexpr int64_t kAlignment = 512;             // as the allocator has it
+  constexpr int64_t kLeast = int64_t{32} << 20U;  // worth a block
+  const capture::Hidden hidden;                   // a recorder has no part in where state lies
   const at::NoGradGuard no_grad;
   std::map<c10::DeviceIndex, std::vector<at::Tensor>> by_device;
-  for (const at::Tensor& tensor : made)
-    if (tensor.is_cuda() && is_plain(tensor)) by_device[tensor.device().index()].push_back(tensor);
+  for (const at::Tensor& tensor : made) {
+    const at::Tensor local = is_dtensor(tensor) ? DTensor::of(tensor).to_local() : tensor;
+    if (local.is_cuda() && is_plain(local)) by_device[local.device().index()].push_back(local);
+  }
   for (const auto& [index, tensors] : by_device) {
     std::vector<int64_t> ends{0};
     for (const at::Tensor& tensor : tensors) {
       const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
       ends.push_back(ends.back() + (bytes + kAlignment - 1) / kAlignment * kAlignment);
     }
+    if (ends.back() < kLeast) continue;
     at::Tensor block;
     try {
       block = block_of_its_own(ends.back(), tensors[0].device());

@@ -1,5 +1,6 @@
 #include "replicate/start.h"
 
+#include "base/capture.h"
 #include "comm/call_check.h"
 #include "comm/functional_ops.h"
 #include "dtensor/same_parameters.h"
@@ -46,6 +47,18 @@ std::string describe(const ManagedParameters& parameters, size_t index) {
   return dtensor::describe_parameter(parameters.names[index], tensor) +
          (tensor.requires_grad() ? "" : " frozen") +
          (parameters.is_sparse[index] ? " sparse" : "") + dtensor::describe_part(tensor);
+}
+
+/// By an operator if the step is recorded, of which it is a part then.
+at::Tensor broadcast_whole(const at::Tensor& message, const Group& group, int source) {
+  if (capture::observer() != nullptr)
+    return comm::functional::wait(comm::functional::broadcast(message, source, group));
+  c10d::BroadcastOptions options;
+  options.rootRank = source;
+  std::vector<at::Tensor> messages{message};
+  const auto work = group->getBackend(message.device().type())->broadcast(messages, options);
+  if (work) work->wait();
+  return message;
 }
 
 }  // namespace
@@ -116,9 +129,7 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group
         flat.push_back(members[end].detach().contiguous().view(-1));
         bytes += static_cast<int64_t>(members[end].nbytes());
       }
-      // By an operator, so that it is part of a step that is recorded.
-      const auto message =
-          comm::functional::wait(comm::functional::broadcast(at::cat(flat), source, group));
+      const auto message = broadcast_whole(at::cat(flat), group, source);
       int64_t offset = 0;
       for (; begin < end; ++begin) {
         const auto& member = members[begin];

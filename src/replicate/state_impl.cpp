@@ -265,11 +265,14 @@ void State::sync_buffers() {
   int source = 0;
   if (announce_ && (announces_forward_ || !buffers_.empty())) {
     source = announce_(Step::Forward, 0).first;
+  }
+  if (buffers_.empty()) return;
+  if (announce_) {
     capture::tell([&](capture::Observer& observer) {
-      observer.give_up("inside a Join buffers of " + module_name() + " come from varying ranks");
+      observer.give_up("inside a Join, buffers of " + module_name() + " come from varying ranks");
     });
   }
-  if (!buffers_.empty()) broadcast_values(buffers_, group_, source);
+  broadcast_values(buffers_, group_, source);
 }
 
 // The backward that comes through the outputs is the outermost: others run inside it.

@@ -232,6 +232,51 @@ TEST(CompiledStepOnCuda, GradientsThatSomebodyHoldsStayAsTheyAre) {
   EXPECT_GT(counters()["cuda_graph_moved_gradients"], 0);
 }
 
+TEST(CompiledStepOnCuda, AddsGradientsUpOverCalls) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  const auto add = [&](int of, const Tensor& x) {
+    auto loss = twins.nets[of]->forward(x).square().mean();
+    loss.backward();
+    return loss;
+  };
+  auto compiled = compile([&](Tensor x) { return add(1, x); }, {.module = twins.nets[1]});
+  counters().clear();
+  for (int i = 0; i < 24; ++i) {
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    EXPECT_TRUE(torch::allclose(compiled(x), add(0, x), 1e-5, 1e-5)) << i;
+    expect_equal_gradients(*twins.nets[1], *twins.nets[0], i);
+    if (i == 12) twins.nets[0]->zero_grad(), twins.nets[1]->zero_grad();
+  }
+  EXPECT_GT(counters()["cuda_graph_replays"], 4) << explain(compiled);
+}
+
+/// A result in the memory of a gradient, which the caller may hold or not.
+TEST(CompiledStepOnCuda, ReturnsItsGradients) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  Twins twins;
+  const auto gradient = [&](int of, const Tensor& x) {
+    twins.nets[of]->zero_grad();
+    twins.nets[of]->forward(x).square().mean().backward();
+    return twins.nets[of]->parameters()[0].grad();
+  };
+  auto compiled = compile([&](Tensor x) { return gradient(1, x); }, {.module = twins.nets[1]});
+  counters().clear();
+  std::vector<Tensor> held, copies;
+  for (int i = 0; i < 14; ++i) {
+    const auto x = torch::randn({5, 6}, torch::kCUDA);
+    const auto result = compiled(x);
+    EXPECT_TRUE(torch::allclose(result, gradient(0, x), 1e-5, 1e-5)) << i;
+    expect_equal_gradients(*twins.nets[1], *twins.nets[0], i);
+    if (i % 3 == 0) held.push_back(twins.nets[1]->parameters()[0].grad());
+    if (i % 3 == 1) held.push_back(result);
+    if (held.size() > copies.size()) copies.push_back(held.back().clone());
+    for (size_t k = 0; k < held.size(); ++k)
+      EXPECT_TRUE(torch::equal(held[k], copies[k])) << i << " " << k;
+  }
+  EXPECT_GT(counters()["cuda_graph_replays"], 4) << explain(compiled);
+}
+
 /// The graph that made them is gone then, and its memory with it.
 TEST(CompiledStepOnCuda, GradientsThatSomebodyHoldsOutliveTheirGraph) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";

@@ -58,6 +58,11 @@ class CapturedTwins {
     }
   }
   Captured& trained() { return nets_[1]; }
+  void move_parameter() {
+    const torch::NoGradGuard no_grad;
+    auto parameter = nets_[1]->parameters()[0];
+    parameter.set_data(parameter.detach().clone());
+  }
 
  private:
   torch::Tensor train(size_t which, const torch::Tensor& x) {
@@ -95,28 +100,58 @@ TEST_P(ReplayRanks, CollectivesOfReplicateAndFullyShardAreCaptured) {
   });
 }
 
-/// What one rank does to its own gradients and parameters makes it move or capture, not run apart.
-TEST_P(ReplayRanks, RanksCaptureAgainAndKeepGradientsEachByItself) {
+TEST_P(ReplayRanks, RanksKeepGradientsEachByItselfAndCaptureAgainTogether) {
   run_on(GetParam(), [] {
     CapturedTwins twins([](Captured& net) { replicate(net); });
     auto compiled = twins.compiled();
     counters().clear();
     std::vector<torch::Tensor> held, copies;
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < 8; ++i) {
       twins.expect_equal_step(compiled, i);
       twins.expect_equal_parameters();
+      if (i == 5) twins.move_parameter();
       if (rank() != 0) continue;
-      auto parameter = twins.trained()->parameters()[0];
-      held.push_back(parameter.grad());
+      held.push_back(twins.trained()->parameters()[0].grad());
       copies.push_back(held.back().clone());
-      if (i != 5) continue;
-      const torch::NoGradGuard no_grad;
-      parameter.set_data(parameter.detach().clone());
     }
     for (size_t k = 0; k < held.size(); ++k) EXPECT_TRUE(torch::equal(held[k], copies[k])) << k;
     EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(compiled);
     EXPECT_EQ(counters()["cuda_graph_moved_gradients"] > 0, rank() == 0);
-    EXPECT_EQ(counters()["cuda_graph_captures"], rank() == 0 ? 2 : 1);
+    EXPECT_EQ(counters()["cuda_graph_captures"], 2);
+  });
+}
+
+/// NCCL wants a collective of all ranks' graphs to come of one capture.
+TEST_P(ReplayRanks, ARankThatCapturesAloneIsToldOnAll) {
+  run_on(GetParam(), [] {
+    CapturedTwins twins([](Captured& net) { replicate(net); });
+    auto compiled = twins.compiled();
+    std::string error;
+    for (int i = 0; i < 12 && error.empty(); ++i) {
+      try {
+        twins.expect_equal_step(compiled, i);
+        torch::cuda::synchronize();
+      } catch (const c10::Error& caught) {
+        error = caught.what_without_backtrace();
+      }
+      if (i == 5 && rank() == 0) twins.move_parameter();
+    }
+    EXPECT_THAT(error, HasSubstr("captured again on some ranks alone"));
+  });
+}
+
+/// The backend drops the graphs itself: it would wait for them.
+TEST_P(ReplayRanks, AStepThatIsStillThereDoesNotDelayTheEnd) {
+  run_on(GetParam(), [] {
+    CapturedTwins twins([](Captured& net) { replicate(net); });
+    auto compiled = twins.compiled();
+    for (int i = 0; i < 6; ++i) twins.expect_equal_step(compiled, i);
+    const auto begin = std::chrono::steady_clock::now();
+    shutdown();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+    auto options = rank_init_options();
+    options.init_method += ".again";
+    init(options);
   });
 }
 

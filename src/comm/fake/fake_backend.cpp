@@ -6,6 +6,7 @@
 #include "comm/arguments.h"
 #include "comm/backends.h"
 #include "comm/completed_work.h"
+#include "comm/releasing.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -17,7 +18,7 @@ namespace {
 using c10d::OpType;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class FakeBackend final : public c10d::Backend {
+class FakeBackend final : public c10d::Backend, public Releasing {
  public:
   explicit FakeBackend(const BackendRequest& request)
       : Backend(request.rank, request.size), timeout_(request.timeout) {}
@@ -29,6 +30,8 @@ class FakeBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void await_released() override {}
+  bool compares_calls() const override { return true; }  // there is nobody to differ
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override {}
   WorkPtr endCoalescing() override { return done(OpType::COALESCED, {}); }

@@ -8,10 +8,11 @@
 #include "comm/completed_work.h"
 #include "comm/store_keys.h"
 
-#include <ATen/cuda/CUDAEvent.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <c10/util/env.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -43,8 +44,8 @@ void tame_watchdog() {
   c10::utils::set_env("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/false);
 }
 
-/// Ranks capture their graphs when it suits them; to register the graphs' memory they would have to
-/// meet. What the user has set stays.
+/// A rank may have to capture a graph again that the others keep; to register the graphs' memory
+/// all would have to meet. What the user has set stays.
 void leave_graph_memory_unregistered() {
   c10::utils::set_env("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/false);
 }
@@ -187,11 +188,10 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
   const bool is_captured = is_capturing();
   auto& sequence = is_captured ? captured_ : is_point ? point_sequence_ : sequence_;
   call.descriptor.sequence = ++sequence;
-  const auto issue = log_->add(call.count < 0 ? describe(call.descriptor)
-                                              : c10::str("coalesced #", call.descriptor.sequence,
-                                                         " (", call.count, " calls)"),
-                               call.descriptor.sequence);
-  has_captures_ = has_captures_ || is_captured;
+  const auto what = call.count < 0 ? describe(call.descriptor)
+                                   : c10::str("coalesced #", call.descriptor.sequence, " (",
+                                              call.count, " calls)");
+  const auto issue = log_->add(is_captured ? "captured " + what : what, call.descriptor.sequence);
   if (!is_captured)
     watch_->add(issue, call.timeout == c10d::kUnsetTimeout ? timeout_ : call.timeout, call.peer);
   WorkPtr inner;
@@ -226,13 +226,27 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
   return work;
 }
 
+void NcclBackend::note_capture(std::weak_ptr<CapturedGraph> graph, int64_t calls) {
+  std::erase_if(graphs_, [](const auto& other) { return other.expired(); });
+  graphs_.push_back(std::move(graph));
+  captured_known_ += static_cast<uint64_t>(calls);
+}
+
 void NcclBackend::note_replay(int64_t calls) {
   sequence_ += static_cast<uint64_t>(calls);
   const auto issue =
       log_->add(c10::str("CUDA graph up to #", sequence_, " (", calls, " collectives)"), sequence_);
-  const auto end = std::make_shared<at::cuda::CUDAEvent>();
-  end->record();
-  watch_->add(issue, timeout_, /*peer=*/-1, [end] { return end->query(); });
+  watch_->add(issue, timeout_, /*peer=*/-1);
+  // Told by the stream: who asks the driver while a graph stands still may have to wait for it.
+  auto told = std::make_unique<IssuePtr>(issue);
+  C10_CUDA_CHECK(cudaLaunchHostFunc(
+      c10::cuda::getCurrentCUDAStream(),
+      [](void* given) {
+        const std::unique_ptr<IssuePtr> done(static_cast<IssuePtr*>(given));
+        (*done)->state = gloo::Issue::State::Done;
+      },
+      told.get()));
+  [[maybe_unused]] const auto* its = told.release();
 }
 
 void NcclBackend::startCoalescing() {
@@ -275,8 +289,12 @@ void NcclBackend::shutdown() {
                                : Clock::duration(kCloseGrace);
   const bool is_idle = !log_->has_failed() &&
                        watch_->await_idle(std::chrono::ceil<std::chrono::milliseconds>(grace / 2));
+  for (const auto& known : graphs_) {
+    const auto graph = known.lock();
+    if (graph && is_idle) graph->release();
+  }
   // To shut down is to wait for the peers and for graphs that hold the communicator.
-  const bool waits = is_idle && !has_captures_;
+  const bool waits = is_idle && captured_ == captured_known_;
   end([waits](Engine& nccl) { waits ? nccl.shutdown() : nccl.abort(); });
 }
 

@@ -43,6 +43,7 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing,
   void begin_close(Clock::time_point deadline) override { close_by_ = deadline; }
   void abort() override;
   std::string recent() const override { return log_->recent(); }
+  void note_capture(std::weak_ptr<CapturedGraph> graph, int64_t calls) override;
   void note_replay(int64_t calls) override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
@@ -122,12 +123,13 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing,
   std::shared_ptr<Watch> watch_;  // likewise
   bool has_met_ = false;
   std::set<int> met_peers_;
-  bool has_captures_ = false;  // graphs may hold the communicator
   bool has_ended_ = false;
   std::optional<Coalesced> coalesced_;  // between startCoalescing and endCoalescing
   uint64_t sequence_ = 0;               // of collectives: equal on all ranks
   uint64_t point_sequence_ = 0;
-  uint64_t captured_ = 0;  // calls of captures, which this rank may make alone
+  uint64_t captured_ = 0;        // calls of captures
+  uint64_t captured_known_ = 0;  // of those, the ones in graphs_
+  std::vector<std::weak_ptr<CapturedGraph>> graphs_;
   std::optional<Clock::time_point> close_by_;
 };
 

@@ -30,15 +30,6 @@ constexpr const char* kGivenUp = "nccl/given_up";
 
 bool runs(const IssuePtr& issue) { return issue->state == State::Running; }
 
-/// A device that has stopped does nothing any more; whoever uses it next learns why.
-bool has_ended(const Watch::IsDone& is_done) {
-  try {
-    return is_done();
-  } catch (const std::exception&) {
-    return true;
-  }
-}
-
 bool are_alike(const std::vector<RankCall>& calls) {
   return std::ranges::all_of(calls,
                              [&](const auto& other) { return other.call == calls.front().call; });
@@ -63,22 +54,16 @@ std::string Watch::key(const char* topic, int rank) const {
   return c10::str("nccl/", topic, "/", rank);
 }
 
-void Watch::add(IssuePtr issue, milliseconds timeout, int peer, IsDone is_done) {
+void Watch::add(IssuePtr issue, milliseconds timeout, int peer) {
   const std::lock_guard lock(mutex_);
   while (!pending_.empty() && !runs(pending_.front().issue)) pending_.pop_front();
   if (peer < 0) last_ = issue;
   const auto deadline = issue->since + timeout;
-  pending_.push_back({.issue = std::move(issue),
-                      .deadline = deadline,
-                      .peer = peer,
-                      .is_done = std::move(is_done)});
+  pending_.push_back({.issue = std::move(issue), .deadline = deadline, .peer = peer});
 }
 
 std::optional<Watch::Pending> Watch::oldest() {
   const std::lock_guard lock(mutex_);
-  for (const auto& call : pending_) {
-    if (call.is_done && has_ended(call.is_done)) call.issue->state = State::Done;
-  }
   std::erase_if(pending_, [](const auto& call) { return !runs(call.issue); });
   if (pending_.empty()) return std::nullopt;
   return pending_.front();

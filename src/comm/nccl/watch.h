@@ -39,11 +39,8 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  using IsDone = std::function<bool()>;
-
-  /// A call that goes on until its state says otherwise, or `is_done`, which is asked by the
-  /// watch. `peer`: of a send or receive, else -1.
-  void add(IssuePtr issue, std::chrono::milliseconds timeout, int peer, IsDone is_done = nullptr);
+  /// A call that goes on until its state says otherwise. `peer`: of a send or receive, else -1.
+  void add(IssuePtr issue, std::chrono::milliseconds timeout, int peer);
   /// The error for a call that failed for `reason`, in c10d's words.
   std::exception_ptr fail(gloo::Issue& issue, const std::string& reason);
   /// Whether all calls complete within `grace`.
@@ -56,7 +53,6 @@ class Watch {
     IssuePtr issue;
     Clock::time_point deadline;
     int peer;
-    IsDone is_done;
   };
 
   void run();

@@ -82,7 +82,9 @@ void ProgramCheck::check(const Comparison& comparison) const {
       "' to run the same program, or none, but this rank ",
       comparison.mine == 0 ? "ran eagerly and some rank ran a program"
       : least == 0         ? "ran a program and some rank ran eagerly"
-                           : "ran one program and some rank another one",
+                           : "ran one program and some rank another one, or its CUDA graph was "
+                             "captured again on some ranks alone (parameters were moved there, or "
+                             "memory ended)",
       "; make compiled calls of one kind on all ranks at the same time, e.g. with batches of one "
       "size (DataParallelSemantics::OneDevice takes others with uneven_batches = true)");
 }

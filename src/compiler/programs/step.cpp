@@ -296,7 +296,7 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
     ready->release_memory();  // the function needs as much
     ready = nullptr;
   }
-  if (announces) variants.agreement.announce(ready == nullptr ? 0 : ready->messages());
+  if (announces) variants.agreement.announce(ready == nullptr ? 0 : ready->announced());
   return ready;
 }
 

@@ -60,6 +60,8 @@ class Variant {
   const std::vector<Launch>& kernels() const { return kernels_; }
   /// Names what the program sends to other ranks; see Agreement.
   int64_t messages() const { return messages_; }
+  /// What ranks tell each other of the run that comes: its messages, and which of its graphs.
+  int64_t announced() const { return messages_ + program_->captures(); }
   void name_messages(int64_t name) { messages_ = name; }
 
   std::vector<at::Tensor> run(const detail::StepArguments& given);

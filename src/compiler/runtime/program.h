@@ -42,6 +42,8 @@ class Program {
     if (replay_) replay_->release();
   }
 
+  /// How often it was captured, for ranks to compare; see Replay.
+  int captures() const { return replay_ ? replay_->captures() : 0; }
   /// Why it is not replayed as a CUDA graph; empty if it is, or it is not for a GPU.
   const std::string& why_not_replayed() const;
 

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
@@ -36,7 +37,22 @@ c10::Storage move_out(const at::Tensor& tensor) {
   return {c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory)};
 }
 
+comm::Capturable* find_backend(const std::string& group) {
+  return comm::find_capturable(*c10d::resolve_process_group(group));
+}
+
 }  // namespace
+
+class Replay::Token final : public comm::CapturedGraph {
+ public:
+  explicit Token(Replay& replay) : replay_(replay) {}
+  void release() override { replay_.release(); }
+
+ private:
+  Replay& replay_;
+};
+
+Replay::~Replay() = default;
 
 std::string Replay::objection_to(const Graph& graph) {
   std::optional<c10::Device> device;
@@ -48,9 +64,16 @@ std::string Replay::objection_to(const Graph& graph) {
     device = found;
   }
   if (!device) return "it has no tensors";
+  std::string group;
   for (const Node& node : graph.nodes) {
-    if (is_launch(node) && !comm::find_capturable(*c10d::resolve_process_group(group_of(node))))
-      return "it communicates by a backend whose collectives can't be captured: NCCL's can";
+    if (is_launch(node)) {
+      if (find_backend(group_of(node)) == nullptr)
+        return "it communicates by a backend whose collectives can't be captured: NCCL's can";
+      // Graphs of several communicators, beside calls that are not captured, may wait for each
+      // other.
+      if (group.empty()) group = group_of(node);
+      if (group != group_of(node)) return "it communicates in several groups";
+    }
     if (has_generator(node)) return "it draws from a generator of its own, in " + node.op;
   }
   for (const GraphOutput& output : graph.outputs) {
@@ -69,10 +92,12 @@ Replay::Replay(const Graph& graph, Run run)
     const auto target = std::ranges::find(inputs_, output.target, &GraphInput::value);
     targets_.push_back(static_cast<size_t>(target - inputs_.begin()));
   }
-  for (const auto& node : graph.nodes) {
-    if (is_launch(node)) ++collectives_[group_of(node)];
-  }
   if (!why_not_.empty()) return;
+  for (const auto& node : graph.nodes) {
+    if (!is_launch(node)) continue;
+    group_ = group_of(node);
+    ++collectives_;
+  }
   graph_ = CudaGraph::make(types_.empty() ? graph.type(0).device : types_[0].device);
   if (!graph_) why_not_ = "this build of Tessera is without CUDA";
 }
@@ -90,32 +115,42 @@ bool Replay::lies_as_captured(const std::vector<at::Tensor>& inputs) const {
 
 /// Their memory is the graph's again. Returns how many there were; those of a bucket share memory.
 int64_t Replay::free_held_gradients() {
-  std::unordered_map<const c10::StorageImpl*, size_t> here;  // handles of each
-  for (const auto* tensors : {&captured_inputs_, &captured_outputs_}) {
+  using Storage = const c10::StorageImpl*;
+  const auto captured = {&captured_inputs_, &captured_outputs_};
+  std::unordered_map<Storage, std::unordered_set<const c10::TensorImpl*>> here;
+  for (const auto* tensors : captured) {
     for (const auto& tensor : *tensors)
-      if (tensor.defined()) ++here[tensor.storage().unsafeGetStorageImpl()];
+      if (tensor.defined())
+        here[tensor.storage().unsafeGetStorageImpl()].insert(tensor.unsafeGetTensorImpl());
   }
+  std::unordered_map<Storage, at::Tensor> held;
   int64_t count = 0;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> moved;
   for (size_t i = 0; i < outputs_.size(); ++i) {
-    auto& output = captured_outputs_[i];
+    const auto& output = captured_outputs_[i];
     if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
     const auto* storage = output.storage().unsafeGetStorageImpl();
-    if (!moved.contains(storage)) {
-      if (output.storage().use_count() == here[storage]) continue;
-      moved.emplace(storage, move_out(output));
-    }
-    output =
-        at::empty({0}, output.options())
-            .set_(moved.at(storage), output.storage_offset(), output.sizes(), output.strides());
+    if (output.storage().use_count() == here[storage].size()) continue;
+    held.emplace(storage, output);
     ++count;
   }
+  if (held.empty()) return 0;
+  // Who holds them may read them on another stream, before and after.
+  const auto device = held.begin()->second.device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeDevice(device.index());
+  std::unordered_map<Storage, c10::Storage> moved;
+  for (const auto& [storage, tensor] : held) moved.emplace(storage, move_out(tensor));
+  guard.synchronizeDevice(device.index());
+  for (auto* tensors : captured) {
+    for (auto& tensor : *tensors) {
+      if (!tensor.defined()) continue;
+      const auto found = moved.find(tensor.storage().unsafeGetStorageImpl());
+      if (found == moved.end()) continue;
+      tensor = at::empty({0}, tensor.options())
+                   .set_(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+    }
+  }
   return count;
-}
-
-void Replay::note_collectives() const {
-  for (const auto& [group, count] : collectives_)
-    comm::find_capturable(*c10d::resolve_process_group(group))->note_replay(count);
 }
 
 void Replay::copy_in(const std::vector<at::Tensor>& inputs) {
@@ -137,6 +172,10 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
   ++captures_;
   ++counters()["cuda_graph_captures"];
   graph_->capture([&] { captured_outputs_ = run_(captured_inputs_); });
+  if (collectives_ > 0) {
+    if (!token_) token_ = std::make_shared<Token>(*this);
+    find_backend(group_)->note_capture(token_, collectives_);
+  }
   // Whose last handle is a program's, who used the tensor has another by now: none is held here.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!is_own(i)) captured_inputs_[i].reset();
@@ -150,7 +189,10 @@ std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) 
   std::vector<at::Tensor> given;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (outputs_[i] == OutputKind::Write) {
-      given.push_back(inputs[targets_[i]]);  // where it was written
+      const auto& target = inputs[targets_[i]];
+      // Gradients that are added to; all else was written where it lies.
+      if (is_own(targets_[i])) target.copy_(captured_inputs_[targets_[i]]);
+      given.push_back(target);
       continue;
     }
     const auto& output = captured_outputs_[i];
@@ -176,6 +218,14 @@ void Replay::release() {
   if (state_ != State::Replay) return;
   drop_capture();
   --captures_;  // it was not for where its tensors lay
+}
+
+void Replay::give_up(std::string why) {
+  why_not_ = std::move(why);
+  graph_.reset();
+  captured_inputs_.clear();
+  captured_outputs_.clear();
+  captures_ = kMostCaptures + 1;
 }
 
 std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
@@ -206,16 +256,14 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
       capture(inputs);
       state_ = State::Replay;
     } catch (const c10::Error& error) {
-      why_not_ = error.what_without_backtrace();
-      graph_.reset();
-      captured_inputs_.clear();
-      captured_outputs_.clear();
+      give_up(error.what_without_backtrace());
       return run_(inputs);
     }
   }
+  auto* backend = collectives_ > 0 ? find_backend(group_) : nullptr;
   copy_in(inputs);
   graph_->replay();
-  note_collectives();
+  if (backend != nullptr) backend->note_replay(collectives_);
   ++counters()["cuda_graph_replays"];
   return hand_out(inputs);
 }

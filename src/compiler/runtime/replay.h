@@ -7,7 +7,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,19 +24,25 @@ namespace tessera::compiler {
 /// - all that it makes lies in one block of memory, as large as the warm-up took at its peak;
 /// - results are copied out; gradients are handed out as they lie: those that somebody still holds
 ///   at the next replay are moved to other memory before it.
-/// Collectives are captured with the rest if their backend allows it (NCCL). What a rank finds at a
-/// call makes it capture again or move gradients, never run its operators while others replay.
+/// Collectives are captured with the rest if their backend allows it (NCCL), in one group. All
+/// ranks of it capture at the same calls: captures() is part of what they tell each other before
+/// they run, see Note [ranks agree].
 class Replay {
  public:
   using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
   /// `run`: the program's operators.
   Replay(const Graph& graph, Run run);
+  ~Replay();
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
 
   /// Outputs of the graph, in their order.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
   /// Gives the graph's memory back; the next run captures again.
   void release();
+  /// How often it was captured for where its tensors lie; many if it can't be any more.
+  int captures() const { return captures_; }
   /// Why the program is not captured; empty if it is, or will be.
   const std::string& why_not() const { return why_not_; }
 
@@ -49,8 +54,8 @@ class Replay {
   void copy_in(const std::vector<at::Tensor>& inputs);
   bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
   int64_t free_held_gradients();
-  void note_collectives() const;
   void capture(const std::vector<at::Tensor>& inputs);
+  void give_up(std::string why);
   void drop_capture();
   std::vector<at::Tensor> hand_out(const std::vector<at::Tensor>& inputs) const;
 
@@ -58,7 +63,10 @@ class Replay {
   std::vector<ValueType> types_;  // of the inputs
   std::vector<OutputKind> outputs_;
   std::vector<size_t> targets_;  // by output: the input that it is written to, if it is
-  std::map<std::string, int64_t> collectives_;  // how many, by group
+  std::string group_;            // in which it communicates, if it does
+  int64_t collectives_ = 0;
+  class Token;
+  std::shared_ptr<Token> token_;  // by which the group's backend knows the graph
   Run run_;
   std::string why_not_;
   State state_ = State::Plain;

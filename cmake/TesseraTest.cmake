@@ -3,15 +3,27 @@ include(GoogleTest)
 # One GoogleTest binary, each of its tests a test of ctest by the name <name>.<Suite>.<Test>:
 #
 #   tessera_test(NAME comm_collectives SOURCES collectives_test.cpp LABELS fast dist
+#                [CPU_SOURCES ...]                     # without GPU tests: a binary <name>_cpu, which cuda_tests leaves out
 #                [LIBRARIES tessera::json ...]         # besides tessera and tessera_test_support
 #                [FILTER_LABELS "*Peer*=peer" ...]     # further labels (a,b) for tests that match; the first match counts
 #                [SERIAL])                             # nothing runs beside these: for tests that measure time
 #
 # Binaries with tests labelled cuda are what the target cuda_tests builds and scripts/test_cuda.sh runs.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;CPU_SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
   if(NOT test_NAME OR NOT test_SOURCES OR NOT (test_LABELS OR test_FILTER_LABELS) OR test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: expected NAME, SOURCES and LABELS or FILTER_LABELS, got '${ARGN}'")
+  endif()
+
+  if(test_CPU_SOURCES)
+    set(filters ${test_FILTER_LABELS})
+    list(FILTER filters EXCLUDE REGEX "=cuda$")
+    set(serial "")
+    if(test_SERIAL)
+      set(serial SERIAL)
+    endif()
+    tessera_test(NAME ${test_NAME}_cpu SOURCES ${test_CPU_SOURCES} LABELS ${test_LABELS} LIBRARIES ${test_LIBRARIES}
+                 FILTER_LABELS ${filters} ${serial})
   endif()
 
   add_executable(${test_NAME} ${test_SOURCES})

@@ -285,6 +285,7 @@ TEST_P(PeerOnCuda, ThatDiesWithCollectivesUnderWayFailsThemAll) {
 TEST_P(PeerOnCuda, ThatDiesWhileAGraphWaitsForItIsNamed) {
   if (GetParam() != "nccl") GTEST_SKIP() << "its collectives are not captured";
   const auto body = [] {
+    const ConfigPatch patch({.capture_collectives = true});
     auto step = compile([](at::Tensor x) { return all_reduce(x * 2).square(); });
     auto x = own_number(1 << 10);
     for (int i = 0; i < 5; ++i) step(x);

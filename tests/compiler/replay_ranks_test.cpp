@@ -77,12 +77,32 @@ class CapturedTwins {
   std::deque<optim::AdamW> optimizers_;
 };
 
-class ReplayRanks : public ::testing::TestWithParam<DeviceCase> {};
+/// With collectives as parts of graphs.
+class ReplayRanks : public ::testing::TestWithParam<DeviceCase> {
+ protected:
+  static void run_captured(const RankBody& body) {
+    run_on(GetParam(), [body] {
+      const ConfigPatch patch({.capture_collectives = true});
+      body();
+    });
+  }
+};
 INSTANTIATE_TEST_SUITE_P(OnCuda, ReplayRanks, ::testing::ValuesIn(cuda_cases({"nccl"}, {2, 4})),
                          case_name);
 
-TEST_P(ReplayRanks, CollectivesOfReplicateAndFullyShardAreCaptured) {
+TEST_P(ReplayRanks, CollectivesAreCapturedWhereThatIsAskedFor) {
   run_on(GetParam(), [] {
+    CapturedTwins twins([](Captured& net) { replicate(net); });
+    auto compiled = twins.compiled();
+    counters().clear();
+    for (int i = 0; i < 6; ++i) twins.expect_equal_step(compiled, i);
+    EXPECT_EQ(counters()["cuda_graph_captures"], 0);
+    EXPECT_THAT(explain(compiled), HasSubstr("capture_collectives"));
+  });
+}
+
+TEST_P(ReplayRanks, CollectivesOfReplicateAndFullyShardAreCaptured) {
+  run_captured([] {
     const std::map<std::string, Engine> engines = {
         {"replicate", [](Captured& net) { replicate(net); }},
         {"fully_shard", [](Captured& net) { fully_shard(net); }}};
@@ -101,7 +121,7 @@ TEST_P(ReplayRanks, CollectivesOfReplicateAndFullyShardAreCaptured) {
 }
 
 TEST_P(ReplayRanks, RanksKeepGradientsEachByItselfAndCaptureAgainTogether) {
-  run_on(GetParam(), [] {
+  run_captured([] {
     CapturedTwins twins([](Captured& net) { replicate(net); });
     auto compiled = twins.compiled();
     counters().clear();
@@ -123,7 +143,7 @@ TEST_P(ReplayRanks, RanksKeepGradientsEachByItselfAndCaptureAgainTogether) {
 
 /// NCCL wants a collective of all ranks' graphs to come of one capture.
 TEST_P(ReplayRanks, ARankThatCapturesAloneIsToldOnAll) {
-  run_on(GetParam(), [] {
+  run_captured([] {
     CapturedTwins twins([](Captured& net) { replicate(net); });
     auto compiled = twins.compiled();
     std::string error;
@@ -142,7 +162,7 @@ TEST_P(ReplayRanks, ARankThatCapturesAloneIsToldOnAll) {
 
 /// The backend drops the graphs itself: it would wait for them.
 TEST_P(ReplayRanks, AStepThatIsStillThereDoesNotDelayTheEnd) {
-  run_on(GetParam(), [] {
+  run_captured([] {
     CapturedTwins twins([](Captured& net) { replicate(net); });
     auto compiled = twins.compiled();
     for (int i = 0; i < 6; ++i) twins.expect_equal_step(compiled, i);

@@ -32,6 +32,11 @@ struct CompileConfig {
   /// Where buckets end; none: at the bucket_cap_mb of the replicated module, which is 1 MiB for the
   /// first and 25 MiB for the others if it has none.
   std::optional<int64_t> bucket_bytes = std::nullopt;
+  /// On GPUs, of steps whose collectives are NCCL's in one group: whether they become part of the
+  /// CUDA graph that is replayed. NCCL then wants all ranks to replay the same graph at the same
+  /// call, so they call the step with tensors of the same sizes at the same time, and exchange
+  /// memory of parameters at the same time; otherwise it is an error on all, some calls later.
+  bool capture_collectives = false;
 
   bool operator==(const CompileConfig&) const = default;
 };
@@ -49,6 +54,7 @@ class ConfigPatch {
     std::optional<bool> reorder_for_locality = std::nullopt;
     std::optional<std::string> optimize_ddp = std::nullopt;
     std::optional<int64_t> bucket_bytes = std::nullopt;
+    std::optional<bool> capture_collectives = std::nullopt;
   };
   explicit ConfigPatch(const Changes& changes);
   ~ConfigPatch();

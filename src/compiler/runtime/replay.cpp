@@ -1,5 +1,6 @@
 #include "compiler/runtime/replay.h"
 
+#include <tessera/compile/config.h>
 #include <tessera/compile/pass.h>
 
 #include "base/device_streams.h"
@@ -28,17 +29,12 @@ bool has_generator(const Node& node) {
   });
 }
 
-/// Gives all who hold the tensor's storage other memory, with what it holds. Returns a storage with
-/// the memory that it had.
-c10::Storage move_out(const at::Tensor& tensor) {
-  const auto& storage = tensor.storage();
-  const auto copy = whole_storage(tensor).clone();
-  auto memory = storage.set_data_ptr(copy.storage().set_data_ptr({nullptr, tensor.device()}));
-  return {c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(memory)};
-}
-
 comm::Capturable* find_backend(const std::string& group) {
   return comm::find_capturable(*c10d::resolve_process_group(group));
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_of(const std::string& group) {
+  return c10d::resolve_process_group(group)->getBackend(c10::DeviceType::CUDA);
 }
 
 }  // namespace
@@ -67,6 +63,8 @@ std::string Replay::objection_to(const Graph& graph) {
   std::string group;
   for (const Node& node : graph.nodes) {
     if (is_launch(node)) {
+      if (!compile_config().capture_collectives)
+        return "it communicates; ConfigPatch({.capture_collectives = true}) captures that, too";
       if (find_backend(group_of(node)) == nullptr)
         return "it communicates by a backend whose collectives can't be captured: NCCL's can";
       // Graphs of several communicators, beside calls that are not captured, may wait for each
@@ -106,7 +104,9 @@ bool Replay::is_own(size_t input) const {
   return inputs_[input].kind == InputKind::Argument || inputs_[input].kind == InputKind::Gradient;
 }
 
-bool Replay::lies_as_captured(const std::vector<at::Tensor>& inputs) const {
+/// Whether the graph is for these inputs, and for the communicator that there is.
+bool Replay::is_current(const std::vector<at::Tensor>& inputs) const {
+  if (collectives_ > 0 && captured_with_.lock() != backend_of(group_)) return false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!is_own(i) && inputs[i].const_data_ptr() != addresses_[i]) return false;
   }
@@ -127,7 +127,7 @@ int64_t Replay::free_held_gradients() {
   int64_t count = 0;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const auto& output = captured_outputs_[i];
-    if (outputs_[i] != OutputKind::Gradient || !output.defined()) continue;
+    if (outputs_[i] != OutputKind::Gradient || !output.defined() || lies_outside_[i]) continue;
     const auto* storage = output.storage().unsafeGetStorageImpl();
     if (output.storage().use_count() == here[storage].size()) continue;
     held.emplace(storage, output);
@@ -138,9 +138,17 @@ int64_t Replay::free_held_gradients() {
   const auto device = held.begin()->second.device();
   const c10::impl::VirtualGuardImpl guard(device.type());
   guard.synchronizeDevice(device.index());
-  std::unordered_map<Storage, c10::Storage> moved;
-  for (const auto& [storage, tensor] : held) moved.emplace(storage, move_out(tensor));
+  std::unordered_map<Storage, at::Tensor> copies;
+  for (const auto& [storage, tensor] : held) copies.emplace(storage, whole_storage(tensor).clone());
   guard.synchronizeDevice(device.index());
+  // From here on nothing throws. All who hold a storage have the copy; a new one has the memory.
+  std::unordered_map<Storage, c10::Storage> moved;
+  for (const auto& [storage, tensor] : held) {
+    const auto& given = tensor.storage();
+    auto memory = given.set_data_ptr(copies.at(storage).storage().set_data_ptr({nullptr, device}));
+    moved.emplace(storage,
+                  c10::Storage(c10::Storage::use_byte_size_t(), given.nbytes(), std::move(memory)));
+  }
   for (auto* tensors : captured) {
     for (auto& tensor : *tensors) {
       if (!tensor.defined()) continue;
@@ -175,7 +183,13 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
   if (collectives_ > 0) {
     if (!token_) token_ = std::make_shared<Token>(*this);
     find_backend(group_)->note_capture(token_, collectives_);
+    captured_with_ = backend_of(group_);
   }
+  lies_outside_.clear();
+  for (const auto& output : captured_outputs_)
+    lies_outside_.push_back(std::ranges::any_of(inputs, [&](const at::Tensor& input) {
+      return output.defined() && same_storage(output, input);
+    }));
   // Whose last handle is a program's, who used the tensor has another by now: none is held here.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!is_own(i)) captured_inputs_[i].reset();
@@ -245,7 +259,12 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
     }
     return outputs;
   }
-  if (state_ == State::Replay && !lies_as_captured(inputs)) drop_capture();
+  auto* backend = collectives_ > 0 ? find_backend(group_) : nullptr;
+  if (collectives_ > 0 && backend == nullptr) {  // that of a world that came later
+    give_up("it communicates by a backend whose collectives can't be captured");
+    return run_(inputs);
+  }
+  if (state_ == State::Replay && !is_current(inputs)) drop_capture();
   if (state_ == State::Replay) {
     if (const auto count = free_held_gradients(); count > 0)
       counters()["cuda_graph_moved_gradients"] += count;
@@ -260,7 +279,6 @@ std::vector<at::Tensor> Replay::run(const std::vector<at::Tensor>& inputs) {
       return run_(inputs);
     }
   }
-  auto* backend = collectives_ > 0 ? find_backend(group_) : nullptr;
   copy_in(inputs);
   graph_->replay();
   if (backend != nullptr) backend->note_replay(collectives_);

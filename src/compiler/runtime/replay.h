@@ -5,6 +5,7 @@
 #include "compiler/runtime/cuda_graph.h"
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
 #include <memory>
@@ -24,9 +25,9 @@ namespace tessera::compiler {
 /// - all that it makes lies in one block of memory, as large as the warm-up took at its peak;
 /// - results are copied out; gradients are handed out as they lie: those that somebody still holds
 ///   at the next replay are moved to other memory before it.
-/// Collectives are captured with the rest if their backend allows it (NCCL), in one group. All
-/// ranks of it capture at the same calls: captures() is part of what they tell each other before
-/// they run, see Note [ranks agree].
+/// Collectives are captured with the rest if that is asked for (CompileConfig) and their backend
+/// allows it (NCCL), in one group. All ranks of it capture at the same calls: captures() is part of
+/// what they tell each other before they run, see Note [ranks agree].
 class Replay {
  public:
   using Run = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
@@ -52,7 +53,7 @@ class Replay {
   static std::string objection_to(const Graph& graph);
   bool is_own(size_t input) const;
   void copy_in(const std::vector<at::Tensor>& inputs);
-  bool lies_as_captured(const std::vector<at::Tensor>& inputs) const;
+  bool is_current(const std::vector<at::Tensor>& inputs) const;
   int64_t free_held_gradients();
   void capture(const std::vector<at::Tensor>& inputs);
   void give_up(std::string why);
@@ -67,12 +68,14 @@ class Replay {
   int64_t collectives_ = 0;
   class Token;
   std::shared_ptr<Token> token_;  // by which the group's backend knows the graph
+  c10::weak_intrusive_ptr<c10d::Backend> captured_with_{c10::intrusive_ptr<c10d::Backend>()};
   Run run_;
   std::string why_not_;
   State state_ = State::Plain;
   int captures_ = 0;
   std::unique_ptr<CudaGraph> graph_;
   std::vector<at::Tensor> captured_inputs_, captured_outputs_;
+  std::vector<bool> lies_outside_;  // by output: in memory of an input that is not the graph's
   std::vector<const void*>
       addresses_;  // of the captured inputs: a tensor may be given other memory
 };

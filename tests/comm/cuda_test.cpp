@@ -236,6 +236,21 @@ std::string error_of_collectives(std::chrono::seconds most) {
   return "";
 }
 
+/// The calls, or collectives after them, fail within seconds and name the rank.
+template <class F>
+void expect_failure_by(const std::string& rank, const F& calls) {
+  const auto begun = std::chrono::steady_clock::now();
+  std::string error;
+  try {
+    calls();
+    error = error_of_collectives(15s);
+  } catch (const c10::Error& caught) {
+    error = caught.what_without_backtrace();
+  }
+  EXPECT_THAT(error, HasSubstr(rank));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+}
+
 class PeerOnCuda : public ::testing::TestWithParam<std::string> {
  protected:
   static DeviceCase where(int ranks) {
@@ -265,18 +280,11 @@ TEST_P(PeerOnCuda, ThatDiesWithCollectivesUnderWayFailsThemAll) {
     barrier();
     if (rank() == 1) raise(SIGKILL);
     std::vector<WorkPtr> works;
-    const auto begun = std::chrono::steady_clock::now();
-    std::string error;
-    try {
+    expect_failure_by("rank 1", [&] {
       for (auto& each : tensors) works.push_back(default_group()->allreduce(each));
       for (const auto& work : works) work->wait();
       at::ones({1}, on()).item();  // the stream's end
-    } catch (const c10::Error& caught) {
-      error = caught.what_without_backtrace();
-    }
-    if (error.empty()) error = error_of_collectives(15s);
-    EXPECT_THAT(error, HasSubstr("rank 1"));
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+    });
   };
   run_on(where(2), body, {.timeout = 60s, .may_die = {1}});
 }
@@ -291,21 +299,14 @@ TEST_P(PeerOnCuda, ThatDiesWhileAGraphWaitsForItIsNamed) {
     for (int i = 0; i < 5; ++i) step(x);
     EXPECT_GT(counters()["cuda_graph_replays"], 0) << explain(step);
     barrier();
-    // It is late: the others' graphs have begun, behind what their ranks tell of their programs.
+    // Before its graph is done, or at any moment of it.
     if (rank() == 1) {
       step(x);
       raise(SIGKILL);
     }
-    const auto begun = std::chrono::steady_clock::now();
-    std::string error;
-    try {
+    expect_failure_by("rank 1", [&] {
       for (int i = 0; i < 3; ++i) step(x).cpu();
-    } catch (const c10::Error& caught) {
-      error = caught.what_without_backtrace();
-    }
-    if (error.empty()) error = error_of_collectives(15s);
-    EXPECT_THAT(error, HasSubstr("rank 1"));
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, 30s);
+    });
   };
   run_on(where(2), body, {.timeout = 60s, .may_die = {1}});
 }

@@ -113,24 +113,30 @@ bool Replay::is_current(const std::vector<at::Tensor>& inputs) const {
   return true;
 }
 
+/// How many handles of a gradient's memory are the graph's own: where there are more, somebody
+/// holds it.
+void Replay::count_own_handles() {
+  std::unordered_map<const c10::StorageImpl*, std::unordered_set<const c10::TensorImpl*>> handles;
+  for (const auto* tensors : {&captured_inputs_, &captured_outputs_}) {
+    for (const auto& tensor : *tensors)
+      if (tensor.defined())
+        handles[tensor.storage().unsafeGetStorageImpl()].insert(tensor.unsafeGetTensorImpl());
+  }
+  for (size_t i = 0; i < own_handles_.size(); ++i) {
+    if (own_handles_[i] > 0)
+      own_handles_[i] = handles[captured_outputs_[i].storage().unsafeGetStorageImpl()].size();
+  }
+}
+
 /// Their memory is the graph's again. Returns how many there were; those of a bucket share memory.
 int64_t Replay::free_held_gradients() {
   using Storage = const c10::StorageImpl*;
-  const auto captured = {&captured_inputs_, &captured_outputs_};
-  std::unordered_map<Storage, std::unordered_set<const c10::TensorImpl*>> here;
-  for (const auto* tensors : captured) {
-    for (const auto& tensor : *tensors)
-      if (tensor.defined())
-        here[tensor.storage().unsafeGetStorageImpl()].insert(tensor.unsafeGetTensorImpl());
-  }
   std::unordered_map<Storage, at::Tensor> held;
   int64_t count = 0;
-  for (size_t i = 0; i < outputs_.size(); ++i) {
+  for (size_t i = 0; i < own_handles_.size(); ++i) {
     const auto& output = captured_outputs_[i];
-    if (outputs_[i] != OutputKind::Gradient || !output.defined() || lies_outside_[i]) continue;
-    const auto* storage = output.storage().unsafeGetStorageImpl();
-    if (output.storage().use_count() == here[storage].size()) continue;
-    held.emplace(storage, output);
+    if (own_handles_[i] == 0 || output.storage().use_count() == own_handles_[i]) continue;
+    held.emplace(output.storage().unsafeGetStorageImpl(), output);
     ++count;
   }
   if (held.empty()) return 0;
@@ -149,7 +155,7 @@ int64_t Replay::free_held_gradients() {
     moved.emplace(storage,
                   c10::Storage(c10::Storage::use_byte_size_t(), given.nbytes(), std::move(memory)));
   }
-  for (auto* tensors : captured) {
+  for (auto* tensors : {&captured_inputs_, &captured_outputs_}) {
     for (auto& tensor : *tensors) {
       if (!tensor.defined()) continue;
       const auto found = moved.find(tensor.storage().unsafeGetStorageImpl());
@@ -158,6 +164,7 @@ int64_t Replay::free_held_gradients() {
                    .set_(found->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
     }
   }
+  count_own_handles();  // one tensor that stood in two places is two now
   return count;
 }
 
@@ -185,11 +192,6 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
     find_backend(group_)->note_capture(token_, collectives_);
     captured_with_ = backend_of(group_);
   }
-  lies_outside_.clear();
-  for (const auto& output : captured_outputs_)
-    lies_outside_.push_back(std::ranges::any_of(inputs, [&](const at::Tensor& input) {
-      return output.defined() && same_storage(output, input);
-    }));
   // Whose last handle is a program's, who used the tensor has another by now: none is held here.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!is_own(i)) captured_inputs_[i].reset();
@@ -197,6 +199,16 @@ void Replay::capture(const std::vector<at::Tensor>& inputs) {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (outputs_[i] == OutputKind::Write) captured_outputs_[i].reset();  // it may be an input
   }
+  own_handles_.clear();
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const auto& output = captured_outputs_[i];
+    const bool lies_outside = std::ranges::any_of(inputs, [&](const at::Tensor& input) {
+      return output.defined() && same_storage(output, input);
+    });
+    own_handles_.push_back(outputs_[i] == OutputKind::Gradient && output.defined() &&
+                           !lies_outside);
+  }
+  count_own_handles();
 }
 
 std::vector<at::Tensor> Replay::hand_out(const std::vector<at::Tensor>& inputs) const {
@@ -222,6 +234,7 @@ void Replay::drop_capture() {
   } catch (const c10::OutOfMemoryError&) {
     // What is held keeps the graph's memory.
   }
+  own_handles_.clear();
   captured_inputs_.clear();
   captured_outputs_.clear();
   graph_->release();
@@ -237,6 +250,7 @@ void Replay::release() {
 void Replay::give_up(std::string why) {
   why_not_ = std::move(why);
   graph_.reset();
+  own_handles_.clear();
   captured_inputs_.clear();
   captured_outputs_.clear();
   captures_ = kMostCaptures + 1;

@@ -54,6 +54,7 @@ class Replay {
   bool is_own(size_t input) const;
   void copy_in(const std::vector<at::Tensor>& inputs);
   bool is_current(const std::vector<at::Tensor>& inputs) const;
+  void count_own_handles();
   int64_t free_held_gradients();
   void capture(const std::vector<at::Tensor>& inputs);
   void give_up(std::string why);
@@ -75,7 +76,8 @@ class Replay {
   int captures_ = 0;
   std::unique_ptr<CudaGraph> graph_;
   std::vector<at::Tensor> captured_inputs_, captured_outputs_;
-  std::vector<bool> lies_outside_;  // by output: in memory of an input that is not the graph's
+  std::vector<size_t>
+      own_handles_;  // by output: of a gradient's memory; 0: not the graph's to move
   std::vector<const void*>
       addresses_;  // of the captured inputs: a tensor may be given other memory
 };

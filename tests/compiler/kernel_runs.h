@@ -13,6 +13,8 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 namespace tessera::compiler {
@@ -45,6 +47,25 @@ inline std::vector<at::Tensor> run_fused(Steps& steps, size_t kernels) {
   EXPECT_TRUE(loaded) << why << program_text(steps.graph);
   if (!loaded) return {};
   return Program(steps.graph, std::move(*loaded)).run(steps.inputs);
+}
+
+/// The graph after a pass, from a folder of dumps.
+inline Graph dumped(const std::filesystem::path& folder, const std::string& pass) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (!entry.path().filename().string().ends_with("-" + pass + ".txt")) continue;
+    std::ifstream file(entry.path());
+    return Graph::parse({std::istreambuf_iterator<char>(file), {}});
+  }
+  ADD_FAILURE() << "no graph after " << pass;
+  return {};
+}
+
+/// The kernels of what a host has captured, as if it were a GPU's: NVRTC needs none.
+inline std::string kernels_for_gpus(Graph graph) {
+  for (size_t i = 0; i < graph.value_count(); ++i)
+    graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
+  fuse(graph);
+  return write_kernels(graph).text();
 }
 
 /// How many numbers of the dtype lie between the two, one of them counted.

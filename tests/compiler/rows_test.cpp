@@ -244,6 +244,50 @@ TEST(RowsOfGraphs, CrossEntropyAndItsGradientAreOneKernel) {
       code, ::testing::ContainsRegex("cpp_fused_amax[^\n]*out logical_or, out where, out sub\\)"));
 }
 
+/// Rows that begin with masked logits, grow, or hold what is not finite.
+void expect_log_softmax_of_special_rows(torch::Device device) {
+  const RowsOnHost on_host;
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (const auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
+    torch::manual_seed(5);
+    auto logits = torch::randn({64, 100}, torch::kDouble);
+    logits[1].slice(0, 0, 60).fill_(-kInf);
+    logits[2].fill_(-kInf);
+    logits[3][7] = kInf;
+    logits[4].slice(0, 3, 5).fill_(kInf);
+    logits[5][99] = NAN;
+    logits[6] = torch::arange(100) * 3.0;
+    logits[7] = torch::arange(100) * -3.0;
+    logits[8] -= 100;
+    logits[9] += 100;
+    logits[10][0] = NAN;
+    logits = logits.to(device, dtype);
+    const auto weights = torch::randn({64, 100}, torch::kDouble).to(device, dtype);
+    const auto step = [](Tensor x, Tensor w) {
+      const auto y = x.log_softmax(-1);
+      return std::vector<Tensor>{y, at::_log_softmax_backward_data(w, y, -1, x.scalar_type())};
+    };
+    auto compiled = compile(step, {.fullgraph = true});
+    const auto wanted = step(logits, weights);
+    std::vector<Tensor> got;
+    for (int i = 0; i < 4; ++i) got = compiled(logits, weights);
+    EXPECT_THAT(compiled.program_graph(), HasSubstr("tessera::fused"));
+    const double tolerance = dtype == torch::kDouble ? 1e-12 : dtype == torch::kFloat ? 3e-5 : 0.02;
+    for (size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(torch::allclose(got[i], wanted[i], tolerance, tolerance, /*equal_nan=*/true))
+          << dtype << i << (got[i] - wanted[i]).abs().amax(1);
+  }
+}
+
+TEST(RowsOfGraphs, LogSoftmaxOfSpecialRowsIsAtens) {
+  expect_log_softmax_of_special_rows(torch::kCPU);
+}
+
+TEST(RowsOfGraphsOnCuda, LogSoftmaxOfSpecialRowsIsAtens) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
+  expect_log_softmax_of_special_rows(torch::kCUDA);
+}
+
 /// Autograd expands the gradient of the mean: Note [expanded numbers].
 TEST(RowsOfGraphs, ANormByHandIsOneKernelEachWay) {
   const RowsOnHost on_host;
@@ -421,18 +465,6 @@ TEST_P(Rows, ComputeWhatOperatorsCompute) {
   }
 }
 
-/// The graph after a pass, from a folder of dumps.
-Graph dumped(const std::filesystem::path& folder, const std::string& pass) {
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (!entry.path().filename().string().ends_with("-" + pass + ".txt")) continue;
-    std::ifstream file(entry.path());
-    return Graph::parse({std::istreambuf_iterator<char>(file), {}});
-  }
-  ADD_FAILURE() << "no graph after " << pass;
-  return {};
-}
-
-/// What a host has captured, as if it were a GPU's: NVRTC needs none.
 TEST_P(Rows, CompileForGpus) {
   const auto [each, kind, dtype] = GetParam();
   if (kind == torch::kCUDA) GTEST_SKIP() << "compiled by what runs there";
@@ -448,11 +480,7 @@ TEST_P(Rows, CompileForGpus) {
     auto step = compile([&] { return step_of(function, given); },
                         {.fullgraph = true, .dump_folder = dumps.path()});
     for (int i = 0; i < 3; ++i) step();
-    Graph graph = dumped(dumps.path(), "decompose");
-    for (size_t i = 0; i < graph.value_count(); ++i)
-      graph.type(static_cast<ValueId>(i)).device = c10::Device(at::kCUDA, 0);
-    fuse(graph);
-    const auto text = write_kernels(graph).text();
+    const auto text = kernels_for_gpus(dumped(dumps.path(), "decompose"));
     EXPECT_TRUE(nvrtc->compile(text, "sm_90", &why))
         << each.name << " " << shape.rows << " x " << shape.columns << ": " << why << text;
   }

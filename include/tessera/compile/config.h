@@ -37,6 +37,10 @@ struct CompileConfig {
   /// call, so they call the step with tensors of the same sizes at the same time, and exchange
   /// memory of parameters at the same time; otherwise it is an error on all, some calls later.
   bool capture_collectives = false;
+  /// On GPUs: whether dropout is ATen's operator, which draws what eager draws. Otherwise kernels
+  /// draw the numbers that they need from a seed of ATen's generator: the same seed gives the same
+  /// numbers in every run, but not eager's. In a parallel mode it is ATen's in any case.
+  bool fallback_random = false;
 
   bool operator==(const CompileConfig&) const = default;
 };
@@ -55,6 +59,7 @@ class ConfigPatch {
     std::optional<std::string> optimize_ddp = std::nullopt;
     std::optional<int64_t> bucket_bytes = std::nullopt;
     std::optional<bool> capture_collectives = std::nullopt;
+    std::optional<bool> fallback_random = std::nullopt;
   };
   explicit ConfigPatch(const Changes& changes);
   ~ConfigPatch();

@@ -114,7 +114,7 @@ class CudaLane : LaneText {
     for (size_t i = 0; i < lane_.reads.size(); ++i) {
       if (strides_of_read(i).back() != 0) load(i, "p" + std::to_string(i) + ".at[v]");
     }
-    for (const auto& statement : statements()) line(statement);
+    for (const auto& statement : statements(" + v")) line(statement);
     for (const ValueId value : lane_.writes)
       line("q" + number(value) + ".at[v] = " + variable_of(value) + ";");
     --depth_;
@@ -144,6 +144,7 @@ int64_t vector_of(const Graph& body, const Lane& lane) {
           vector, kBytes / static_cast<int64_t>(c10::elementSize(body.type(tensors[i]).dtype)));
   }
   vector = std::min<int64_t>(vector, 8);
+  if (uses_places(body) && lane.nest.strides.back().back() != 1) return 1;
   if (lane.nest.sizes.back() % vector != 0) return 1;
   for (const auto& strides : lane.nest.strides) {
     if (strides.back() == 0) continue;

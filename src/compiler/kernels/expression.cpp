@@ -129,7 +129,8 @@ std::string store_pack_text(const std::string& numbers, at::ScalarType dtype) {
 
 std::string expression_text(const Graph& graph, const Node& node, size_t lane,
                             const PointwiseRule& rule,
-                            const std::function<std::string(const Operand&)>& name_of) {
+                            const std::function<std::string(const Operand&)>& name_of,
+                            const std::string& place) {
   const ValueId value = result_of(node, lane);
   const at::ScalarType result = graph.type(value).dtype;
   const std::string& pattern = rule.expression;
@@ -157,7 +158,7 @@ std::string expression_text(const Graph& graph, const Node& node, size_t lane,
   for (size_t i = 0; i < pattern.size(); ++i) {
     const bool alone = std::isalpha(static_cast<unsigned char>(pattern[i])) != 0 &&
                        (i == 0 || !is_word(pattern, i - 1)) && !is_word(pattern, i + 1);
-    text += alone ? substitute(pattern[i]) : std::string(1, pattern[i]);
+    text += pattern[i] == '#' ? place : alone ? substitute(pattern[i]) : std::string(1, pattern[i]);
   }
   if (!is_narrow(result) || is_rounded_later || !needs_rounding(pattern)) return text;
   return "rounded<" + memory_type(result) + ">(" + text + ")";

@@ -19,9 +19,10 @@ std::string store_text(const std::string& number, at::ScalarType dtype);
 std::string store_pack_text(const std::string& numbers, at::ScalarType dtype);
 
 /// The result of `node` for one element. `name_of` gives the variable that holds a value's element,
-/// or a run-time scalar.
+/// or a run-time scalar; `place`: where in the result the element is.
 std::string expression_text(const Graph& graph, const Node& node, size_t lane,
                             const PointwiseRule& rule,
-                            const std::function<std::string(const Operand&)>& name_of);
+                            const std::function<std::string(const Operand&)>& name_of,
+                            const std::string& place);
 
 }  // namespace tessera::compiler

@@ -4,6 +4,7 @@
 #include "compiler/kernels/expression.h"
 #include "compiler/kernels/names.h"
 #include "compiler/kernels/row_plan.h"
+#include "compiler/kernels/uniform.h"
 
 #include <c10/util/Exception.h>
 
@@ -18,6 +19,12 @@ const Node* find_cat(const Graph& body) {
     if (is_concatenation(node)) return &node;
   }
   return nullptr;
+}
+
+ValueType contiguous_type(const std::vector<int64_t>& sizes) {
+  ValueType type{.sizes = sizes, .strides = std::vector<int64_t>(sizes.size(), 1)};
+  for (size_t i = sizes.size(); i-- > 1;) type.strides[i - 1] = type.strides[i] * sizes[i];
+  return type;
 }
 
 bool is_in_lane(const Graph& body, ValueId value, size_t lane) {
@@ -41,6 +48,11 @@ void plan_piece(const Graph& body, const Node& cat, const std::vector<ValueId>& 
 }
 
 }  // namespace
+
+bool uses_places(const Graph& body) {
+  return std::any_of(body.nodes.begin(), body.nodes.end(),
+                     [](const Node& node) { return node.op == kUniform; });
+}
 
 size_t kernel_lanes(const Graph& body) {
   if (const Node* cat = find_cat(body)) return cat->arguments.at(0).values.size();
@@ -91,7 +103,9 @@ Lane plan_lane(const Graph& body, size_t index) {
   }
   std::vector<const ValueType*> types;
   for (const ValueId value : tensors) types.push_back(&body.type(value));
-  lane.nest = nest_loops(body.type(result_of(body.nodes.back(), index)).sizes, types);
+  const ValueType in_order = contiguous_type(body.type(result_of(body.nodes.back(), index)).sizes);
+  if (uses_places(body)) types.push_back(&in_order);
+  lane.nest = nest_loops(in_order.sizes, types);
   lane.offsets.assign(tensors.size(), 0);
   return lane;
 }
@@ -125,7 +139,8 @@ std::string LaneText::place(size_t tensor) const {
   return text.empty() ? "0" : text;
 }
 
-std::vector<std::string> LaneText::statements() const {
+std::vector<std::string> LaneText::statements(const std::string& in_run) const {
+  const std::string element = place(lane_.nest.strides.size() - 1) + in_run;
   const auto name_of = [this](const Operand& operand) {
     const auto read = std::find(lane_.reads.begin(), lane_.reads.end(), operand.value);
     return read != lane_.reads.end() ? "x" + number(operand.value) : variable_of(operand.value);
@@ -140,7 +155,7 @@ std::vector<std::string> LaneText::statements() const {
     } else {
       const auto rule = pointwise_rule(body_, node, lane_.index);
       TORCH_INTERNAL_ASSERT(rule, "no kernel for ", node.op);
-      text = expression_text(body_, node, lane_.index, *rule, name_of);
+      text = expression_text(body_, node, lane_.index, *rule, name_of, element);
     }
     lines.push_back("const " + register_type(body_.type(result).dtype) + " " + variable_of(result) +
                     " = " + text + ";  // " + python_name(node.op));

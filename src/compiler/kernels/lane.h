@@ -9,7 +9,8 @@
 
 namespace tessera::compiler {
 
-/// One loop nest of a kernel and the tensors in it: what it writes, then what it reads.
+/// One loop nest of a kernel and the tensors in it: what it writes, then what it reads; behind
+/// them, if it uses_places(), the strides of places.
 struct Lane {
   size_t index = 0;
   LoopNest nest = {};
@@ -18,6 +19,8 @@ struct Lane {
   std::vector<int64_t> offsets = {};  // of the first element, by tensor
 };
 
+/// Whether an operator asks where in the result an element is.
+bool uses_places(const Graph& body);
 /// The lanes of a body; those of a cat are its inputs.
 size_t kernel_lanes(const Graph& body);
 /// The inputs of the body that a lane reads, in their order.
@@ -33,7 +36,8 @@ class LaneText {
 
  protected:
   /// One per operator: "const float relu = x0 < 0 ? 0 : x0;  // aten.relu.default".
-  std::vector<std::string> statements() const;
+  /// `in_run`: " + v", of the element at hand in a run of them.
+  std::vector<std::string> statements(const std::string& in_run = "") const;
   /// The variable that holds a result: the same in all lanes.
   std::string variable_of(ValueId value) const;
   /// The index of the element at hand: "i0 * 8 + i1".

@@ -10,7 +10,8 @@
 namespace tessera::compiler {
 
 /// One operator in C++. Letters stand for the arguments by position, `a` the first: lower case for
-/// the number in the dtype of the computation, upper case for whether it is not zero.
+/// the number in the dtype of the computation, upper case for whether it is not zero; # is the
+/// element's place in the result.
 ///
 /// 16-bit floats are computed in float and each result is rounded, as ATen does, so that fusing
 /// changes no bit. Arguments in `exact` are numbers, or on a CPU tensors of one element, that ATen

@@ -1,6 +1,7 @@
 #include "compiler/kernels/pointwise_table.h"
 
 #include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/uniform.h"
 
 #include <cmath>
 #include <span>
@@ -218,6 +219,7 @@ const PointwiseRow kRows[] = {
     {"aten::silu_backward", kFloats, "math::silu_backward(a, b)"},
     {"aten::gelu_backward", kFloats, "", "", kResult, gelu_backward},
     {"aten::native_dropout_backward", kFloats, "a * b * c", "c"},
+    {kUniform, kAny, "math::uniform(a, #)", "", kOperands, nullptr, true},
 
     {"aten::clone", kAny, "", "", kResult, copied},
     {"aten::_to_copy", kAny, "", "", kResult, copied},

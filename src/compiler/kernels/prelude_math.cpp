@@ -267,6 +267,29 @@ T lerp(T start, T end, T weight) {
 }  // namespace math
 )";
 
+constexpr const char* kUniformText = R"(
+namespace math {
+// A number of [0, 1): Philox 4x32 of ten rounds, of whose four words neighbours take one each.
+inline float uniform(int64_t seed, uint64_t element) {
+  uint32_t first = static_cast<uint32_t>(element >> 2), second = static_cast<uint32_t>(element >> 34);
+  uint32_t third = 0, fourth = 0;
+  uint32_t low = static_cast<uint32_t>(seed);
+  uint32_t high = static_cast<uint32_t>(static_cast<uint64_t>(seed) >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t left = uint64_t{0xD2511F53} * first, right = uint64_t{0xCD9E8D57} * third;
+    first = static_cast<uint32_t>(right >> 32) ^ second ^ low;
+    third = static_cast<uint32_t>(left >> 32) ^ fourth ^ high;
+    second = static_cast<uint32_t>(right);
+    fourth = static_cast<uint32_t>(left);
+    low += 0x9E3779B9;
+    high += 0xBB67AE85;
+  }
+  const uint32_t of_two = element & 1 ? second : first, of_others = element & 1 ? fourth : third;
+  return static_cast<float>((element & 2 ? of_others : of_two) >> 8) * 0x1p-24f;
+}
+}  // namespace math
+)";
+
 constexpr const char* kBounds = R"(
 namespace math {
 // NaN if a number or a bound is.
@@ -304,6 +327,7 @@ std::vector<SourcePiece> pieces_for(bool is_host) {
       {"gelu_tanh gelu_tanh_backward", kGeluTanh},
       {"silu_backward", kSiluBackward},
       {"lerp", kLerp},
+      {"uniform", kUniformText},
       {"maximum minimum clamp", kBounds},
   };
   if (!is_host) {

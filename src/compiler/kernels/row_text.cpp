@@ -17,9 +17,14 @@ std::string RowText::statement(size_t at) const {
   const Node& node = body_.nodes[at];
   const ValueId result = result_of(node, 0);
   const auto name_of = [this](const Operand& operand) { return variable_of(operand.value); };
+  const auto& sizes = body_.type(result).sizes;
+  const bool is_of_row = sizes.empty() || sizes.back() != plan_.columns;
+  const std::string place =
+      is_of_row ? "row" : "row * " + std::to_string(plan_.columns) + " + " + column();
   const std::string expression =
-      is_one_hot(node) ? hot_column(at) + " == " + column()
-                       : expression_text(body_, node, 0, *pointwise_rule(body_, node), name_of);
+      is_one_hot(node)
+          ? hot_column(at) + " == " + column()
+          : expression_text(body_, node, 0, *pointwise_rule(body_, node), name_of, place);
   return "const " + register_type(body_.type(result).dtype) + " " + variable_of(result) + " = " +
          expression + ";  // " + python_name(node.op);
 }

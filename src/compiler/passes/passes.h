@@ -11,6 +11,7 @@ void drop_again(Graph& graph);        // marks that kept merge_equal from undoin
 void skip_overwritten(Graph& graph);  // copies into what is overwritten as a whole
 void fold_constants(Graph& graph);    // views, copies and arithmetic that change nothing
 void sink_expands(Graph& graph);      // pointwise operators before they are expanded, for decompose
+void replace_random(Graph& graph);    // dropout draws in kernels, from a seed
 void decompose(Graph& graph);         // norms, softmax, losses: for kernels over rows
 void join_casts(Graph& graph);        // of parameters, to 16 bits: one kernel for all
 void recompute(Graph& graph);  // values that kernels can make again, in place of keeping them

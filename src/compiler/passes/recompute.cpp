@@ -90,9 +90,9 @@ class KernelRecomputer {
     return group_of_[node] == kNoGroup ? node : groups_[group_of_[node]].back();
   }
 
-  /// Whether the value is in memory at that time, whatever this pass does.
+  /// Whether the value is in memory at that time, whatever this pass does; or one number.
   bool is_held(ValueId value, size_t time) const {
-    if (!memory_.inputs(value).empty()) return true;
+    if (!memory_.inputs(value).empty() || graph_.type(value).numel() == 1) return true;
     const auto& values = memory_.neighbours(value);
     return std::ranges::any_of(values, [&](ValueId other) {
       const auto& users = memory_.uses().users(other);

@@ -81,18 +81,22 @@ const std::vector<Entry>& all_passes() {
        joined({bucket, {"schedule_waits"}}),
        {"remove_copy_from_optimizer", "split_fused_optimizer"},
        true},
-      // Only kernels gain by it.
+      // Only kernels gain by these.
+      {"replace_random", replace_random, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       {"decompose", decompose, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       {"join_casts", join_casts, joined({simplify, bucket, of_optimizer, {"drop_again"}})},
       // merge_equal would take the copies away; those of the others are made by then.
       {"recompute", recompute,
-       joined({simplify, bucket, of_optimizer, {"drop_again", "decompose", "join_casts"}})},
+       joined({simplify,
+               bucket,
+               of_optimizer,
+               {"drop_again", "replace_random", "decompose", "join_casts"}})},
       // A kernel hides the operators that those look for.
       {"fuse", fuse,
        joined({simplify,
                bucket,
                of_optimizer,
-               {"drop_again", "decompose", "join_casts", "recompute"}})},
+               {"drop_again", "replace_random", "decompose", "join_casts", "recompute"}})},
       // No pass may move a node past one that overwrites its arguments.
       {"reuse_memory", reuse_memory,
        joined({simplify,

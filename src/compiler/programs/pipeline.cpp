@@ -44,6 +44,8 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") {
+    // In a parallel mode all ranks draw what one device would.
+    if (!config.fallback_random && !options.parallel_mode) add("replace_random");
     add("decompose");
     add("join_casts");
   }

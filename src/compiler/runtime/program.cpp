@@ -14,6 +14,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -94,19 +95,23 @@ void Program::enable_replay(const Graph& graph) {
     replay_.emplace(graph, [this](const auto& inputs) { return run_instructions(inputs); });
 }
 
-/// What a kernel makes and an all-reduce takes in place lies where the other ranks can read it.
+/// What a kernel or a product of matrices makes for a reduction lies where the other ranks can read
+/// it.
 void Program::find_sent(const Graph& graph) {
-  std::unordered_set<ValueId> made;
+  std::unordered_map<ValueId, ValueId> made;  // by value: itself, or what it is a view of
   for (const auto& node : graph.nodes) {
-    if (node.op == kFused) {
-      const auto results = node.defined();
-      made.insert(results.begin(), results.end());
+    if (node.op == kFused || is_matrix_product(node)) {
+      for (const ValueId value : node.defined()) made[value] = value;
+    } else if (views_from_start(node)) {
+      const auto from = made.find(node.arguments[0].values.at(0));
+      if (from != made.end()) made[node.results[0].values.at(0)] = from->second;
     }
-    if (!is_all_reduce(node) || !consumes(node)) continue;
-    for (const auto value : node.arguments[0].values) {
-      if (made.contains(value) && graph.type(value).device.is_cpu() &&
-          graph.type(value).is_contiguous())
-        sent_[value] = {node.arguments[2].constant.toStringRef()};
+    if (!is_launch(node) || is_gather(node) || !reads_until_waited(node)) continue;
+    for (const ValueId value : node.arguments[0].values) {
+      const auto found = made.find(value);
+      if (found == made.end()) continue;
+      const ValueType& type = graph.type(found->second);
+      if (type.device.is_cpu() && type.is_contiguous()) sent_[found->second] = {group_of(node)};
     }
   }
 }
@@ -128,7 +133,8 @@ Program::Call Program::make_call(const Node& node) {
   Call call{.op = *op,
             .own = own_returns(op->schema()),
             .is_gather = is_gather(node),
-            .asks_grad_mode = asks_grad_mode(node)};
+            .asks_grad_mode = asks_grad_mode(node),
+            .is_product = is_matrix_product(node)};
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     call.arguments.push_back(make_slot(node.arguments[i], op->schema().arguments()[i]));
     if (writes(node, i)) call.written.push_back(i);
@@ -279,7 +285,13 @@ void Program::note_writes(const Call& call) {
 
 void Program::execute(const Call& call, size_t node) {
   note_writes(call);
-  if (!call.is_gather || !see_in_place(call, node)) this->call(call);
+  if (call.is_product && sent_.contains(call.results[0][0])) {
+    auto& result = at(call.results[0][0]);
+    result = make_value(call.results[0][0]);
+    at::mm_out(result, at(call.arguments[0].values[0]), at(call.arguments[1].values[0]));
+  } else if (!call.is_gather || !see_in_place(call, node)) {
+    this->call(call);
+  }
   check_results(call);
 }
 

@@ -64,6 +64,7 @@ class Program {
     std::vector<size_t> own;                         // which of its returns are its own
     bool is_gather;
     bool asks_grad_mode;  // what it keeps for backward depends on that, below autograd, too
+    bool is_product;
   };
   /// Of a kernel of ours.
   struct KernelCall {

@@ -5,6 +5,7 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
+#include <tessera/replicate.h>
 
 #include "replicate/local_part.h"
 #include "step_parity.h"
@@ -16,6 +17,8 @@
 #include <torch/torch.h>
 
 #include <array>
+#include <cstdlib>
+#include <fstream>
 
 namespace tessera::testing {
 namespace {
@@ -368,6 +371,75 @@ TEST(ShardedStepErrorsRanks, TellsWhyAStepRunsAsItIs) {
     set_requires_gradient_sync(net, false);
     step(torch::ones({2, 10}));
     EXPECT_THAT(explain(step), HasSubstr("added up without being reduced"));
+  });
+}
+
+/// Bytes in memory that this process shares with others.
+size_t shared_bytes() {
+  std::ifstream status("/proc/self/status");
+  const std::string key = "RssShmem:";
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(key)) return std::strtoull(line.c_str() + key.size(), nullptr, 10) << 10;
+  }
+  ADD_FAILURE() << "no " << key;
+  return 0;
+}
+
+/// Gradients of whole weights are made where the others read them, a few layers' at a time; those
+/// of a replicated module, in memory that the next step leaves alone while somebody holds them.
+TEST(SharedGradientRanks, LayersShareMemoryAndHeldOnesStay) {
+  run_processes(2, [] {
+    for (const bool is_sharded : {true, false}) {
+      SCOPED_TRACE(is_sharded);
+      torch::manual_seed(3);
+      constexpr int kLayers = 12;
+      constexpr int64_t kWidth = 512;  // weights of 1 MiB
+      tnn::Sequential net;
+      for (int i = 0; i < kLayers; ++i) {
+        tnn::Linear layer(kWidth, kWidth);
+        if (is_sharded) fully_shard(layer);
+        net->push_back(layer);
+      }
+      if (is_sharded)
+        fully_shard(net);
+      else
+        replicate(net);
+      optim::SGD optimizer(net->parameters(), {.lr = 0.01});
+      const auto x = torch::randn({8, kWidth}) + rank();
+      auto step = compile(
+          [&](torch::Tensor input) {
+            optimizer.zero_grad();
+            const auto loss = net->forward(input).square().mean();
+            loss.backward();
+            optimizer.step();
+            return loss.detach();
+          },
+          {.module = net.ptr(), .fullgraph = true});
+      for (int i = 0; i < 2; ++i) step(x);
+      const size_t before = shared_bytes();
+      std::vector<std::vector<torch::Tensor>> held, copies;
+      for (int i = 0; i < 5; ++i) {
+        step(x);
+        auto& now = held.emplace_back();
+        auto& then = copies.emplace_back();
+        for (const auto& parameter : net->parameters()) {
+          const auto grad =
+              is_sharded ? DTensor::of(parameter.grad()).to_local() : parameter.grad();
+          now.push_back(grad);
+          then.push_back(grad.clone());
+        }
+      }
+      for (size_t i = 0; i < held.size(); ++i) {
+        for (size_t k = 0; k < held[i].size(); ++k)
+          EXPECT_TRUE(torch::equal(held[i][k], copies[i][k])) << i << " " << k;
+      }
+      // Of both ranks, which see each other's; not one for each layer.
+      const size_t added = shared_bytes() - before;
+      if (is_sharded)
+        EXPECT_LT(added, size_t{2} * (kLayers / 2) << 20);
+      else
+        EXPECT_GE(added, size_t{2} * kLayers << 20);
+    }
   });
 }
 

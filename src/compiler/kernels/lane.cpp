@@ -1,6 +1,7 @@
 #include "compiler/kernels/lane.h"
 
 #include "compiler/ir/operators.h"
+#include "compiler/ir/text.h"
 #include "compiler/kernels/expression.h"
 #include "compiler/kernels/names.h"
 #include "compiler/kernels/row_plan.h"
@@ -19,12 +20,6 @@ const Node* find_cat(const Graph& body) {
     if (is_concatenation(node)) return &node;
   }
   return nullptr;
-}
-
-ValueType contiguous_type(const std::vector<int64_t>& sizes) {
-  ValueType type{.sizes = sizes, .strides = std::vector<int64_t>(sizes.size(), 1)};
-  for (size_t i = sizes.size(); i-- > 1;) type.strides[i - 1] = type.strides[i] * sizes[i];
-  return type;
 }
 
 bool is_in_lane(const Graph& body, ValueId value, size_t lane) {
@@ -103,9 +98,10 @@ Lane plan_lane(const Graph& body, size_t index) {
   }
   std::vector<const ValueType*> types;
   for (const ValueId value : tensors) types.push_back(&body.type(value));
-  const ValueType in_order = contiguous_type(body.type(result_of(body.nodes.back(), index)).sizes);
+  const auto& sizes = body.type(result_of(body.nodes.back(), index)).sizes;
+  const ValueType in_order{.sizes = sizes, .strides = contiguous_strides(sizes)};
   if (uses_places(body)) types.push_back(&in_order);
-  lane.nest = nest_loops(in_order.sizes, types);
+  lane.nest = nest_loops(sizes, types);
   lane.offsets.assign(tensors.size(), 0);
   return lane;
 }
@@ -140,7 +136,8 @@ std::string LaneText::place(size_t tensor) const {
 }
 
 std::vector<std::string> LaneText::statements(const std::string& in_run) const {
-  const std::string element = place(lane_.nest.strides.size() - 1) + in_run;
+  const std::string element =
+      uses_places(body_) ? place(lane_.nest.strides.size() - 1) + in_run : "";
   const auto name_of = [this](const Operand& operand) {
     const auto read = std::find(lane_.reads.begin(), lane_.reads.end(), operand.value);
     return read != lane_.reads.end() ? "x" + number(operand.value) : variable_of(operand.value);

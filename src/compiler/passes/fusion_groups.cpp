@@ -5,6 +5,7 @@
 #include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/pointwise_rules.h"
 #include "compiler/kernels/row_plan.h"
+#include "compiler/kernels/uniform.h"
 
 #include <algorithm>
 #include <optional>
@@ -218,8 +219,9 @@ class Grouping {
     if (cats > 1) return false;
     return std::all_of(group.members.begin(), group.members.end(), [&](size_t member) {
       const Node& node = graph_.nodes[member];
-      // A list of one has the shapes of a tensor, but its kernel takes lists.
-      if (cats != 0 && is_over_lists(node)) return false;
+      // A list of one has the shapes of a tensor, but its kernel takes lists. Pieces of a
+      // concatenation do not know their places.
+      if (cats != 0 && (is_over_lists(node) || node.op == kUniform)) return false;
       if (is_concatenation(node)) {
         const auto used = node.used();
         return std::none_of(used.begin(), used.end(), [&](ValueId value) {

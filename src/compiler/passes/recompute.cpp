@@ -10,7 +10,8 @@
 //
 // Now %2 is neither kept nor stored. That is done where it moves fewer bytes than before: loads
 // that kernels have beyond those they had, against loads of the value and, if no other kernel
-// needs it, its store. No memory is held for longer, so the peak does not rise.
+// needs it, its store. No memory is held for longer but single numbers (seeds of dropout), so the
+// peak does not rise.
 #include "compiler/passes/recompute.h"
 
 #include "compiler/ir/operators.h"
@@ -90,10 +91,14 @@ class KernelRecomputer {
     return group_of_[node] == kNoGroup ? node : groups_[group_of_[node]].back();
   }
 
-  /// Whether the value is in memory at that time, whatever this pass does; or one number.
+  /// Whether the value is in memory at that time, whatever this pass does; or one of a few
+  /// numbers, which may stay.
   bool is_held(ValueId value, size_t time) const {
-    if (!memory_.inputs(value).empty() || graph_.type(value).numel() == 1) return true;
+    if (!memory_.inputs(value).empty()) return true;
     const auto& values = memory_.neighbours(value);
+    constexpr int64_t kFew = 4096;
+    const auto is_small = [&](ValueId each) { return graph_.type(each).bytes() <= kFew; };
+    if (graph_.type(value).numel() == 1 && std::ranges::all_of(values, is_small)) return true;
     return std::ranges::any_of(values, [&](ValueId other) {
       const auto& users = memory_.uses().users(other);
       return !recomputed_.contains(other) && std::ranges::any_of(users, [&](int user) {

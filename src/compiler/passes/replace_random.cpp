@@ -9,11 +9,11 @@
 //   %mask = aten::ge.Scalar(%u, p)
 //   %y = aten::mul.Scalar(aten::mul.Tensor(%x, %mask), 1 / (1 - p))
 //
-// Kernels of backward draw the same numbers again from the seed (pass `recompute`), so that no mask
-// is stored. The same seed of the generator gives the same numbers in every run, but not eager's;
-// ConfigPatch({.fallback_random = true}) leaves ATen's operator. Seeds lie 16 bytes apart, as
-// kernels like their tensors aligned, and are read from memory, so that the kernels of all layers
-// are one.
+// Kernels of backward draw the same numbers again from the seed where they can (pass `recompute`):
+// then no mask is stored. The same seed of the generator gives the same numbers in every run, but
+// not eager's; ConfigPatch({.fallback_random = true}) leaves ATen's operator. Seeds lie 16 bytes
+// apart, as kernels like their tensors aligned, and are read from memory, so that the kernels of
+// all layers are one.
 #include "compiler/ir/operators.h"
 #include "compiler/ir/rewrite.h"
 #include "compiler/kernels/row_plan.h"
@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 
 namespace tessera::compiler {
 namespace {
@@ -59,19 +60,27 @@ class Replacer {
     for (size_t i = 0; i < old.size(); ++i) {
       Node& node = old[i];
       // What comes behind may run in another call, for which the seeds would have to be kept.
-      if (node.op == kNextIteration) seeds_ = kNoValue;
+      if (node.op == kNextIteration) seeds_.clear();
       if (!is_replaced(graph_, node)) {
         nodes_.push_back(std::move(node));
         continue;
       }
       module_ = node.module;
-      if (seeds_ == kNoValue) draw_seeds(old, i);
-      drop(node);
+      const c10::Device device = device_of(node);
+      if (!seeds_.contains(device)) seeds_[device] = draw_seeds(old, i);
+      drop(node, seeds_[device]);
     }
     graph_.nodes = std::move(nodes_);
   }
 
  private:
+  struct Seeds {
+    ValueId drawn = kNoValue;
+    int64_t next = 0;
+  };
+
+  c10::Device device_of(const Node& node) const { return graph_.type(node.defined()[0]).device; }
+
   ValueId emit(const char* op, std::vector<Argument> arguments, ValueType type) {
     return emit_as(op, std::move(arguments), graph_.add_value(std::move(type)));
   }
@@ -82,30 +91,30 @@ class Replacer {
   }
 
   /// For the node `at` and those behind it, on its device.
-  void draw_seeds(const std::vector<Node>& nodes, size_t at) {
-    const c10::Device device = graph_.type(nodes[at].defined()[0]).device;
+  Seeds draw_seeds(const std::vector<Node>& nodes, size_t at) {
+    const c10::Device device = device_of(nodes[at]);
     int64_t draws = 0;
     for (size_t i = at; i < nodes.size() && nodes[i].op != kNextIteration; ++i)
-      draws += is_replaced(graph_, nodes[i]) ? 1 : 0;
+      draws += is_replaced(graph_, nodes[i]) && device_of(nodes[i]) == device ? 1 : 0;
     ValueType type = scalar_type(at::kLong, device);
     type.sizes = {2 * draws};
     type.strides = {1};
-    seeds_ = emit(
+    return {emit(
         "aten::randint",
         {constant(std::numeric_limits<int64_t>::max()), constant(type.sizes),
          constant(static_cast<int64_t>(at::kLong)), constant({}), constant(device), constant({})},
-        type);
-    next_ = 0;
+        type)};
   }
 
-  void drop(const Node& node) {
+  void drop(const Node& node, Seeds& seeds) {
     const ValueId input = node.arguments[0].values[0];
     const ValueId output = node.results[0].values[0], mask = node.results[1].values[0];
     const double p = node.arguments[1].constant.toDouble();
     const ValueType type = graph_.type(output);
-    const ValueId seed = emit("aten::select.int",
-                              {Argument::of(seeds_), constant(int64_t{0}), constant(2 * next_++)},
-                              scalar_type(at::kLong, type.device));
+    const ValueId seed =
+        emit("aten::select.int",
+             {Argument::of(seeds.drawn), constant(int64_t{0}), constant(2 * seeds.next++)},
+             scalar_type(at::kLong, type.device));
     ValueType drawn = type;
     drawn.dtype = at::kFloat;
     const ValueId numbers =
@@ -118,8 +127,7 @@ class Replacer {
   Graph& graph_;
   std::vector<Node> nodes_;
   std::string module_;
-  ValueId seeds_ = kNoValue;
-  int64_t next_ = 0;
+  std::unordered_map<c10::Device, Seeds> seeds_;
 };
 
 }  // namespace

@@ -40,8 +40,8 @@ ConfigPatch::ConfigPatch(const Changes& changes) : before_(current) {
   if (changes.reorder_for_locality) current.reorder_for_locality = *changes.reorder_for_locality;
   if (changes.optimize_ddp) current.optimize_ddp = *changes.optimize_ddp;
   if (changes.bucket_bytes) current.bucket_bytes = *changes.bucket_bytes;
-  if (changes.fallback_random) current.fallback_random = *changes.fallback_random;
   if (changes.capture_collectives) current.capture_collectives = *changes.capture_collectives;
+  if (changes.fallback_random) current.fallback_random = *changes.fallback_random;
 }
 
 ConfigPatch::~ConfigPatch() { current = before_; }

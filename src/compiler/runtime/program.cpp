@@ -19,7 +19,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
-#include <unordered_set>
+#include <atomic>
 
 namespace tessera::compiler {
 namespace {
@@ -95,36 +95,49 @@ void Program::enable_replay(const Graph& graph) {
     replay_.emplace(graph, [this](const auto& inputs) { return run_instructions(inputs); });
 }
 
-/// What a kernel or a product of matrices makes for a reduction lies where the other ranks can read
-/// it.
+/// What a kernel or a product of matrices makes for others lies where they can read it.
 void Program::find_sent(const Graph& graph) {
   std::unordered_map<ValueId, ValueId> made;  // by value: itself, or what it is a view of
   for (const auto& node : graph.nodes) {
     if (node.op == kFused || is_matrix_product(node)) {
       for (const ValueId value : node.defined()) made[value] = value;
-    } else if (views_from_start(node)) {
+    } else if (views_from_start(node) && node.arguments[0].kind == Argument::Kind::Value) {
       const auto from = made.find(node.arguments[0].values.at(0));
       if (from != made.end()) made[node.results[0].values.at(0)] = from->second;
     }
     if (!is_launch(node) || is_gather(node) || !reads_until_waited(node)) continue;
     for (const ValueId value : node.arguments[0].values) {
       const auto found = made.find(value);
-      if (found == made.end()) continue;
+      if (found == made.end() || !graph.type(value).is_contiguous()) continue;
       const ValueType& type = graph.type(found->second);
-      if (type.device.is_cpu() && type.is_contiguous()) sent_[found->second] = {group_of(node)};
+      if (!type.device.is_cpu() || !type.is_contiguous() || sent_.contains(found->second)) continue;
+      const auto pool = std::ranges::find_if(pools_, [&](const SharedPool& each) {
+        return each.group == group_of(node) && each.bytes == type.bytes();
+      });
+      sent_[found->second] = static_cast<size_t>(pool - pools_.begin());
+      if (pool == pools_.end()) pools_.push_back({group_of(node), type.bytes()});
+      ++pools_[sent_[found->second]].values;
     }
   }
 }
 
-at::Tensor Program::memory_for(Sent& sent, const ValueType& type) const {
-  for (const auto& tensor : sent.kept) {
-    if (tensor.use_count() == 1 && tensor.storage().use_count() == 1) return tensor;
+at::Tensor Program::memory_for(SharedPool& pool, const ValueType& type) {
+  const auto free = std::ranges::find_if(
+      pool.kept, [](const at::Tensor& tensor) { return tensor.storage().use_count() == 1; });
+  const auto as_value = [&](const at::Tensor& bytes) {
+    return bytes.view(type.dtype).view(type.sizes);
+  };
+  if (free != pool.kept.end()) {
+    // Another thread may have read it last, for a message.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return as_value(*free);
   }
-  const auto options = at::TensorOptions(type.device).dtype(type.dtype);
-  sent.kept.push_back(empty_shared(type.sizes, options, c10d::resolve_process_group(sent.group)));
-  constexpr size_t kMostKept = 2;  // gradients of one step may be held while the next one makes its
-  if (sent.kept.size() > kMostKept) sent.kept.erase(sent.kept.begin());
-  return sent.kept.back();
+  pool.kept.push_back(empty_shared({pool.bytes}, at::TensorOptions(type.device).dtype(at::kByte),
+                                   c10d::resolve_process_group(pool.group)));
+  // Gradients of one step may be held while the next one makes its own; older ones are their
+  // holders' alone.
+  if (pool.kept.size() > 2 * pool.values) pool.kept.erase(pool.kept.begin());
+  return as_value(pool.kept.back());
 }
 
 Program::Call Program::make_call(const Node& node) {
@@ -359,7 +372,7 @@ void Program::call(const Call& call) {
 at::Tensor Program::make_value(ValueId value) {
   const auto& type = types_[static_cast<size_t>(value)];
   if (const auto sent = sent_.find(value); sent != sent_.end())
-    return memory_for(sent->second, type);
+    return memory_for(pools_[sent->second], type);
   return at::empty_strided(type.sizes, type.strides,
                            at::TensorOptions(type.device).dtype(type.dtype));
 }

@@ -40,6 +40,7 @@ class Program {
   /// Gives memory back that is of use to later runs alone.
   void release_memory() {
     if (replay_) replay_->release();
+    for (auto& pool : pools_) pool.kept.clear();
   }
 
   /// How often it was captured, for ranks to compare; see Replay.
@@ -82,9 +83,12 @@ class Program {
     std::string op, module;  // for messages
   };
 
-  /// Memory that other ranks read in place, kept from run to run: one is taken that nobody holds.
-  struct Sent {
+  /// Memory that other ranks read in place, for values of one size, kept from run to run: one is
+  /// taken that nobody holds, so there are as many as the program ever has at once.
+  struct SharedPool {
     std::string group;
+    int64_t bytes;
+    size_t values = 0;  // that are made in it
     std::vector<at::Tensor> kept = {};
   };
 
@@ -96,7 +100,7 @@ class Program {
   /// By node: whether it is run with the next one, by rows.
   static std::vector<bool> updated_by_rows(const Graph& graph);
   void find_sent(const Graph& graph);
-  at::Tensor memory_for(Sent& sent, const ValueType& type) const;
+  static at::Tensor memory_for(SharedPool& pool, const ValueType& type);
   std::vector<at::Tensor> run_instructions(const std::vector<at::Tensor>& inputs);
   void execute();
   void execute(const Call& call, size_t node);
@@ -120,7 +124,8 @@ class Program {
   std::vector<bool> is_overwritten_;  // by output: lies in an input that another one is written to
   std::vector<Instruction> instructions_;
   std::vector<at::Tensor> values_;
-  std::unordered_map<ValueId, Sent> sent_;
+  std::unordered_map<ValueId, size_t> sent_;  // in which of the pools
+  std::vector<SharedPool> pools_;
   SharedGathers shared_;
   const Instruction* running_ = nullptr;
   torch::jit::Stack stack_;

@@ -76,8 +76,7 @@ class Replay {
   int captures_ = 0;
   std::unique_ptr<CudaGraph> graph_;
   std::vector<at::Tensor> captured_inputs_, captured_outputs_;
-  std::vector<size_t>
-      own_handles_;  // by output: of a gradient's memory; 0: not the graph's to move
+  std::vector<size_t> own_handles_;  // by output, of a gradient's memory; 0: it stays
   std::vector<const void*>
       addresses_;  // of the captured inputs: a tensor may be given other memory
 };

@@ -74,6 +74,14 @@ class FindTorch(unittest.TestCase):
             self.expect(torch, "libtorch 2.12.1 without CUDA, of the active environment",
                         **{variable: str(self.folder / "active")})
 
+    def test_of_an_active_environment_for_cuda(self):
+        self.make_environment(".venv", cuda=True)
+        torch = self.make_environment("active", cuda=True)
+        self.program(self.bin / "python3", f"echo {self.torch('system', cuda=True)}")
+        for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+            self.expect(torch, "libtorch 2.13.0 for CUDA, of the active environment",
+                        **{variable: str(self.folder / "active")})
+
     def test_an_active_environment_without_torch_is_passed_over(self):
         own = self.make_environment(".venv")
         self.program(self.folder / "active/bin/python", "echo")
@@ -84,6 +92,11 @@ class FindTorch(unittest.TestCase):
         torch = self.torch("system", version="2.11.0", cuda=True)
         self.program(self.bin / "python3", f"echo {torch}")
         self.expect(torch, "libtorch 2.11.0 for CUDA, of python3, as it is a CUDA build: ")
+
+    def test_of_python3_if_it_is_for_cuda_and_there_is_no_other(self):
+        torch = self.torch("system", cuda=True)
+        self.program(self.bin / "python3", f"echo {torch}")
+        self.expect(torch, "libtorch 2.13.0 for CUDA, of python3, as it is a CUDA build: ")
 
     def test_not_of_python3_if_it_is_not(self):
         own = self.make_environment(".venv")

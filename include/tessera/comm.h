@@ -78,6 +78,9 @@ int local_rank();
 /// All ranks of the world.
 Group default_group();
 
+/// Of NCCL's own options Tessera sets a stream of high priority, c10d's timeout (a minute after
+/// ours) and, unless you have set it, NCCL_GRAPH_REGISTER=0. Others are its environment variables,
+/// NCCL_*, set before init() and alike for all groups.
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
   std::string backend = {};                        // empty: the default group's choice

@@ -123,7 +123,11 @@ class Compiled {
 /// What the function does besides tensor work, such as printing or counting, happens only in calls
 /// that are recorded. A tensor of the step that somebody still holds after it (a list of losses)
 /// makes it run eagerly, with a warning. Tensors it returns have no history. All else is written as
-/// the function would have written it: parameters, gradients, buffers, optimizer state.
+/// the function would have written it: parameters, gradients, buffers, optimizer state. A call that
+/// throws because a peer is lost may have written a part of that; the error says so.
+///
+/// On a CPU the process keeps memory that a step frees for the next one: the C library is told so
+/// once, unless MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES are set.
 template <class F>
   requires(!nn::ModuleLike<F>)
 Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {

@@ -7,6 +7,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace tessera::comm {
 
 using BackendType = c10d::ProcessGroup::BackendType;
@@ -53,6 +55,13 @@ std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
     if (ours == nullptr || !ours->compares_calls()) return device;
   }
   return std::nullopt;
+}
+
+bool shares_memory(c10d::ProcessGroup& group, c10::DeviceType device) {
+  const auto served = group.getDeviceTypes();
+  return device == c10::kCPU &&
+         std::ranges::find(served, device, &c10::Device::type) != served.end() &&
+         group.getBackend(device)->getBackendName() == "shm";
 }
 
 }  // namespace tessera::comm

@@ -55,6 +55,9 @@ const std::vector<BackendEntry>& all_backends();
 /// all do.
 std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group);
 
+/// Whether ranks of the group read each other's tensors on such devices in memory that they share.
+bool shares_memory(c10d::ProcessGroup& group, c10::DeviceType device);
+
 namespace shm {
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request);
 bool available();

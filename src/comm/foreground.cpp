@@ -1,5 +1,7 @@
 #include "comm/foreground.h"
 
+#include "comm/backends.h"
+
 #include <sched.h>
 
 #include <utility>
@@ -16,6 +18,10 @@ bool has_cores_to_spare(const Group& group) {
   CPU_ZERO(&cores);
   const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
   return usable >= 2 * group->getSize();
+}
+
+bool takes_turns(const Group& group) {
+  return group->getSize() > 1 && shares_memory(*group, c10::kCPU) && !has_cores_to_spare(group);
 }
 
 ForegroundScope::ForegroundScope() : before_(std::exchange(open, true)) {}

@@ -8,6 +8,10 @@ namespace tessera::comm {
 /// the group can go on in the background without taking time from it.
 bool has_cores_to_spare(const Group& group);
 
+/// Whether its ranks exchange CPU tensors in memory that they share, in turn with computation: then
+/// many small messages in the middle of that are no slower than a large one behind it.
+bool takes_turns(const Group& group);
+
 /// While it lives, collectives in shared memory that this thread launches are done when the launch
 /// returns.
 class ForegroundScope {

@@ -1,6 +1,7 @@
 // What a rank can say about its groups, and memory that belongs to one.
 #include <tessera/comm.h>
 
+#include "comm/backends.h"
 #include "comm/context.h"
 #include "comm/recorded.h"
 #include "comm/shm/shared_tensor.h"
@@ -12,16 +13,6 @@
 #include <set>
 
 namespace tessera {
-namespace {
-
-/// The group's backend for CPU tensors; null if it has none.
-c10::intrusive_ptr<c10d::Backend> cpu_backend_of(const Group& group) {
-  const auto types = group->getDeviceTypes();
-  if (std::find(types.begin(), types.end(), c10::DeviceType::CPU) == types.end()) return {};
-  return group->getBackend(c10::DeviceType::CPU);
-}
-
-}  // namespace
 
 std::vector<int> ranks(const Group& group) {
   const auto used = comm::resolve(group, "ranks");
@@ -36,8 +27,7 @@ std::vector<int> ranks(const Group& group) {
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                         const Group& group) {
-  const auto backend = cpu_backend_of(comm::resolve(group, "empty_shared"));
-  if (backend && backend->getBackendName() == "shm")
+  if (comm::shares_memory(*comm::resolve(group, "empty_shared"), c10::kCPU))
     return comm::shm::make_shared_tensor(sizes, options);
   return at::empty(sizes, options);
 }

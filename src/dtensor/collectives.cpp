@@ -1,6 +1,7 @@
 #include "dtensor/collectives.h"
 
 #include "base/capture.h"
+#include "comm/backends.h"
 #include "comm/functional_ops.h"
 #include "dtensor/comm_count.h"
 
@@ -44,10 +45,6 @@ std::vector<int64_t> chunk_numels(const at::Tensor& tensor, int64_t tensor_dim, 
 
 constexpr size_t kKeptBytes = size_t{64} << 20;
 
-bool is_shm(const at::Tensor& tensor, const Group& group) {
-  return tensor.is_cpu() && group->getBackend(c10::kCPU)->getBackendName() == "shm";
-}
-
 /// Memory that the others can read. Fresh pages of it cost more than what is written into them, so
 /// a thread keeps its last for the next time, if nobody uses it any more. Only of a shm group: that
 /// memory holds all it needs to be freed, even by a thread that ends after libtorch's statics.
@@ -68,7 +65,7 @@ at::Tensor packing_memory(const at::Tensor& tensor, const Group& group) {
   if (is_free) return flat(kept->bytes);
   const c10::InferenceMode normal(false);  // what is kept must serve outside of it too
   auto bytes = empty_shared({needed}, tensor.options().dtype(at::kByte), group);
-  if (tensor.nbytes() <= kKeptBytes && is_shm(tensor, group))
+  if (tensor.nbytes() <= kKeptBytes && comm::shares_memory(*group, tensor.device().type()))
     kept = Kept{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), bytes};
   return flat(bytes);
 }

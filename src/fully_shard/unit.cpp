@@ -2,6 +2,7 @@
 
 #include "base/capture.h"
 #include "base/text.h"
+#include "comm/backends.h"
 #include "comm/call_check.h"
 #include "dtensor/part.h"
 #include "dtensor/registration.h"
@@ -48,10 +49,6 @@ void explain_memory(c10::OutOfMemoryError& error, const Source& source, const st
       source.unsharded()[0].device(), " for the gathered parameters of ", unit,
       "; use smaller units, forward_prefetch = false, a param_dtype of 16 bits, checkpoint() or "
       "smaller batches"));
-}
-
-bool is_shm(const Group& group, c10::Device device) {
-  return device.is_cpu() && group->getBackend(device.type())->getBackendName() == "shm";
 }
 
 void check_unexchanged(const Unit& unit) {
@@ -141,7 +138,7 @@ void Unit::make_source(const std::vector<FoundParameter>& found) {
   // In shared memory a shard is a piece of the whole, which optimizers could not take as one.
   const bool lies_together = std::all_of(rows_.begin(), rows_.end(),
                                          [](const auto& rows) { return rows.lies_together(); });
-  const bool is_addressable = is_alone || (is_shm(group_, device) && lies_together);
+  const bool is_addressable = is_alone || (comm::shares_memory(*group_, device.type()) && lies_together);
   if (is_addressable && !settings_.offloads) {
     source_ =
         make_addressable_source(std::move(pieces), group_->getRank(),

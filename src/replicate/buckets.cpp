@@ -1,6 +1,7 @@
 #include "replicate/buckets.h"
 
 #include "base/text.h"
+#include "comm/backends.h"
 #include "replicate/local_part.h"
 
 #include <ATen/ops/tensor.h>
@@ -41,7 +42,7 @@ void Buckets::make(const Assignment& assignment) {
     // One rank alone has nothing to send: its gradients stay where they are.
     const bool may_work_in_place =
         !settings_.views && !is_flat_ &&
-        (group_->getSize() == 1 || group_->getBackend(device)->getBackendName() == "shm");
+        (group_->getSize() == 1 || comm::shares_memory(*group_, device));
     const auto travel = parameters_.is_sparse[members[0]] ? Travel::Sparse
                         : may_work_in_place               ? Travel::InPlace
                                                           : Travel::Flat;

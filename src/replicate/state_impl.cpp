@@ -3,6 +3,7 @@
 #include "base/capture.h"
 #include "base/device_id.h"
 #include "base/warm_memory.h"
+#include "comm/backends.h"
 #include "comm/call_check.h"
 #include "comm/foreground.h"
 #include "replicate/managed.h"
@@ -151,9 +152,8 @@ void State::build() {
   }
   begin_precision(all);  // before the reducer: its hooks are to see gradients that are cast
   auto together = delayed_in(parameters);
-  const bool is_shm = group_->getBackend(device)->getBackendName() == "shm";
   // A device needs no core of the host to go on.
-  const bool has_help = device != c10::kCPU || !is_shm || comm::has_cores_to_spare(group_);
+  const bool has_help = !comm::shares_memory(*group_, device) || comm::has_cores_to_spare(group_);
   // All ranks alike, or collectives of several engines would come in different orders.
   const bool in_background = agree(options_.overlap.value_or(has_help), group_);
   const bool learns_order = options_.static_graph || !options_.find_unused_parameters;

@@ -12,8 +12,4 @@ at::Tensor take_host_memory(size_t bytes, bool is_pinned);
 /// For the next one to take.
 void give_back_host_memory(at::Tensor memory);
 
-/// memcpy for values that nobody reads soon: they leave the cache to others, and memory is not read
-/// before it is written over. `to` is aligned to 64 bytes.
-void copy_past_cache(void* to, const void* from, size_t bytes);
-
 }  // namespace tessera::state

@@ -1,5 +1,6 @@
 #include "state/save_job.h"
 
+#include "base/copy.h"
 #include "base/device_streams.h"
 #include "dtensor/part.h"
 #include "optim/option_values.h"

@@ -11,7 +11,7 @@ namespace {
 
 // What neither schemas nor tags tell of operators.
 namespace trait {
-enum Trait : uint32_t {
+enum Trait : uint64_t {
   HiddenView = 1U << 0,         // a view that its schema does not declare
   SamePlace = 1U << 1,          // the result is the argument itself, place by place
   Disjoint = 1U << 2,           // no two of its views overlap
@@ -43,13 +43,15 @@ enum Trait : uint32_t {
   ForAllocator = 1U << 28,      // says who uses memory, and computes nothing
   Product = 1U << 29,           // of matrices, the right one last
   OfRows = 1U << 30,            // a few passes over its arguments
+  Scatter = 1U << 31,           // a reduce-scatter
+  AddsRows = 1ULL << 32,        // to a product, a bias, with factors for both
 };
 }  // namespace trait
 
 /// One row per operator: with an overload, or without one for all of a name.
 struct OperatorRow {
   std::string_view name;
-  uint32_t traits;
+  uint64_t traits;
 };
 
 constexpr OperatorRow kOperatorRows[] = {
@@ -63,6 +65,8 @@ constexpr OperatorRow kOperatorRows[] = {
     {"_c10d_functional::all_reduce_coalesced_", trait::Sum},
     {"_c10d_functional::broadcast", trait::CopiesFirst},
     {"_c10d_functional::all_to_all_single", trait::Uneven},
+    {"_c10d_functional::reduce_scatter_tensor", trait::Scatter},
+    {"_c10d_functional::reduce_scatter_tensor_coalesced", trait::Scatter},
     {"_c10d_functional::all_gather_into_tensor", trait::Gather},
     {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather},
 
@@ -127,7 +131,7 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::lerp_.Scalar", trait::Alike},
 
     {"aten::mm", trait::Product},
-    {"aten::addmm", trait::Product},
+    {"aten::addmm", trait::Product | trait::AddsRows},
     {"aten::bmm", trait::Product},
     {"aten::baddbmm", trait::Product},
     {"aten::native_layer_norm", trait::OfRows},
@@ -158,7 +162,7 @@ constexpr OperatorRow kOperatorRows[] = {
 /// Of "aten::add.Tensor", or of "aten::add" alone.
 bool has(std::string_view op, trait::Trait wanted) {
   static const auto& rows = *[] {
-    auto* by_name = new std::unordered_map<std::string_view, uint32_t>();
+    auto* by_name = new std::unordered_map<std::string_view, uint64_t>();
     for (const OperatorRow& row : kOperatorRows) by_name->emplace(row.name, row.traits);
     return by_name;
   }();
@@ -338,6 +342,7 @@ bool is_wait(const std::string& op) { return op.starts_with("_c10d_") && has(op,
 
 bool is_gather(const Node& node) { return has(node.op, trait::Gather); }
 bool is_all_reduce(const Node& node) { return has(node.op, trait::Sum); }
+bool is_reduce_scatter(const Node& node) { return has(node.op, trait::Scatter); }
 bool is_copy(const Node& node) { return has(node.op, trait::Copy); }
 bool is_clone(const Node& node) { return has(node.op, trait::Clones); }
 bool views_from_start(const Node& node) { return has(node.op, trait::FromStart); }
@@ -357,6 +362,16 @@ bool is_fused_update(const Node& node) {
   return node.op.starts_with("aten::_fused_") && consumes(node);
 }
 bool is_matrix_product(const Node& node) { return node.op == "aten::mm"; }
+std::optional<size_t> factors_of(const Node& node) {
+  if (is_matrix_product(node)) return 0;
+  if (!has(node.op, trait::AddsRows)) return std::nullopt;
+  const auto is_one = [&](size_t argument) {
+    const auto& factor = node.arguments.at(argument).constant;
+    return factor.isScalar() && factor.toScalar().toDouble() == 1;
+  };
+  constexpr size_t kBeta = 3, kAlpha = 4;
+  return is_one(kBeta) && is_one(kAlpha) ? std::optional<size_t>(1) : std::nullopt;
+}
 bool multiplies_matrices(const Node& node) { return has(node.op, trait::Product); }
 bool computes_rows(const Node& node) { return has(node.op, trait::OfRows); }
 bool is_elementwise(const Node& node) {

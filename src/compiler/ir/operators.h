@@ -52,6 +52,8 @@ bool is_wait(const std::string& op);
 bool is_gather(const Node& node);
 /// A launch, of one tensor or several, in place or not.
 bool is_all_reduce(const Node& node);
+/// A launch, of one tensor or several, that leaves each rank its part of the combined one.
+bool is_reduce_scatter(const Node& node);
 /// The elements of an argument, elsewhere or as another dtype.
 bool is_copy(const Node& node);
 bool is_clone(const Node& node);
@@ -70,6 +72,9 @@ bool is_over_lists(const Node& node);
 bool is_fused_update(const Node& node);
 /// Of two matrices.
 bool is_matrix_product(const Node& node);
+/// Of the same, and of one to which rows of a bias are added as they are: which argument is the
+/// left matrix; the right one is the next.
+std::optional<size_t> factors_of(const Node& node);
 /// The same, of batches of them and with an addend, too; the last tensor is the right matrix.
 bool multiplies_matrices(const Node& node);
 /// A norm, softmax, sum or the like: reads its arguments a few times, and writes no more.

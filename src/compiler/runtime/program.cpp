@@ -3,16 +3,20 @@
 #include <tessera/comm.h>
 
 #include "base/call_boxed.h"
+#include "base/warm_memory.h"
+#include "comm/backends.h"
 #include "comm/foreground.h"
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/in_place.h"
+#include "compiler/kernels/thin_products.h"
 #include "compiler/programs/agreement.h"
 #include "compiler/record/key.h"
 #include "compiler/record/memory.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
@@ -44,6 +48,25 @@ bool is_optional_list(const c10::Argument& declared) {
          type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::OptionalType;
 }
 
+bool shares_memory(const std::string& group) {
+  try {
+    return comm::shares_memory(*c10d::resolve_process_group(group), c10::kCPU);
+  } catch (const c10::Error&) {
+    return false;  // a graph that was read from a file
+  }
+}
+
+/// In memory that other ranks of the group read. A rank that has no more of that takes its own:
+/// what it sends is copied then.
+at::Tensor bytes_for(const std::string& group, int64_t bytes) {
+  const at::TensorOptions options(at::kByte);
+  try {
+    return empty_shared({bytes}, options, c10d::resolve_process_group(group));
+  } catch (const c10::OutOfMemoryError&) {
+    return at::empty({bytes}, options);
+  }
+}
+
 /// Dimensions of one element may have any stride.
 bool same_strides(const at::Tensor& tensor, const ValueType& type) {
   if (tensor.numel() == 0) return true;
@@ -66,15 +89,19 @@ Program::Program(const Graph& graph, std::vector<Launch> kernels)
                                                         : -1);
   }
   auto freed = last_uses(graph);
-  const auto by_rows = updated_by_rows(graph);
+  // What a run frees is there for the next one.
+  if (std::ranges::any_of(types_, [](const ValueType& type) { return type.device.is_cpu(); }))
+    keep_memory_warm();
+  row_updates_ = find_row_updates(graph);
+  for (const auto& [product, rows] : row_updates_) {
+    for (size_t i = product; i < rows.update; ++i)
+      std::ranges::move(std::exchange(freed[i], {}), std::back_inserter(freed[rows.update]));
+  }
   const auto in_place = in_place_targets(graph);
   const auto over = overwritable_inputs(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const auto& node = graph.nodes[i];
-    if (by_rows[i])
-      std::ranges::move(std::exchange(freed[i], {}), std::back_inserter(freed[i + 1]));
-    Instruction instruction{
-        .runs_by_rows = by_rows[i], .freed = freed[i], .op = node.op, .module = node.module};
+    Instruction instruction{.freed = freed[i], .op = node.op, .module = node.module};
     if (node.op == kFused) {
       TORCH_INTERNAL_ASSERT(i < kernels.size() && kernels[i], "compile: a kernel is missing");
       instruction.kernel = make_kernel_call(node, std::move(kernels[i]), in_place, over);
@@ -105,7 +132,8 @@ void Program::find_sent(const Graph& graph) {
       const auto from = made.find(node.arguments[0].values.at(0));
       if (from != made.end()) made[node.results[0].values.at(0)] = from->second;
     }
-    if (!is_launch(node) || is_gather(node) || !reads_until_waited(node)) continue;
+    if (!is_all_reduce(node) && !is_reduce_scatter(node)) continue;
+    if (!reads_until_waited(node) || !shares_memory(group_of(node))) continue;
     for (const ValueId value : node.arguments[0].values) {
       const auto found = made.find(value);
       if (found == made.end() || !graph.type(value).is_contiguous()) continue;
@@ -121,6 +149,16 @@ void Program::find_sent(const Graph& graph) {
   }
 }
 
+at::Tensor Program::memory_for_block(const RowUpdate& rows, int64_t count, const ValueType& like) {
+  const int64_t columns = like.sizes[1];
+  const auto bytes = count * columns * static_cast<int64_t>(c10::elementSize(like.dtype));
+  auto& memory = blocks_[rows.group];
+  if (!memory.defined() || memory.numel() < bytes)
+    memory = rows.group.empty() ? at::empty({bytes}, at::TensorOptions(at::kByte))
+                                : bytes_for(rows.group, bytes);
+  return memory.narrow(0, 0, bytes).view(like.dtype).view({count, columns});
+}
+
 at::Tensor Program::memory_for(SharedPool& pool, const ValueType& type) {
   const auto free = std::ranges::find_if(
       pool.kept, [](const at::Tensor& tensor) { return tensor.storage().use_count() == 1; });
@@ -132,8 +170,7 @@ at::Tensor Program::memory_for(SharedPool& pool, const ValueType& type) {
     std::atomic_thread_fence(std::memory_order_acquire);
     return as_value(*free);
   }
-  pool.kept.push_back(empty_shared({pool.bytes}, at::TensorOptions(type.device).dtype(at::kByte),
-                                   c10d::resolve_process_group(pool.group)));
+  pool.kept.push_back(bytes_for(pool.group, pool.bytes));
   // Gradients of one step may be held while the next one makes its own; older ones are their
   // holders' alone.
   if (pool.kept.size() > 2 * pool.values) pool.kept.erase(pool.kept.begin());
@@ -147,7 +184,7 @@ Program::Call Program::make_call(const Node& node) {
             .own = own_returns(op->schema()),
             .is_gather = is_gather(node),
             .asks_grad_mode = asks_grad_mode(node),
-            .is_product = is_matrix_product(node)};
+            .factors = factors_of(node)};
   for (size_t i = 0; i < node.arguments.size(); ++i) {
     call.arguments.push_back(make_slot(node.arguments[i], op->schema().arguments()[i]));
     if (writes(node, i)) call.written.push_back(i);
@@ -189,6 +226,7 @@ std::vector<at::Tensor> Program::run_instructions(const std::vector<at::Tensor>&
     in_foreground_ = std::any_of(groups_.begin(), groups_.end(), [](const std::string& name) {
       return !comm::has_cores_to_spare(c10d::resolve_process_group(name));
     });
+  has_updated_ = false;
   std::optional<comm::ForegroundScope> in_turn;
   if (in_foreground_) in_turn.emplace();
   try {
@@ -196,6 +234,10 @@ std::vector<at::Tensor> Program::run_instructions(const std::vector<at::Tensor>&
   } catch (c10::Error& error) {
     std::fill(values_.begin(), values_.end(), at::Tensor());
     error.add_context(where());
+    if (has_updated_)
+      error.add_context(
+          "compile: some weights have been updated by this step and others have not; load a "
+          "checkpoint before training goes on");
     throw;
   } catch (...) {
     std::fill(values_.begin(), values_.end(), at::Tensor());
@@ -220,12 +262,13 @@ void Program::execute() {
     const auto& instruction = instructions_[i];
     running_ = &instruction;
     if (!shared_.is_empty()) shared_.reach(i);
-    if (instruction.runs_by_rows) continue;  // with the next one
-    if (i > 0 && instructions_[i - 1].runs_by_rows)
-      execute_by_rows(*instructions_[i - 1].call, *instruction.call);
-    else
+    if (const auto found = row_updates_.find(i); found != row_updates_.end()) {
+      execute_by_rows(*instruction.call, found->second);
+      i = found->second.update;
+    } else {
       instruction.call ? execute(*instruction.call, i) : execute(*instruction.kernel);
-    for (const auto value : instruction.freed) at(value).reset();
+    }
+    for (const auto value : instructions_[i].freed) at(value).reset();
   }
 }
 
@@ -298,14 +341,30 @@ void Program::note_writes(const Call& call) {
 
 void Program::execute(const Call& call, size_t node) {
   note_writes(call);
-  if (call.is_product && sent_.contains(call.results[0][0])) {
-    auto& result = at(call.results[0][0]);
-    result = make_value(call.results[0][0]);
-    at::mm_out(result, at(call.arguments[0].values[0]), at(call.arguments[1].values[0]));
+  if (call.factors && multiply(call)) {
+    // Done.
   } else if (!call.is_gather || !see_in_place(call, node)) {
     this->call(call);
   }
   check_results(call);
+}
+
+/// False: the operator is to do it, and allocate its result.
+bool Program::multiply(const Call& call) {
+  const ValueId made = call.results[0][0];
+  const auto value = [&](size_t argument) -> const at::Tensor& {
+    return at(call.arguments[argument].values[0]);
+  };
+  const size_t left = *call.factors;
+  const bool is_sent = sent_.contains(made);
+  if (!is_sent && !types_[static_cast<size_t>(made)].is_contiguous()) return false;
+  auto result = make_value(made);
+  if (!multiply_thin(result, value(left), value(left + 1), left == 0 ? at::Tensor() : value(0))) {
+    if (!is_sent || left > 0) return false;
+    at::mm_out(result, value(left), value(left + 1));
+  }
+  at(made) = std::move(result);
+  return true;
 }
 
 void Program::check_results(const Call& call) const {

@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,7 @@ class Program {
   void release_memory() {
     if (replay_) replay_->release();
     for (auto& pool : pools_) pool.kept.clear();
+    blocks_.clear();
   }
 
   /// How often it was captured, for ranks to compare; see Replay.
@@ -65,7 +67,7 @@ class Program {
     std::vector<size_t> own;                         // which of its returns are its own
     bool is_gather;
     bool asks_grad_mode;  // what it keeps for backward depends on that, below autograd, too
-    bool is_product;
+    std::optional<size_t> factors;  // of a product of two matrices: the left one's argument
   };
   /// Of a kernel of ours.
   struct KernelCall {
@@ -77,10 +79,21 @@ class Program {
   };
   struct Instruction {
     std::optional<Call> call = std::nullopt;
-    bool runs_by_rows = false;  // with the next one, which updates a weight by its product
     std::optional<KernelCall> kernel = std::nullopt;
     std::vector<ValueId> freed;
     std::string op, module;  // for messages
+  };
+
+  /// A product of matrices, what reduces it over ranks, and the update of the weight whose gradient
+  /// that is: run together, by blocks of rows. See Note [update early].
+  struct RowUpdate {
+    size_t update;               // the instruction
+    ValueId gradient;            // that it reads
+    bool is_kept = true;         // somebody needs the gradient afterwards
+    std::string group = {};      // in which it is reduced; empty: it is not
+    c10::IValue reduction = {};  // "avg" ...
+    int64_t parts = 1;           // in how many the rows are cut, one for each rank
+    bool scatters = false;
   };
 
   /// Memory that other ranks read in place, for values of one size, kept from run to run: one is
@@ -97,8 +110,8 @@ class Program {
                                      const std::vector<ValueId>& in_place,
                                      const std::vector<ValueId>& over);
   static Slot make_slot(const Argument& argument, const c10::Argument& declared);
-  /// By node: whether it is run with the next one, by rows.
-  static std::vector<bool> updated_by_rows(const Graph& graph);
+  /// By product.
+  static std::map<size_t, RowUpdate> find_row_updates(const Graph& graph);
   void find_sent(const Graph& graph);
   static at::Tensor memory_for(SharedPool& pool, const ValueType& type);
   std::vector<at::Tensor> run_instructions(const std::vector<at::Tensor>& inputs);
@@ -106,7 +119,11 @@ class Program {
   void execute(const Call& call, size_t node);
   void execute(const KernelCall& call);
   void note_writes(const Call& call);
-  void execute_by_rows(const Call& product, const Call& update);
+  void execute_by_rows(const Call& product, const RowUpdate& rows);
+  at::Tensor reduce(const RowUpdate& rows, const at::Tensor& made);
+  at::Tensor memory_for_block(const RowUpdate& rows, int64_t count, const ValueType& like);
+  static int64_t rows_of_block(const RowUpdate& rows, int64_t row_bytes);
+  bool multiply(const Call& call);
   void call(const Call& call);
   bool see_in_place(const Call& call, size_t node);
   void push(const Slot& slot);
@@ -123,11 +140,14 @@ class Program {
   std::vector<int> written_;          // by output: the input that it is written to, or -1
   std::vector<bool> is_overwritten_;  // by output: lies in an input that another one is written to
   std::vector<Instruction> instructions_;
+  std::map<size_t, RowUpdate> row_updates_;
+  std::map<std::string, at::Tensor> blocks_;  // memory for those of gradients, by group or none
   std::vector<at::Tensor> values_;
   std::unordered_map<ValueId, size_t> sent_;  // in which of the pools
   std::vector<SharedPool> pools_;
   SharedGathers shared_;
   const Instruction* running_ = nullptr;
+  bool has_updated_ = false;  // a weight in this run, though a message may still fail
   torch::jit::Stack stack_;
   std::vector<std::string> groups_;  // in which it communicates
   bool in_foreground_ = false;       // collectives take turns with computation

@@ -1,10 +1,16 @@
 // What a program does with a weight's gradient and update: see Note [update early].
-#include "compiler/ir/memory.h"
+#include <tessera/comm.h>
+
+#include "base/call_boxed.h"
+#include "base/copy.h"
+#include "compiler/ir/gradient_path.h"
 #include "compiler/ir/operators.h"
+#include "compiler/kernels/thin_products.h"
 #include "compiler/runtime/program.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 
@@ -12,64 +18,112 @@ namespace tessera::compiler {
 
 namespace {
 
-/// Whether a node is a product of matrices whose rows the node behind it takes one by one, to
-/// update a weight.
-bool is_pair(const Graph& graph, const Node& product, const Node& update) {
-  if (!is_matrix_product(product) || !is_fused_update(update)) return false;
-  const ValueId gradient = product.results[0].values[0];
-  const auto& type = graph.type(gradient);
-  if (update.arguments[1].values != std::vector<ValueId>{gradient} || !type.device.is_cpu() ||
-      !type.is_contiguous() || type.numel() == 0)
-    return false;
-  // Parameter and state lie as the gradient does; what else it takes belongs to all rows.
-  for (const ValueId value : update.used()) {
-    const auto& other = graph.type(value);
-    if (other.sizes == type.sizes ? !other.is_contiguous() : other.numel() != 1) return false;
+constexpr int64_t kBlock = 512 << 10;  // bytes of a gradient: a cache holds them, with the weight's
+
+/// For the caller, who reads it later if at all.
+void keep(const at::Tensor& gradient, const at::Tensor& block) {
+  const auto bytes = static_cast<int64_t>(block.nbytes());
+  auto* to = static_cast<uint8_t*>(gradient.mutable_data_ptr());
+  const auto* from = static_cast<const uint8_t*>(block.const_data_ptr());
+  at::parallel_for(0, bytes, kBlock / 4, [&](int64_t begin, int64_t end) {
+    copy_past_cache(to + begin, from + begin, static_cast<size_t>(end - begin));
+  });
+}
+
+bool are_consecutive(const GradientPath& path, int update) {
+  int next = path.product;
+  for (const int index : path.further) {
+    if (index != ++next) return false;
   }
-  return true;
+  return update == next + 1;
 }
 
 }  // namespace
 
-std::vector<bool> Program::updated_by_rows(const Graph& graph) {
-  std::vector<bool> found(graph.nodes.size(), false);
+std::map<size_t, Program::RowUpdate> Program::find_row_updates(const Graph& graph) {
+  std::map<size_t, RowUpdate> found;
   std::optional<MemoryAnalysis> memory;
-  for (size_t i = 0; i + 1 < graph.nodes.size(); ++i) {
-    const Node& product = graph.nodes[i];
-    const Node& update = graph.nodes[i + 1];
-    if (!is_pair(graph, product, update)) continue;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& update = graph.nodes[i];
+    if (!is_fused_update(update) || update.arguments.at(1).values.size() != 1) continue;
     if (!memory) memory.emplace(graph);
+    const auto path = find_gradient_path(graph, memory->uses(), static_cast<int>(i), 0);
+    if (!path || !are_consecutive(*path, static_cast<int>(i)) ||
+        !goes_by_rows(graph, *memory, *path, update))
+      continue;
     // Later rows are made of what the product reads.
-    found[i] = !memory->overwrites(update, product.used());
+    if (memory->overwrites(update, graph.nodes[static_cast<size_t>(path->product)].used()))
+      continue;
+    RowUpdate rows{.update = i, .gradient = update.arguments[1].values[0]};
+    rows.is_kept =
+        std::ranges::find(graph.outputs, rows.gradient, &GraphOutput::value) != graph.outputs.end();
+    if (path->launch >= 0) {
+      const Node& launch = graph.nodes[static_cast<size_t>(path->launch)];
+      rows.group = group_of(launch);
+      rows.reduction = launch.arguments.at(1).constant;
+      rows.parts = parts_of_reduction(launch);
+      rows.scatters = is_reduce_scatter(launch);
+    }
+    found.emplace(static_cast<size_t>(path->product), std::move(rows));
   }
   return found;
 }
 
-/// Note [update early]: a block of the gradient is used while the cache holds it.
-void Program::execute_by_rows(const Call& product, const Call& update) {
+/// This rank's rows of what all ranks have made, combined.
+at::Tensor Program::reduce(const RowUpdate& rows, const at::Tensor& made) {
+  static const auto all_reduce = *find_operator("_c10d_functional::all_reduce_");
+  static const auto reduce_scatter = *find_operator("_c10d_functional::reduce_scatter_tensor");
+  static const auto wait = *find_operator("_c10d_functional::wait_tensor");
+  if (rows.scatters)
+    stack_ = {made, rows.reduction, rows.parts, rows.group};
+  else
+    stack_ = {made, rows.reduction, rows.group};
+  call_boxed(rows.scatters ? reduce_scatter : all_reduce, stack_);
+  call_boxed(wait, stack_);
+  return std::move(stack_.back()).toTensor();
+}
+
+/// Blocks of these are used while a cache holds them; where they are sent, ranks have equal ones.
+int64_t Program::rows_of_block(const RowUpdate& rows, int64_t row_bytes) {
+  const int64_t bytes = rows.group.empty() ? kBlock * at::get_num_threads() : kBlock / rows.parts;
+  return std::max<int64_t>(bytes / row_bytes, 1);
+}
+
+void Program::execute_by_rows(const Call& product, const RowUpdate& rows) {
+  const Call& update = *instructions_[rows.update].call;
   note_writes(update);
-  constexpr int64_t kBlock = 512 << 10;  // bytes, per thread
-  const ValueId result = product.results[0][0];
   const auto& left = at(product.arguments[0].values[0]);
   const auto& right = at(product.arguments[1].values[0]);
-  std::unordered_map<ValueId, at::Tensor> tensors = {{result, make_value(result)}};
-  const at::Tensor& gradient = tensors.at(result);
+  const auto& type = types_[static_cast<size_t>(rows.gradient)];
+  std::unordered_map<ValueId, at::Tensor> tensors;
   for (const auto& argument : update.arguments) {
     for (const ValueId value : argument.values) {
-      if (value != kNoValue && value != result &&
-          types_[static_cast<size_t>(value)].sizes == gradient.sizes())
+      if (value != kNoValue && value != rows.gradient &&
+          types_[static_cast<size_t>(value)].sizes == type.sizes)
         tensors[value] = at(value);
     }
   }
-  const int64_t rows = gradient.size(0);
-  const auto row_bytes = static_cast<int64_t>(gradient.nbytes()) / rows;
-  const int64_t most = std::max<int64_t>(kBlock * at::get_num_threads() / row_bytes, 1);
-  for (int64_t begin = 0; begin < rows; begin += most) {
-    const int64_t count = std::min(most, rows - begin);
-    for (const auto& [value, tensor] : tensors) at(value) = tensor.narrow(0, begin, count);
-    at::mm_out(at(result), left.narrow(0, begin, count), right);
+  const int64_t count = type.sizes[0], columns = type.sizes[1];
+  const int64_t most = std::min(
+      count, rows_of_block(rows, columns * static_cast<int64_t>(c10::elementSize(type.dtype))));
+  const auto memory = memory_for_block(rows, most * rows.parts, type);
+  const auto gradient = rows.is_kept ? make_value(rows.gradient) : at::Tensor();
+  for (int64_t begin = 0; begin < count; begin += most) {
+    const int64_t length = std::min(most, count - begin);
+    for (const auto& [value, tensor] : tensors) at(value) = tensor.narrow(0, begin, length);
+    auto made = memory.narrow(0, 0, length * rows.parts);
+    for (int64_t part = 0; part < rows.parts; ++part) {
+      auto block = made.narrow(0, part * length, length);
+      const auto factors = left.narrow(0, part * count + begin, length);
+      if (!multiply_thin(block, factors, right)) at::mm_out(block, factors, right);
+    }
+    if (!rows.group.empty()) made = reduce(rows, made);
+    at(rows.gradient) = made;
+    has_updated_ = true;
     call(update);
+    if (rows.is_kept) keep(gradient.narrow(0, begin, length), made);
   }
+  at(rows.gradient) = gradient;
   for (const auto& [value, tensor] : tensors) at(value) = tensor;
   for (size_t i = 0; i < update.written.size(); ++i) {
     const auto& from = update.arguments[update.written[i]].values;
@@ -77,7 +131,6 @@ void Program::execute_by_rows(const Call& product, const Call& update) {
       if (update.results[i][k] != kNoValue) at(update.results[i][k]) = at(from[k]);
     }
   }
-  check_results(product);
   check_results(update);
 }
 

@@ -45,6 +45,9 @@ enum Trait : uint64_t {
   OfRows = 1U << 30,            // a few passes over its arguments
   Scatter = 1U << 31,           // a reduce-scatter
   AddsRows = 1ULL << 32,        // to a product, a bias, with factors for both
+  SizesAlone = 1ULL << 33,      // are what it reads of its tensors
+  SizesOfFirst = 1ULL << 34,    // are what it takes of that, and elements of the next
+  Spreads = 1ULL << 35,         // a launch that gives all ranks the same
 };
 }  // namespace trait
 
@@ -59,16 +62,17 @@ constexpr OperatorRow kOperatorRows[] = {
     {"_c10d_functional::isend", trait::PointToPoint},
     {"_c10d_functional::irecv", trait::PointToPoint},
     {"_c10d_functional::batch_p2p_ops", trait::PointToPoint},
-    {"_c10d_functional::all_reduce", trait::Sum | trait::CopiesFirst},
-    {"_c10d_functional::all_reduce_", trait::Sum},
-    {"_c10d_functional::all_reduce_coalesced", trait::Sum | trait::CopiesFirst},
-    {"_c10d_functional::all_reduce_coalesced_", trait::Sum},
-    {"_c10d_functional::broadcast", trait::CopiesFirst},
+    {"_c10d_functional::all_reduce", trait::Sum | trait::CopiesFirst | trait::Spreads},
+    {"_c10d_functional::all_reduce_", trait::Sum | trait::Spreads},
+    {"_c10d_functional::all_reduce_coalesced", trait::Sum | trait::CopiesFirst | trait::Spreads},
+    {"_c10d_functional::all_reduce_coalesced_", trait::Sum | trait::Spreads},
+    {"_c10d_functional::broadcast", trait::CopiesFirst | trait::Spreads},
+    {"_c10d_functional::broadcast_", trait::Spreads},
     {"_c10d_functional::all_to_all_single", trait::Uneven},
     {"_c10d_functional::reduce_scatter_tensor", trait::Scatter},
     {"_c10d_functional::reduce_scatter_tensor_coalesced", trait::Scatter},
-    {"_c10d_functional::all_gather_into_tensor", trait::Gather},
-    {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather},
+    {"_c10d_functional::all_gather_into_tensor", trait::Gather | trait::Spreads},
+    {"_c10d_functional::all_gather_into_tensor_coalesced", trait::Gather | trait::Spreads},
 
     {"aten::alias", trait::SamePlace | trait::FromStart},
     {"aten::detach", trait::SamePlace | trait::FromStart},
@@ -99,10 +103,10 @@ constexpr OperatorRow kOperatorRows[] = {
 
     {"aten::clone", trait::Copy | trait::Clones | trait::Alike},
     {"aten::_to_copy", trait::Copy | trait::Alike},
-    {"aten::copy", trait::Copy},
-    {"aten::copy_", trait::Copy | trait::Fills | trait::Alike},
+    {"aten::copy", trait::Copy | trait::SizesOfFirst},
+    {"aten::copy_", trait::Copy | trait::Fills | trait::Alike | trait::SizesOfFirst},
     {"aten::fill_", trait::Fills},
-    {"aten::zero_", trait::Fills},
+    {"aten::zero_", trait::Fills | trait::SizesAlone},
     {"aten::normal_", trait::Fills},
     {"aten::uniform_", trait::Fills},
     {"aten::bernoulli_", trait::Fills},
@@ -124,10 +128,20 @@ constexpr OperatorRow kOperatorRows[] = {
     {"aten::zeros", trait::MadeOfSizes},
     {"aten::ones", trait::MadeOfSizes},
     {"aten::full", trait::MadeOfSizes},
-    {"aten::zeros_like", trait::Alike},
-    {"aten::ones_like", trait::Alike},
-    {"aten::full_like", trait::Alike},
-    {"aten::empty_like", trait::Alike},
+    {"aten::zeros_like", trait::Alike | trait::SizesAlone},
+    {"aten::ones_like", trait::Alike | trait::SizesAlone},
+    {"aten::full_like", trait::Alike | trait::SizesAlone},
+    {"aten::empty_like", trait::Alike | trait::SizesAlone},
+    {"aten::new_zeros", trait::SizesAlone},
+    {"aten::new_ones", trait::SizesAlone},
+    {"aten::new_full", trait::SizesAlone},
+    {"aten::new_empty", trait::SizesAlone},
+    {"aten::zero", trait::SizesAlone},
+    {"aten::new_empty_strided", trait::SizesAlone},
+    {"aten::fill.Scalar", trait::SizesAlone},
+    {"aten::fill_.Scalar", trait::SizesAlone},
+    {"aten::fill.Tensor", trait::SizesOfFirst},
+    {"aten::fill_.Tensor", trait::SizesOfFirst},
     {"aten::lerp_.Scalar", trait::Alike},
 
     {"aten::mm", trait::Product},
@@ -346,6 +360,9 @@ bool is_reduce_scatter(const Node& node) { return has(node.op, trait::Scatter); 
 bool is_copy(const Node& node) { return has(node.op, trait::Copy); }
 bool is_clone(const Node& node) { return has(node.op, trait::Clones); }
 bool views_from_start(const Node& node) { return has(node.op, trait::FromStart); }
+bool reads_sizes_alone(const Node& node) { return has(node.op, trait::SizesAlone); }
+bool takes_sizes_of_first(const Node& node) { return has(node.op, trait::SizesOfFirst); }
+bool gives_all_ranks_the_same(const Node& node) { return has(node.op, trait::Spreads); }
 bool is_division(const Node& node) { return has(node.op, trait::Divides); }
 bool is_concatenation(const Node& node) { return has(node.op, trait::Joins); }
 bool is_broadcast(const Node& node) { return has(node.op, trait::Broadcasts); }

@@ -60,6 +60,12 @@ bool is_clone(const Node& node);
 /// Whether it begins at the first element of what it shows, if it is a view: with the same sizes
 /// and strides it is the same.
 bool views_from_start(const Node& node);
+/// Of its tensors it reads sizes alone.
+bool reads_sizes_alone(const Node& node);
+/// Of its first argument it keeps sizes alone, and takes the elements of the second.
+bool takes_sizes_of_first(const Node& node);
+/// A launch whose results are alike on all ranks.
+bool gives_all_ranks_the_same(const Node& node);
 bool is_division(const Node& node);
 bool is_concatenation(const Node& node);
 /// Elements of its argument, some of them several times.

@@ -12,8 +12,6 @@ namespace tessera::compiler {
 namespace {
 
 constexpr const char* kSumsOfLists = "_c10d_functional::all_reduce_coalesced";
-constexpr const char* kScattered = "_c10d_functional::reduce_scatter_tensor";
-constexpr const char* kScatteredLists = "_c10d_functional::reduce_scatter_tensor_coalesced";
 
 bool is_wide(const Graph& graph, ValueId value) {
   const auto dtype = graph.type(value).dtype;
@@ -23,7 +21,7 @@ bool is_wide(const Graph& graph, ValueId value) {
 /// By how many ranks a launch that averages by itself, as those of fully_shard do, divides. An
 /// average that is sent alone to all may be a number to report.
 std::optional<int64_t> averaged_over(const Node& launch) {
-  const bool is_scatter = launch.op == kScattered || launch.op == kScatteredLists;
+  const bool is_scatter = is_reduce_scatter(launch);
   if (!is_scatter && launch.op != kSumsOfLists) return std::nullopt;
   if (launch.arguments[1].constant.toStringRef() != "avg") return std::nullopt;
   const auto& where = launch.arguments[2].constant;
@@ -136,7 +134,7 @@ class Compressor {
 
 void compress(Graph& graph, at::ScalarType dtype) {
   auto reductions = find_reductions(graph, "_c10d_functional::all_reduce");
-  const auto scatters = find_reductions(graph, kScattered);
+  const auto scatters = find_reductions(graph, "_c10d_functional::reduce_scatter_tensor");
   reductions.insert(reductions.end(), scatters.begin(), scatters.end());
   const auto averages = find_averages(graph);
   Compressor compressor(graph, dtype);

@@ -6,31 +6,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <set>
 
 namespace tessera::compiler {
 namespace {
-
-using OperatorNames = std::set<std::string>;
-
-/// Of their tensors they read sizes alone.
-const OperatorNames kOfSizesAlone = {
-    "aten::zeros_like",  "aten::ones_like", "aten::full_like",         "aten::empty_like",
-    "aten::new_zeros",   "aten::new_ones",  "aten::new_full",          "aten::new_empty",
-    "aten::zero",        "aten::zero_",     "aten::new_empty_strided", "aten::fill.Scalar",
-    "aten::fill_.Scalar"};
-/// Of their first argument they keep sizes alone.
-const OperatorNames kOverwriting = {"aten::copy", "aten::copy_", "aten::fill.Tensor",
-                                    "aten::fill_.Tensor"};
-/// All ranks get the same.
-const OperatorNames kSpreading = {"_c10d_functional::all_reduce",
-                                  "_c10d_functional::all_reduce_",
-                                  "_c10d_functional::all_reduce_coalesced",
-                                  "_c10d_functional::all_reduce_coalesced_",
-                                  "_c10d_functional::broadcast",
-                                  "_c10d_functional::broadcast_",
-                                  "_c10d_functional::all_gather_into_tensor",
-                                  "_c10d_functional::all_gather_into_tensor_coalesced"};
 
 bool is_mark(const Node& node) { return node.op == "tessera::gradient"; }
 
@@ -91,12 +69,12 @@ void Locality::follow(const Graph& graph) {
 
 bool Locality::depends_on_local(const Node& node) const {
   if (is_mark(node)) return is_summand(node);
-  if (kOfSizesAlone.contains(node.op) || kSpreading.contains(node.op)) return false;
+  if (reads_sizes_alone(node) || gives_all_ranks_the_same(node)) return false;
   const auto any_local = [this](const std::vector<ValueId>& values) {
     return std::any_of(values.begin(), values.end(),
                        [this](ValueId value) { return value != kNoValue && is_local(value); });
   };
-  return any_local(kOverwriting.contains(node.op) ? node.arguments.at(1).values : node.used());
+  return any_local(takes_sizes_of_first(node) ? node.arguments.at(1).values : node.used());
 }
 
 bool Locality::mark_written(const Graph& graph) {

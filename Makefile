@@ -6,6 +6,8 @@ PREFIX ?= /usr/local
 FILES ?=
 ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
+INSTALLED := tessera tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
+  tessera_bench_hooks tessera_bench_memory tessera_bench_save
 RESULTS := benchmarks/results/$(shell date +%F)
 
 # TSan of g++ 12 needs the address layout that a kernel with much randomisation does not give.
@@ -21,7 +23,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -149,9 +151,16 @@ deps:  ## copies the build's headers into .deps, for machines where nothing can 
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local
-	$(call build,release,tessera tessera_tool tessera_train tessera_inspect tessera_bench_comm \
-	  tessera_bench_compile tessera_bench_hooks tessera_bench_memory tessera_bench_save)
+	$(call build,release,$(INSTALLED))
 	@cmake --install build/release --prefix $(PREFIX)
+
+wheel: setup  ## what install installs, as a Python package beside torch, into build/wheel
+	$(call build,release,$(INSTALLED))
+	@python3 packaging/wheel/make_wheel.py build/release build/wheel
+
+deb: setup  ## the same as a Debian package, which needs libtorch in /opt/libtorch, into build/deb
+	$(call build,release,$(INSTALLED))
+	@cd build/release && cpack -G DEB -B $(CURDIR)/build/deb
 
 clean:  ## removes build/; .venv stays
 	rm -rf build

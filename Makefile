@@ -13,9 +13,11 @@ RESULTS := benchmarks/results/$(shell date +%F)
 # TSan of g++ 12 needs the address layout that a kernel with much randomisation does not give.
 STEADY_ADDRESSES = $$(setarch -R true 2>/dev/null && echo setarch -R)
 
-# $(call configure,preset) and $(call build,preset[,targets])
+CLANG ?= $(firstword $(notdir $(wildcard $(addprefix /usr/bin/clang++,-20 -19 -18 -17 -16))) clang++)
+
+# $(call configure,preset[,settings]) and $(call build,preset[,targets])
 define configure
-	@torch=$$(scripts/find_torch.sh) && cmake --preset $(1) -DTESSERA_TORCH="$$torch" \
+	@torch=$$(scripts/find_torch.sh) && cmake --preset $(1) -DTESSERA_TORCH="$$torch" $(2) \
 	  $$(test -e build/$(1)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) >/dev/null
 endef
 define build
@@ -23,7 +25,7 @@ define build
 	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-fuzz test-tsan test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -121,13 +123,26 @@ test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 	$(call build,asan)
 	@ctest --preset asan
 
-test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under AddressSanitizer
+test-ubsan: setup  ## the same tests under UndefinedBehaviorSanitizer
+	$(call build,ubsan)
+	@ctest --preset ubsan
+
+test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under two sanitizers (MINUTES=2: as many as fit)
 	$(call build,asan,fuzz_readers)
-	@build/asan/bin/fuzz_readers 100000 $(TESSERA_TEST_SEED)
+	@build/asan/bin/fuzz_readers 100000 $(or $(TESSERA_TEST_SEED),20240229) $(MINUTES)
 
 test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
 	$(call build,tsan)
 	@$(STEADY_ADDRESSES) ctest --preset tsan
+
+test-clang: setup-tests setup  ## all tests, built by clang 16 or newer (CLANG=clang++-18) into build/clang
+	$(call configure,clang,-DCMAKE_CXX_COMPILER=$(CLANG))
+	@cmake --build build/clang --parallel $(JOBS)
+	@ctest --preset clang
+
+check-arm: setup  ## compiles src and tools for 64-bit ARM as far as their syntax goes (apt-get install g++-aarch64-linux-gnu)
+	$(call configure,release)
+	@python3 scripts/check_syntax.py --jobs $(JOBS) --compiler aarch64-linux-gnu-g++ $(FILES)
 
 test-cuda:  ## tests that need a GPU, with several ranks on one, in build/cuda (ARGS="--filter REGEX --no-mps --sanitize"); no set-up
 	@JOBS=$(JOBS) scripts/test_cuda.sh $(ARGS)

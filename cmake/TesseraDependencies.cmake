@@ -1,7 +1,7 @@
 # Build dependencies, as targets tessera::cli11, tessera::json, tessera::toml, tessera::gtest (with gmock),
-# tessera::gtest_main and, where the machine has it, tessera::benchmark. They come from find_package, else from .deps
-# (`make deps`): a folder for each, or one that is taken from there would bring others along that the machine has in
-# another version. Nothing is fetched, and the library needs none of them at run time.
+# tessera::gtest_main and, where the machine has them, tessera::benchmark and tessera::mpi. They come from find_package,
+# else from .deps (`make deps`): a folder for each, or one that is taken from there would bring others along that the
+# machine has in another version. Nothing is fetched, and the library needs none of them at run time.
 set(TESSERA_DEPS ${PROJECT_SOURCE_DIR}/.deps)
 
 # Defines tessera::<name> from `target` of package `package`, or from the folder that holds `header`.
@@ -64,4 +64,16 @@ if(TARGET benchmark::benchmark)
   add_library(tessera_benchmark INTERFACE)
   add_library(tessera::benchmark ALIAS tessera_benchmark)
   target_link_libraries(tessera_benchmark INTERFACE benchmark::benchmark)
+endif()
+if(TESSERA_BUILD_EXAMPLES OR TESSERA_BUILD_TESTS)
+  set(MPI_CXX_SKIP_MPICXX ON)  # the bindings that MPI has dropped
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(TARGET MPI::MPI_CXX)
+    add_library(tessera_mpi INTERFACE)
+    add_library(tessera::mpi ALIAS tessera_mpi)
+    target_link_libraries(tessera_mpi INTERFACE MPI::MPI_CXX)
+  endif()
+  # Open MPI starts no ranks for root, and none beyond the cores, unless told to; others pass it over.
+  set(TESSERA_MPI_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+      OMPI_MCA_rmaps_base_oversubscribe=1)
 endif()

@@ -87,6 +87,10 @@ find_missing_for_tests() {
         skipped+=("the API reference")
         for_tests+=(doxygen)
     fi
+    if ! command -v mpiexec >/dev/null || ! command -v mpicxx >/dev/null; then
+        skipped+=("programs of MPI")
+        for_tests+=(openmpi-bin libopenmpi-dev)
+    fi
 }
 
 install_for_tests() {

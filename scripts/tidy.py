@@ -31,8 +31,17 @@ def changed_files():
 
 
 def header_command(header, commands):
-    """How to compile a header: as the nearest source is; among several, the one with most include folders."""
-    nearest = max(commands, key=lambda it: (len(os.path.commonpath([header, it["file"]])), len(it["command"])))
+    """How to compile a header: as a source is that includes it by <>, which has what it needs of others; else as the nearest
+    is. Among several, the one with most include folders."""
+    public = f"#include <{os.path.relpath(header, ROOT / 'include')}>"
+    nearest = max(
+        commands,
+        key=lambda it: (
+            os.path.exists(it["file"]) and public in pathlib.Path(it["file"]).read_text(),
+            len(os.path.commonpath([header, it["file"]])),
+            len(it["command"]),
+        ),
+    )
     words = shlex.split(nearest["command"])
     words[words.index(nearest["file"])] = header
     return {**nearest, "file": header, "command": shlex.join([words[0], "-x", "c++-header", *words[1:]])}

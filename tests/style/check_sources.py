@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks sizes (a .cpp at most 600 lines, better 400; a header 150), snake_case file names, forgotten marks, and calls
-that are refused for what they do."""
+"""Checks sizes (a .cpp at most 600 lines, better 400; a header 150), snake_case file names, forgotten marks, calls that
+are refused for what they do, and that instructions of x86 are guarded, in few files."""
 
 import re
 import sys
@@ -20,6 +20,33 @@ REFUSED = (
      "use add_number() of tools/numbers.h: CLI11 rounds twice and does not tell the range"),
 )
 
+X86 = re.compile(r"\b(_mm\d*_\w+|_cvts[hs]_s[hs]|__builtin_ia32_\w+|__builtin_cpu_\w+|__m\d+i?|\w*mmintrin\.h)\b")
+X86_GUARD = re.compile(r"^\s*#\s*(?:el)?if\b.*\b(__x86_64__|__SSE2__|__F16C__)\b")
+# Each has a portable twin of what it does.
+X86_FILES = {
+    "src/base/copy.cpp",
+    "src/comm/shm/channel.cpp",
+    "src/comm/shm/half_types.h",
+    "src/comm/shm/reduce_baseline.cpp",
+    "src/compiler/kernels/thin_products.cpp",
+    "src/state/files/crc32c.cpp",
+    "tests/comm/reduce_kernels_test.cpp",
+}
+
+
+def unguarded(lines):
+    """Numbers of the lines with instructions of x86 that compile for other processors, too."""
+    guards = []  # of each #if around the line: whether its present branch is for x86 alone
+    for number, line in enumerate(lines, 1):
+        if re.match(r"\s*#\s*if", line):
+            guards.append(bool(X86_GUARD.match(line)))
+        elif re.match(r"\s*#\s*el", line) and guards:
+            guards[-1] = bool(X86_GUARD.match(line))
+        elif re.match(r"\s*#\s*endif", line) and guards:
+            guards.pop()
+        elif X86.search(line.split("//")[0]) and not any(guards):
+            yield number
+
 
 def check(path):
     """Yields (is it an error, what)."""
@@ -31,6 +58,10 @@ def check(path):
         yield False, f"{path}: {len(lines)} lines, better at most {LONG}"
     if not re.fullmatch(r"[a-z0-9_]+", path.stem):
         yield True, f"{path}: expected a snake_case name"
+    if any(X86.search(line.split("//")[0]) for line in lines) and str(path) not in X86_FILES:
+        yield True, f"{path}: instructions of x86 belong into one of {', '.join(sorted(X86_FILES))}"
+    for number in unguarded(lines):
+        yield True, f"{path}:{number}: expected #if defined(__x86_64__) around it, and a portable twin behind #else"
     for number, line in enumerate(lines, 1):
         if MARKS.search(line):
             yield True, f"{path}:{number}: {line.strip()}: do it, or write an issue"

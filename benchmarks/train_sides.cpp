@@ -234,10 +234,13 @@ void compare_parameter(const std::vector<double>& expected, const std::vector<do
                 "the number of samples of " + which);
   require_close(numel, actual[0], 0, who, "the size of " + which);
   // Rounding errors are independent of each other: those of a sum grow with the root of its length.
-  const double spread = tolerance.absolute * (std::sqrt(numel) + tolerance.together * numel) +
-                        tolerance.relative * expected[2];
-  require_close(expected[1], actual[1], spread, who, "the sum of " + which);
-  require_close(expected[2], actual[2], spread, who, "the norm of " + which);
+  const double spread = tolerance.absolute * std::sqrt(numel) + tolerance.relative * expected[2];
+  // Those that are off together move the sum by their number, the norm by no more than its root.
+  const double together = tolerance.together * numel;
+  require_close(expected[1], actual[1], spread + tolerance.absolute * together, who,
+                "the sum of " + which);
+  require_close(expected[2], actual[2], spread + tolerance.absolute * std::sqrt(together), who,
+                "the norm of " + which);
   for (size_t i = 3; i < expected.size(); ++i) {
     require_close(expected[i], actual[i],
                   tolerance.absolute + tolerance.relative * std::abs(expected[i]), who,

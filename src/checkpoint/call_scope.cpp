@@ -33,6 +33,7 @@ struct CallScope::Running {
         scope(contexts.first ? contexts.first() : nullptr) {}
 
   std::shared_ptr<Frame> frame;
+  RepeatedScope repeated;
   HookScope hooks;
   OperatorTrace::Scope trace;
   std::shared_ptr<void> scope;

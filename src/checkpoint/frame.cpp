@@ -235,6 +235,7 @@ void Frame::run(Recomputation& recomputation) {
     const auto around = around_ ? around_() : nullptr;
     const c10::AutoGradMode with_grad(true);
     const RunState::Scope state(state_);
+    const RepeatedScope repeated;
     const HookScope hooks(recomputation);
     const OperatorTrace::Scope trace(options_.debug ? &recomputation.trace_ : nullptr);
     const auto scope = recompute_scope_ ? recompute_scope_() : nullptr;

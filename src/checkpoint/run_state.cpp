@@ -13,6 +13,7 @@ namespace tessera::recompute {
 namespace {
 
 thread_local bool random_is_replayed = false;
+thread_local int repeated_parts = 0;
 
 at::Tensor state_of(at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
@@ -117,5 +118,9 @@ RunState::Scope::~Scope() {
 }
 
 bool RunState::replays_random() { return random_is_replayed; }
+
+RepeatedScope::RepeatedScope() { ++repeated_parts; }
+RepeatedScope::~RepeatedScope() { --repeated_parts; }
+bool RepeatedScope::is_open() { return repeated_parts > 0; }
 
 }  // namespace tessera::recompute

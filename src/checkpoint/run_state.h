@@ -74,4 +74,14 @@ class RunState {
   AutocastState autocast_;
 };
 
+/// While it lives, this thread runs a checkpointed part, for the first time or again.
+class RepeatedScope {
+ public:
+  RepeatedScope();
+  ~RepeatedScope();
+  RepeatedScope(const RepeatedScope&) = delete;
+  RepeatedScope& operator=(const RepeatedScope&) = delete;
+  static bool is_open();
+};
+
 }  // namespace tessera::recompute

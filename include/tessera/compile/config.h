@@ -39,7 +39,8 @@ struct CompileConfig {
   bool capture_collectives = false;
   /// On GPUs: whether dropout is ATen's operator, which draws what eager draws. Otherwise kernels
   /// draw the numbers that they need from a seed of ATen's generator: the same seed gives the same
-  /// numbers in every run, but not eager's. In a parallel mode it is ATen's in any case.
+  /// numbers in every run, but not eager's. In a parallel mode, in compile(module) and in
+  /// CompiledBackward it is ATen's in any case.
   bool fallback_random = false;
 
   bool operator==(const CompileConfig&) const = default;

@@ -17,6 +17,7 @@
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/pointwise_rules.h"
 #include "compiler/kernels/traffic.h"
+#include "compiler/kernels/uniform.h"
 #include "compiler/passes/fuse.h"
 #include "compiler/passes/fusion_groups.h"
 #include "compiler/passes/passes.h"
@@ -91,14 +92,21 @@ class KernelRecomputer {
     return group_of_[node] == kNoGroup ? node : groups_[group_of_[node]].back();
   }
 
+  bool is_seed(ValueId value) const {
+    return std::ranges::any_of(memory_.uses().users(value), [&](int user) {
+      return user != memory_.uses().end() && graph_.nodes[static_cast<size_t>(user)].op == kUniform;
+    });
+  }
+
   /// Whether the value is in memory at that time, whatever this pass does; or one of a few
-  /// numbers, which may stay.
+  /// numbers, or of the seeds of dropout, which may stay.
   bool is_held(ValueId value, size_t time) const {
     if (!memory_.inputs(value).empty()) return true;
     const auto& values = memory_.neighbours(value);
     constexpr int64_t kFew = 4096;
     const auto is_small = [&](ValueId each) { return graph_.type(each).bytes() <= kFew; };
-    if (graph_.type(value).numel() == 1 && std::ranges::all_of(values, is_small)) return true;
+    const bool is_number = graph_.type(value).numel() == 1;
+    if (is_number && (is_seed(value) || std::ranges::all_of(values, is_small))) return true;
     return std::ranges::any_of(values, [&](ValueId other) {
       const auto& users = memory_.uses().users(other);
       return !recomputed_.contains(other) && std::ranges::any_of(users, [&](int user) {

@@ -14,6 +14,12 @@
 // not eager's; ConfigPatch({.fallback_random = true}) leaves ATen's operator. Seeds lie 16 bytes
 // apart, as kernels like their tensors aligned, and are read from memory, so that the kernels of
 // all layers are one.
+//
+// That is for whole steps. A forward that is compiled by itself may be computed again for its
+// backward as the code comes, up to where a checkpoint stops it, and has to draw then what its
+// program drew: it keeps ATen's operator.
+#include "compiler/passes/replace_random.h"
+
 #include "compiler/ir/operators.h"
 #include "compiler/ir/rewrite.h"
 #include "compiler/kernels/row_plan.h"
@@ -48,7 +54,7 @@ bool is_replaced(const Graph& graph, const Node& node) {
 }
 
 ValueType scalar_type(at::ScalarType dtype, c10::Device device) {
-  return {.dtype = dtype, .device = device};
+  return {.dtype = dtype, .device = device, .sizes = {}, .strides = {}};
 }
 
 class Replacer {
@@ -59,8 +65,6 @@ class Replacer {
     auto old = std::move(graph_.nodes);
     for (size_t i = 0; i < old.size(); ++i) {
       Node& node = old[i];
-      // What comes behind may run in another call, for which the seeds would have to be kept.
-      if (node.op == kNextIteration) seeds_.clear();
       if (!is_replaced(graph_, node)) {
         nodes_.push_back(std::move(node));
         continue;
@@ -94,7 +98,7 @@ class Replacer {
   Seeds draw_seeds(const std::vector<Node>& nodes, size_t at) {
     const c10::Device device = device_of(nodes[at]);
     int64_t draws = 0;
-    for (size_t i = at; i < nodes.size() && nodes[i].op != kNextIteration; ++i)
+    for (size_t i = at; i < nodes.size(); ++i)
       draws += is_replaced(graph_, nodes[i]) && device_of(nodes[i]) == device ? 1 : 0;
     ValueType type = scalar_type(at::kLong, device);
     type.sizes = {2 * draws};
@@ -133,5 +137,15 @@ class Replacer {
 }  // namespace
 
 void replace_random(Graph& graph) { Replacer(graph).run(); }
+
+DrawnBy drawn_by(const Graph& graph) {
+  DrawnBy found = DrawnBy::Nobody;
+  for (const Node& node : graph.nodes) {
+    const auto inside = node.body ? drawn_by(*node.body) : DrawnBy::Nobody;
+    if (node.op == kUniform || inside == DrawnBy::Kernels) return DrawnBy::Kernels;
+    if (is_replaced(graph, node)) found = DrawnBy::Operator;
+  }
+  return found;
+}
 
 }  // namespace tessera::compiler

@@ -13,7 +13,7 @@ namespace tessera::detail {
 
 struct CompiledForward::Impl {
   Impl(torch::nn::Module& compiled, CompileOptions given)
-      : module(compiled), options(std::move(given)) {}
+      : module(compiled), options(compiler::of_part(std::move(given))) {}
 
   torch::nn::Module& module;
   const CompileOptions options;

@@ -6,6 +6,7 @@
 #include <tessera/optim.h>
 
 #include "compiler/ir/verify.h"
+#include "compiler/programs/pipeline.h"
 #include "compiler/programs/step_impl.h"
 #include "compiler/record/plain_scope.h"
 #include "replicate/local_part.h"
@@ -227,7 +228,7 @@ void Step::Impl::accept_parallel(Variant& variant, const Graph& graph) {
   accept(variant, graph, further);
   // What is empty or padded on some ranks may be sent with something else there, and there alone.
   if (!is_common()) {
-    accept(variant, graph, further, /*keeps_messages=*/true);
+    accept(variant, graph, further, compiler::passes_over_messages(options, further));
     TORCH_CHECK(is_common(), "compile: expected ranks to make programs of a step in a parallel ",
                 "mode that send the same messages, got others on some of them; call it alike on ",
                 "all ranks, with tensors of the same dimensions");

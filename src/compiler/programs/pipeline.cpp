@@ -25,6 +25,11 @@ namespace {
 /// Where sources go while somebody collects them.
 thread_local std::vector<std::string>* collected = nullptr;
 
+bool fuses(const CompileOptions& options) {
+  return options.backend == "codegen" &&
+         std::ranges::find(options.disabled_passes, "fuse") == options.disabled_passes.end();
+}
+
 /// The list; what passes demand of it is said where they are, in passes/run.cpp.
 std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
   const auto& config = compile_config();
@@ -44,8 +49,9 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
   if (options.backend == "codegen") {
-    // In a parallel mode all ranks draw what one device would.
-    if (!config.fallback_random && !options.parallel_mode) add("replace_random");
+    // In a parallel mode all ranks draw what one device would. Outside of kernels ATen's operator
+    // is the faster one.
+    if (!config.fallback_random && !options.parallel_mode && fuses(options)) add("replace_random");
     add("decompose");
     add("join_casts");
   }
@@ -121,6 +127,11 @@ std::vector<std::string> passes_over_messages(const CompileOptions& options,
   return names;
 }
 
+CompileOptions of_part(CompileOptions options) {
+  options.disabled_passes.emplace_back("replace_random");
+  return options;
+}
+
 MemoryReport optimise(Graph& graph, const CompileOptions& options,
                       const std::vector<Pass>& further) {
   MemoryReport report;
@@ -128,10 +139,7 @@ MemoryReport optimise(Graph& graph, const CompileOptions& options,
   const auto recompute = std::ranges::find(passes, "recompute", &Pass::name);
   if (recompute != passes.end())
     recompute->run = [&](Graph& each) {
-      const bool fuses =
-          options.backend == "codegen" &&
-          std::ranges::find(options.disabled_passes, "fuse") == options.disabled_passes.end();
-      report = fit_to_budget(each, options.memory_budget, fuses);
+      report = fit_to_budget(each, options.memory_budget, fuses(options));
     };
   run_passes(graph, passes,
              {.disabled = options.disabled_passes, .dump_folder = options.dump_folder});
@@ -175,7 +183,8 @@ Executable make_executable(Prepared prepared) {
 }  // namespace compiler
 
 Executable codegen(Graph graph) {
-  return make_executable(compiler::prepare(std::move(graph), {.backend = "codegen"}));
+  return make_executable(
+      compiler::prepare(std::move(graph), compiler::of_part({.backend = "codegen"})));
 }
 Executable interpret(Graph graph) {
   return make_executable(compiler::prepare(std::move(graph), {.backend = "interpret"}));

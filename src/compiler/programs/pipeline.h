@@ -14,6 +14,9 @@ namespace tessera::compiler {
 MemoryReport optimise(Graph& graph, const CompileOptions& options,
                       const std::vector<Pass>& further = {});
 
+/// The options of a forward or backward that is compiled by itself: Note [random numbers].
+CompileOptions of_part(CompileOptions options);
+
 /// Those of the passes that join, merge or move messages, by name.
 std::vector<std::string> passes_over_messages(const CompileOptions& options,
                                               const std::vector<Pass>& further);

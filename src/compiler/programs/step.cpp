@@ -1,5 +1,6 @@
 #include <tessera/optim.h>
 
+#include "checkpoint/run_state.h"
 #include "compiler/programs/overrides.h"
 #include "compiler/programs/pipeline.h"
 #include "compiler/programs/step_impl.h"
@@ -82,12 +83,9 @@ std::vector<torch::optim::Optimizer*> Step::Impl::optimizers_of(const StepArgume
 }
 
 void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& further,
-                        bool keeps_messages) {
+                        const std::vector<std::string>& without) {
   auto chosen = options;
-  if (keeps_messages) {
-    const auto names = compiler::passes_over_messages(options, further);
-    chosen.disabled_passes.insert(chosen.disabled_passes.end(), names.begin(), names.end());
-  }
+  chosen.disabled_passes.insert(chosen.disabled_passes.end(), without.begin(), without.end());
   auto prepared = compiler::prepare(std::move(graph), chosen, further);
   auto& reasons = variants.reasons;
   if (!prepared.why_interpreted.empty()) reasons.note("interpreted: " + prepared.why_interpreted);
@@ -104,13 +102,13 @@ void Step::Impl::accept(Variant& variant, Graph graph, const std::vector<Pass>& 
     reasons.note("calls with LastTrainStep{false} leave the update of the last bucket to the next");
 }
 
-void Step::Impl::make_ready(Variant& variant, bool keeps_messages) {
+void Step::Impl::make_ready(Variant& variant, const std::vector<std::string>& without) {
   auto graph = variant.recording().graph;
   if (!options.keep_grads) {
     std::erase_if(graph.outputs,
                   [](const auto& output) { return output.kind == OutputKind::Gradient; });
   }
-  accept(variant, std::move(graph), {}, keeps_messages);
+  accept(variant, std::move(graph), {}, without);
   tell_masked(variant);
 }
 
@@ -300,29 +298,6 @@ compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   return ready;
 }
 
-void Step::Impl::agree_on(Variant* made) {
-  using Agreed = decltype(variants)::Agreed;
-  auto agreed = variants.agree_on(made == nullptr ? 0 : made->messages());
-  // What is empty or padded on some ranks may be sent with something else there, and there alone.
-  if (agreed == Agreed::DifferentMessages) {
-    try {
-      make_ready(*made, /*keeps_messages=*/true);
-    } catch (...) {
-      variants.agree_on(0);  // the others wait
-      throw;
-    }
-    agreed = variants.agree_on(made->messages());
-  }
-  if (agreed == Agreed::Yes) {
-    if (made == nullptr) return;
-    announces = true;
-    recheck.add_program(static_cast<int64_t>(options.max_programs));
-    return;
-  }
-  if (made != nullptr) made->withdraw();
-  if (agreed == Agreed::DifferentMessages) variants.reasons.fall_back(compiler::kDifferentMessages);
-}
-
 Step::Step(CompileOptions options, std::span<const std::byte> function)
     : impl_(std::make_unique<Impl>(std::move(options), function)) {
   compiler::check_options(impl_->options);
@@ -344,6 +319,11 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   // Inside another function that is being recorded, this one is a part of it.
   if (capture::observer() != nullptr) return run_eagerly();
   self.variants.reasons.require_program();
+  // A part that is computed again draws the same numbers, whether or not there is a program then.
+  if (recompute::RepeatedScope::is_open() && self.draws_in_kernels()) {
+    self.variants.reasons.note_once("runs eagerly inside checkpointed parts, which draw again");
+    return run_eagerly();
+  }
   if (!self.variants.reasons.why_eager().empty()) return run_eagerly();
   // A rank that has run out of batches would not tell whether it has a program.
   if (replication::is_joining() && !self.options.parallel_mode) {

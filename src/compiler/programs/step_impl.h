@@ -100,16 +100,20 @@ struct Step::Impl {
   void note_eviction();
   void tell_masked(const compiler::Variant& variant);
   compiler::Variant* find_ready(const compiler::CallShape& shape);
+  /// Whether some program makes the numbers of its dropout itself.
+  bool draws_in_kernels() const;
+  /// Whether some ranks draw in kernels what others draw by ATen's operator. Collective.
+  bool draws_differ(const compiler::Variant& made) const;
   /// Ready only if all ranks made theirs of this call.
   void agree_on(compiler::Variant* made);
   std::vector<at::Tensor> run(compiler::Variant& variant, const StepArguments& given);
   /// What the call before has left to this one; see LastTrainStep.
   void finish_work();
   std::string why_no_program(const compiler::CallShape& shape) const;
-  /// `keeps_messages`: as they were recorded, neither joined nor moved.
-  void make_ready(compiler::Variant& variant, bool keeps_messages = false);
+  /// `without`: passes that are left out besides those of the options.
+  void make_ready(compiler::Variant& variant, const std::vector<std::string>& without = {});
   void accept(compiler::Variant& variant, Graph graph, const std::vector<Pass>& further,
-              bool keeps_messages = false);
+              const std::vector<std::string>& without = {});
   /// The program of a parallel mode, which sends the same messages on all ranks. Collective.
   void accept_parallel(compiler::Variant& variant, const Graph& graph);
   void note_capture();

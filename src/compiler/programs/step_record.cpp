@@ -1,7 +1,8 @@
-// A call of a step for which there is no program: the function runs, and is recorded. Programs that
-// are out of date, or one too many, go.
+// A call of a step for which there is no program: the function runs, and is recorded. Ranks agree
+// on the program that is made of it. Programs that are out of date, or one too many, go.
 #include <tessera/optim.h>
 
+#include "compiler/programs/pipeline.h"
 #include "compiler/programs/step_impl.h"
 #include "replicate/local_part.h"
 
@@ -21,6 +22,7 @@
 namespace tessera::detail {
 
 using compiler::CallShape;
+using compiler::DrawnBy;
 using compiler::Recording;
 using compiler::Variant;
 
@@ -275,6 +277,52 @@ void Step::Impl::note_eviction() {
   TORCH_WARN("compile: programs of the function are dropped and made anew, since ", why,
              "; pass a value that changes often as a tensor, give batches few sizes, or raise "
              "CompileOptions::max_programs");
+}
+
+bool Step::Impl::draws_in_kernels() const {
+  return std::ranges::any_of(variants, [](const Variant& variant) {
+    return variant.is_ready() && variant.drawn_by() == DrawnBy::Kernels;
+  });
+}
+
+bool Step::Impl::draws_differ(const Variant& made) const {
+  const auto all = variants.agreement.exchange(static_cast<int64_t>(made.drawn_by()));
+  return all.least == static_cast<int64_t>(DrawnBy::Operator) &&
+         all.most == static_cast<int64_t>(DrawnBy::Kernels);
+}
+
+void Step::Impl::agree_on(Variant* made) {
+  using Agreed = decltype(variants)::Agreed;
+  auto agreed = variants.agree_on(made == nullptr ? 0 : made->messages());
+  std::vector<std::string> without;
+  const auto make_again = [&] {
+    try {
+      make_ready(*made, without);
+    } catch (...) {
+      variants.agree_on(0);  // the others wait
+      throw;
+    }
+    agreed = variants.agree_on(made->messages());
+  };
+  // What is empty or padded on some ranks may be sent with something else there, and there alone.
+  if (agreed == Agreed::DifferentMessages) {
+    without = compiler::passes_over_messages(options, {});
+    make_again();
+  }
+  // Ranks that have kernels, and those that have none, would draw other numbers of one seed.
+  if (agreed == Agreed::Yes && made != nullptr && draws_differ(*made)) {
+    variants.reasons.note("dropout is ATen's operator, as it is on another rank");
+    without.emplace_back("replace_random");
+    make_again();
+  }
+  if (agreed == Agreed::Yes) {
+    if (made == nullptr) return;
+    announces = true;
+    recheck.add_program(static_cast<int64_t>(options.max_programs));
+    return;
+  }
+  if (made != nullptr) made->withdraw();
+  if (agreed == Agreed::DifferentMessages) variants.reasons.fall_back(compiler::kDifferentMessages);
 }
 
 }  // namespace tessera::detail

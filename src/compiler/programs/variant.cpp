@@ -186,6 +186,7 @@ void Variant::notice(const at::Tensor& parameter) {
 void Variant::accept(Graph graph, std::vector<Launch> kernels) {
   graph_ = std::move(graph);
   messages_ = signature_of(graph_);
+  drawn_by_ = compiler::drawn_by(graph_);
   kernels_ = std::move(kernels);
   parted_ = PartedProgram::make(graph_, kernels_);
   program_ = std::make_unique<Program>(graph_, kernels_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "compiler/passes/replace_random.h"
 #include "compiler/programs/call_shape.h"
 #include "compiler/record/recording.h"
 #include "compiler/runtime/parted_program.h"
@@ -63,6 +64,7 @@ class Variant {
   /// What ranks tell each other of the run that comes: its messages, and which of its graphs.
   int64_t announced() const { return messages_ + program_->captures(); }
   void name_messages(int64_t name) { messages_ = name; }
+  DrawnBy drawn_by() const { return drawn_by_; }
 
   std::vector<at::Tensor> run(const detail::StepArguments& given);
   /// Whether a call may leave work for the next one; see Note [next iteration].
@@ -108,6 +110,7 @@ class Variant {
   Graph graph_;                            // as the program runs it
   std::vector<Launch> kernels_;            // of it, by node
   int64_t messages_ = 0;
+  DrawnBy drawn_by_ = DrawnBy::Nobody;
   std::vector<Target> targets_;  // by output
 };
 

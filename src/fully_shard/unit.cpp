@@ -138,7 +138,8 @@ void Unit::make_source(const std::vector<FoundParameter>& found) {
   // In shared memory a shard is a piece of the whole, which optimizers could not take as one.
   const bool lies_together = std::all_of(rows_.begin(), rows_.end(),
                                          [](const auto& rows) { return rows.lies_together(); });
-  const bool is_addressable = is_alone || (comm::shares_memory(*group_, device.type()) && lies_together);
+  const bool is_addressable =
+      is_alone || (comm::shares_memory(*group_, device.type()) && lies_together);
   if (is_addressable && !settings_.offloads) {
     source_ =
         make_addressable_source(std::move(pieces), group_->getRank(),

@@ -40,9 +40,8 @@ void Buckets::make(const Assignment& assignment) {
   for (const auto& members : assignment.buckets) {
     const auto device = parameters_.tensors[members[0]].device().type();
     // One rank alone has nothing to send: its gradients stay where they are.
-    const bool may_work_in_place =
-        !settings_.views && !is_flat_ &&
-        (group_->getSize() == 1 || comm::shares_memory(*group_, device));
+    const bool may_work_in_place = !settings_.views && !is_flat_ &&
+                                   (group_->getSize() == 1 || comm::shares_memory(*group_, device));
     const auto travel = parameters_.is_sparse[members[0]] ? Travel::Sparse
                         : may_work_in_place               ? Travel::InPlace
                                                           : Travel::Flat;

@@ -6,6 +6,7 @@
 #include "benchmarks/jobs.h"
 #include "benchmarks/train_modes.h"
 #include "compiler/kernels/kernels.h"
+#include "support/few_cores.h"
 #include "support/ranks.h"
 #include "support/subprocess.h"
 #include "support/temporary_folder.h"
@@ -58,6 +59,7 @@ benchmarks::Job make(const std::string& name, int rank) {
 }
 
 std::string source_of(const std::string& name, const std::string& mode) {
+  keep_to_cores(2);  // what ranks do in turn depends on it
   auto job = make(name, benchmarks::batch_rank(mode));
   benchmarks::parallelise(job, mode);
   optim::AdamW optimizer(job.model->parameters(), {.lr = 1e-3, .fused = true});

@@ -406,11 +406,11 @@ TEST(SharedGradientRanks, LayersShareMemoryAndHeldOnesStay) {
         else
           replicate(net);
       }
-      optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.1}),
-                                  optim::SGD(nets[1]->parameters(), {.lr = 0.1})};
+      optim::SGD optimizers[2] = {optim::SGD(nets[0]->parameters(), {.lr = 0.01}),
+                                  optim::SGD(nets[1]->parameters(), {.lr = 0.01})};
       const auto step = [&](size_t of, const torch::Tensor& x) {
         optimizers[of].zero_grad();
-        const auto loss = nets[of]->forward(x).square().sum();
+        const auto loss = nets[of]->forward(x).square().mean();
         loss.backward();
         optimizers[of].step();
         return loss.detach();
@@ -430,8 +430,9 @@ TEST(SharedGradientRanks, LayersShareMemoryAndHeldOnesStay) {
         const auto got = nets[1]->parameters(), expected = nets[0]->parameters();
         for (size_t k = 0; k < got.size(); ++k) {
           const auto gradient = replication::local_gradient(got[k]);
-          EXPECT_TRUE(
-              torch::allclose(gradient, replication::local_gradient(expected[k]), 1e-4, 1e-6))
+          const auto reference = replication::local_gradient(expected[k]);
+          EXPECT_LE((gradient - reference).abs().max().item<double>(),
+                    1e-4 * reference.abs().max().item<double>())
               << i << " " << k;
           now.push_back(gradient);
           then.push_back(gradient.clone());

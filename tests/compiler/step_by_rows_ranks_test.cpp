@@ -7,6 +7,7 @@
 
 #include "compiler/ir/operators.h"
 #include "replicate/local_part.h"
+#include "support/few_cores.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 
@@ -48,6 +49,7 @@ void apply(Engine engine, Wide& net) {
 }
 
 std::array<Wide, 2> twins(Engine engine) {
+  keep_to_cores(2);
   std::array<Wide, 2> nets;
   for (auto& net : nets) {
     torch::manual_seed(3);
@@ -112,7 +114,8 @@ void expect_parity(Engine engine, const Options& options, int by_rows, bool keep
   EXPECT_EQ(updated_by_rows(*graph), by_rows) << graph->str();
 }
 
-const optim::AdamWOptions kAdamW{.lr = 1e-3, .fused = true};
+/// A gradient that is all rounding moves nothing.
+const optim::AdamWOptions kAdamW{.lr = 1e-3, .eps = 1e-4, .fused = true};
 
 class UpdatesByRowsRanks : public ::testing::TestWithParam<std::tuple<Engine, int>> {};
 INSTANTIATE_TEST_SUITE_P(Every, UpdatesByRowsRanks,

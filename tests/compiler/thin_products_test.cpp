@@ -99,17 +99,16 @@ TEST(ThinProducts, KeepNaNsAndInfinities) {
 
 /// Those are ATen's.
 TEST(ThinProducts, LeaveOthersAlone) {
-  const auto right = at::randn({30, 20});
-  EXPECT_FALSE(multiply_thin(at::empty({1, 20}), at::randn({1, 30}), right));
-  EXPECT_FALSE(multiply_thin(at::empty({100, 20}), at::randn({100, 300}), at::randn({300, 20})));
-  EXPECT_FALSE(multiply_thin(at::empty({4, 20}, at::kDouble), at::randn({4, 30}, at::kDouble),
+  const auto right = at::randn({300, 20});
+  EXPECT_FALSE(multiply_thin(at::empty({1, 20}), at::randn({1, 300}), right));
+  EXPECT_FALSE(multiply_thin(at::empty({100, 20}), at::randn({100, 300}), right));
+  EXPECT_FALSE(multiply_thin(at::empty({4, 20}, at::kDouble), at::randn({4, 300}, at::kDouble),
                              right.to(at::kDouble)));
-  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 60}).slice(1, 0, 60, 2), right));
-  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 30}), right, at::randn({20})));
-  EXPECT_FALSE(multiply_thin(at::empty({0, 20}), at::randn({0, 30}), right));
-  const auto scalar_bias = at::randn({1});
-  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 30}), right.t().contiguous().t(),
-                             scalar_bias));
+  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 600}).slice(1, 0, 600, 2), right));
+  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 300}), right, at::randn({20})));
+  EXPECT_FALSE(multiply_thin(at::empty({0, 20}), at::randn({0, 300}), right));
+  EXPECT_FALSE(multiply_thin(at::empty({4, 20}), at::randn({4, 300}), right.t().contiguous().t(),
+                             at::randn({1})));
 }
 
 }  // namespace

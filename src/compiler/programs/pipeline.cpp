@@ -120,7 +120,7 @@ std::vector<std::string> passes_over_messages(const CompileOptions& options,
                                               const std::vector<Pass>& further) {
   std::vector<std::string> names;
   for (const auto& pass : passes_for(options, further)) {
-    if (pass.name == "merge_equal" || pass.name == "launch_early" ||
+    if (pass.name == "merge_equal" || pass.name == "launch_early" || pass.name == "update_early" ||
         pass.name == "comm_fusion_with_concat" || pass.name.starts_with("bucket_"))
       names.push_back(pass.name);
   }

@@ -357,9 +357,14 @@ bool Program::multiply(const Call& call) {
   };
   const size_t left = *call.factors;
   const bool is_sent = sent_.contains(made);
-  if (!is_sent && !types_[static_cast<size_t>(made)].is_contiguous()) return false;
+  // Smaller ones stay in a cache, and keep eager's bits.
+  constexpr int64_t kLeast = int64_t{1} << 16;
+  const auto& type = types_[static_cast<size_t>(made)];
+  const auto largest = std::max({type.numel(), value(left).numel(), value(left + 1).numel()});
+  if (!is_sent && (largest < kLeast || !type.is_contiguous())) return false;
   auto result = make_value(made);
-  if (!multiply_thin(result, value(left), value(left + 1), left == 0 ? at::Tensor() : value(0))) {
+  if (largest < kLeast ||
+      !multiply_thin(result, value(left), value(left + 1), left == 0 ? at::Tensor() : value(0))) {
     if (!is_sent || left > 0) return false;
     at::mm_out(result, value(left), value(left + 1));
   }

@@ -1,3 +1,4 @@
+#include "adopt/adopt.h"
 #include "bench.h"
 #include "command_line.h"
 #include "inspect.h"
@@ -21,7 +22,7 @@ constexpr int kUsageError = 2;
 constexpr void (*kCommands[])(CLI::App&, CommandLine&) = {
     tessera::tool::add_run_command,     tessera::tool::add_train_command,
     tessera::tool::add_inspect_command, tessera::tool::add_bench_command,
-    tessera::tool::add_report_command,
+    tessera::tool::add_report_command,  tessera::tool::add_adopt_command,
 };
 
 /// CLI11's own words tell of its types and counts.

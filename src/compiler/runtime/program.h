@@ -4,6 +4,7 @@
 
 #include "compiler/kernels/kernels.h"
 #include "compiler/runtime/replay.h"
+#include "compiler/runtime/row_update.h"
 #include "compiler/runtime/shared_gathers.h"
 
 #include <ATen/core/Tensor.h>
@@ -82,18 +83,6 @@ class Program {
     std::optional<KernelCall> kernel = std::nullopt;
     std::vector<ValueId> freed;
     std::string op, module;  // for messages
-  };
-
-  /// A product of matrices, what reduces it over ranks, and the update of the weight whose gradient
-  /// that is: run together, by blocks of rows. See Note [update early].
-  struct RowUpdate {
-    size_t update;               // the instruction
-    ValueId gradient;            // that it reads
-    bool is_kept = true;         // somebody needs the gradient afterwards
-    std::string group = {};      // in which it is reduced; empty: it is not
-    c10::IValue reduction = {};  // "avg" ...
-    int64_t parts = 1;           // in how many the rows are cut, one for each rank
-    bool scatters = false;
   };
 
   /// Memory that other ranks read in place, for values of one size, kept from run to run: one is

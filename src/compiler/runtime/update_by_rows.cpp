@@ -40,7 +40,7 @@ bool are_consecutive(const GradientPath& path, int update) {
 
 }  // namespace
 
-std::map<size_t, Program::RowUpdate> Program::find_row_updates(const Graph& graph) {
+std::map<size_t, RowUpdate> Program::find_row_updates(const Graph& graph) {
   std::map<size_t, RowUpdate> found;
   std::optional<MemoryAnalysis> memory;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {

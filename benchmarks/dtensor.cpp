@@ -3,6 +3,7 @@
 // several ranks also a redistribute against the bare collective that it needs.
 #include <tessera/comm.h>
 #include <tessera/dtensor.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "dtensor_redistribute.h"

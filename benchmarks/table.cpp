@@ -1,8 +1,8 @@
 #include "table.h"
 
 #include "machine.h"
-#include "tessera/bench.h"
-#include "tessera/unknown_words.h"
+#include "tessera/command_line.h"
+#include "tessera/programs.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-namespace recompute {
+namespace detail::checkpoint {
 void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options);
 }
 
@@ -20,7 +20,7 @@ void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options);
 /// fully_shard and parallelize_module, inside and around other checkpointed modules.
 template <nn::ModuleLike M>
 M checkpoint(M&& module, CheckpointOptions options = {}) {
-  recompute::apply_checkpoint(nn::as_module(module), std::move(options));
+  detail::checkpoint::apply_checkpoint(nn::as_module(module), std::move(options));
   return std::forward<M>(module);
 }
 

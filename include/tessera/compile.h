@@ -10,7 +10,7 @@
 #include <tessera/compile/module.h>
 #include <tessera/compile/options.h>
 #include <tessera/compile/pass.h>
-#include <tessera/compile/step.h>
+#include <tessera/detail/compile/step.h>
 
 #include <memory>
 #include <utility>

@@ -2,7 +2,8 @@
 
 #include <tessera/dtensor/placement.h>
 #include <tessera/mesh.h>
-#include <tessera/nn.h>
+#include <tessera/nn/arguments.h>
+#include <tessera/nn/module_ref.h>
 
 #include <functional>
 #include <optional>

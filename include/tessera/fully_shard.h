@@ -5,7 +5,6 @@
 #include <tessera/fully_shard/state.h>
 #include <tessera/fully_shard/state_dict_type.h>
 #include <tessera/fully_shard/summon.h>
-#include <tessera/nn.h>
 #include <tessera/nn/gradient_sync.h>
 #include <tessera/nn/meta_init.h>
 

@@ -2,7 +2,6 @@
 
 #include <tessera/comm.h>
 #include <tessera/mesh.h>
-#include <tessera/nn.h>
 #include <tessera/nn/gradient_sync.h>
 #include <tessera/replicate/comm_hooks.h>
 #include <tessera/replicate/join.h>

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 namespace {
 
 using torch::autograd::Engine;
@@ -75,4 +75,4 @@ void at_end_of_backward(std::function<void()> callback) {
   Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

@@ -7,7 +7,7 @@
 #include <memory>
 
 /// The ways into autograd: how it saves tensors, and how a backward is run.
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 
 /// Decides what becomes of the tensors that autograd saves.
 class HookSource {
@@ -57,4 +57,4 @@ void require_engine(const char* function);
 /// Runs `callback` when the backward this thread works for has ended.
 void at_end_of_backward(std::function<void()> callback);
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

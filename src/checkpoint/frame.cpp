@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <atomic>
 
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 namespace {
 
 using torch::autograd::SavedVariableHooks;
@@ -52,20 +52,20 @@ int64_t current_backward() {
 /// In place of a tensor saved by the forward.
 class Placeholder final : public SavedVariableHooks {
  public:
-  explicit Placeholder(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+  explicit Placeholder(std::shared_ptr<CheckpointFrame> frame) : frame_(std::move(frame)) {}
   void call_pack_hook(const at::Tensor& tensor) override { holder_ = frame_->save(tensor); }
   at::Tensor call_unpack_hook() override { return frame_->unpack(*holder_); }
 
  private:
-  std::shared_ptr<Frame> frame_;
-  std::shared_ptr<Frame::Holder> holder_;
+  std::shared_ptr<CheckpointFrame> frame_;
+  std::shared_ptr<CheckpointFrame::Holder> holder_;
 };
 
 }  // namespace
 
-class Frame::Recomputation final : public HookSource {
+class CheckpointFrame::Recomputation final : public HookSource {
  public:
-  Recomputation(Frame& frame, int64_t backward)
+  Recomputation(CheckpointFrame& frame, int64_t backward)
       : frame_(frame),
         backward_(backward),
         needed_(frame.options_.early_stop ? frame.count_needed() : frame.holders_.size()) {}
@@ -87,9 +87,9 @@ class Frame::Recomputation final : public HookSource {
   }
 
  private:
-  friend class Frame;
+  friend class CheckpointFrame;
 
-  Frame& frame_;
+  CheckpointFrame& frame_;
   const int64_t backward_;
   const size_t needed_;
   size_t count_ = 0;
@@ -98,7 +98,7 @@ class Frame::Recomputation final : public HookSource {
 };
 
 /// The recomputed graph itself works, too: the call may run a backward of its own.
-class Frame::SavedAgain final : public SavedVariableHooks {
+class CheckpointFrame::SavedAgain final : public SavedVariableHooks {
  public:
   explicit SavedAgain(Recomputation& recomputation) : recomputation_(recomputation) {}
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -112,21 +112,21 @@ class Frame::SavedAgain final : public SavedVariableHooks {
   at::Tensor tensor_;
 };
 
-std::unique_ptr<SavedVariableHooks> Frame::Recomputation::make_hooks() {
+std::unique_ptr<SavedVariableHooks> CheckpointFrame::Recomputation::make_hooks() {
   return std::make_unique<SavedAgain>(*this);
 }
 
-Frame::Holder::Recomputed* Frame::Holder::find(int64_t backward) {
+CheckpointFrame::Holder::Recomputed* CheckpointFrame::Holder::find(int64_t backward) {
   const auto found = std::ranges::find(recomputed, backward, &Recomputed::backward);
   return found == recomputed.end() ? nullptr : &*found;
 }
 
-void Frame::Holder::drop(int64_t backward) {
+void CheckpointFrame::Holder::drop(int64_t backward) {
   std::erase_if(recomputed, [backward](const auto& entry) { return entry.backward == backward; });
 }
 
-Frame::Frame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
-             ScopeFactory recompute_scope)
+CheckpointFrame::CheckpointFrame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
+                                 ScopeFactory recompute_scope)
     : options_(std::move(options)),
       again_(std::move(again)),
       around_(std::move(around)),
@@ -138,11 +138,11 @@ Frame::Frame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
   });
 }
 
-std::unique_ptr<SavedVariableHooks> Frame::make_hooks() {
+std::unique_ptr<SavedVariableHooks> CheckpointFrame::make_hooks() {
   return std::make_unique<Placeholder>(shared_from_this());
 }
 
-std::shared_ptr<Frame::Holder> Frame::save(const at::Tensor& tensor) {
+std::shared_ptr<CheckpointFrame::Holder> CheckpointFrame::save(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   auto holder = std::make_shared<Holder>();
   holders_.push_back(holder);
@@ -151,13 +151,13 @@ std::shared_ptr<Frame::Holder> Frame::save(const at::Tensor& tensor) {
   return holder;
 }
 
-void Frame::forward_ended() {
+void CheckpointFrame::forward_ended() {
   const std::lock_guard lock(mutex_);
   state_.forward_ended();
   forward_ended_ = true;
 }
 
-at::Tensor Frame::unpack(Holder& holder) {
+at::Tensor CheckpointFrame::unpack(Holder& holder) {
   const std::lock_guard lock(mutex_);
   const auto backward = current_backward();
   if (!holder.find(backward)) recompute(backward);
@@ -178,20 +178,20 @@ at::Tensor Frame::unpack(Holder& holder) {
   return found.tensor;
 }
 
-size_t Frame::count_needed() const {
+size_t CheckpointFrame::count_needed() const {
   const auto last = std::find_if(holders_.rbegin(), holders_.rend(),
                                  [](const auto& holder) { return !holder.expired(); });
   return static_cast<size_t>(holders_.rend() - last);
 }
 
-void Frame::forget(int64_t backward) {
+void CheckpointFrame::forget(int64_t backward) {
   const std::lock_guard lock(mutex_);
   for (const auto& weak : holders_) {
     if (const auto holder = weak.lock()) holder->drop(backward);
   }
 }
 
-void Frame::recompute(int64_t backward) {
+void CheckpointFrame::recompute(int64_t backward) {
   TORCH_CHECK(!is_recomputing_,
               "checkpoint: expected a recomputation not to need its own results, but the call runs "
               "a backward through what an earlier run of it returned");
@@ -210,7 +210,7 @@ void Frame::recompute(int64_t backward) {
   }
 }
 
-void Frame::run(Recomputation& recomputation) {
+void CheckpointFrame::run(Recomputation& recomputation) {
   // Before anything of this run is in place: it may mean recomputing the frame around this one.
   std::vector<at::Tensor> inputs;
   inputs.reserve(inputs_.size());
@@ -219,16 +219,16 @@ void Frame::run(Recomputation& recomputation) {
     for (const auto& input : inputs_) inputs.push_back(capture::again(input.unpack()));
   }
 
-  struct Lent {
-    const Frame& frame;
+  struct LentInputs {
+    const CheckpointFrame& frame;
     bool& is_recomputing;
-    ~Lent() {
+    ~LentInputs() {
       frame.again_.for_each_tensor([](at::Tensor& tensor) { tensor.reset(); });
       is_recomputing = false;
     }
   };
   is_recomputing_ = true;
-  const Lent lent{*this, is_recomputing_};
+  const LentInputs lent{*this, is_recomputing_};
   auto next = inputs.begin();
   again_.for_each_tensor([&](at::Tensor& tensor) { tensor = std::move(*next++); });
   try {
@@ -245,7 +245,7 @@ void Frame::run(Recomputation& recomputation) {
   }
 }
 
-void Frame::check(const Recomputation& recomputation) const {
+void CheckpointFrame::check(const Recomputation& recomputation) const {
   // A backward inside the call itself, without early stop, goes on to tensors not yet saved.
   const bool went_on = !options_.early_stop && !forward_ended_;
   const bool same_count =
@@ -265,4 +265,4 @@ void Frame::check(const Recomputation& recomputation) const {
   fail("the recomputation did not repeat the forward" + text + kRemedy);
 }
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

@@ -3,16 +3,15 @@
 #include <tessera/checkpoint/options.h>
 #include <tessera/nn/values.h>
 
+#include "checkpoint/determinism_check.h"
 #include "checkpoint/engine.h"
-#include "checkpoint/operator_trace.h"
 #include "checkpoint/run_state.h"
-#include "checkpoint/saved_description.h"
 
 #include <torch/csrc/autograd/saved_variable.h>
 
 #include <mutex>
 
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 
 /// Note [frames]
 /// A frame is one checkpointed call. While the forward runs, every tensor that autograd would save
@@ -33,7 +32,8 @@ namespace tessera::recompute {
 ///
 /// Threads: a frame is filled on the thread of its forward and unpacked on any. Its mutex is taken
 /// from the inside out, so threads that meet in nested frames can't wait for each other.
-class Frame final : public HookSource, public std::enable_shared_from_this<Frame> {
+class CheckpointFrame final : public HookSource,
+                              public std::enable_shared_from_this<CheckpointFrame> {
  public:
   /// One saved tensor. Guarded by the frame's mutex.
   struct Holder {
@@ -49,8 +49,8 @@ class Frame final : public HookSource, public std::enable_shared_from_this<Frame
   };
 
   /// A recomputation runs inside both scopes; what `around` itself does is no part of it.
-  Frame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
-        ScopeFactory recompute_scope);
+  CheckpointFrame(CheckpointOptions options, nn::Replay again, ScopeFactory around,
+                  ScopeFactory recompute_scope);
 
   /// Of the forward.
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
@@ -87,4 +87,4 @@ class Frame final : public HookSource, public std::enable_shared_from_this<Frame
   bool is_recomputing_ = false;
 };
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <mutex>
 
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 namespace {
 
 thread_local bool random_is_replayed = false;
@@ -123,4 +123,4 @@ RepeatedScope::RepeatedScope() { ++repeated_parts; }
 RepeatedScope::~RepeatedScope() { --repeated_parts; }
 bool RepeatedScope::is_open() { return repeated_parts > 0; }
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

@@ -8,7 +8,7 @@
 #include <vector>
 
 /// What a run depends on besides its arguments: random generators and autocast.
-namespace tessera::recompute {
+namespace tessera::detail::checkpoint {
 
 /// States of the CPU's default generator and of those of some devices.
 class RandomState {
@@ -84,4 +84,4 @@ class RepeatedScope {
   static bool is_open();
 };
 
-}  // namespace tessera::recompute
+}  // namespace tessera::detail::checkpoint

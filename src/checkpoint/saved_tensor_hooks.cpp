@@ -63,18 +63,18 @@ OnHost copy_to_host(const at::Tensor& tensor, bool pin_memory) {
 
 }  // namespace
 
-struct saved_tensor_hooks::Active final : recompute::HookSource {
+struct saved_tensor_hooks::Active final : detail::checkpoint::HookSource {
   explicit Active(Functions given)
       : functions(std::make_shared<const Functions>(std::move(given))), scope(*this) {}
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override {
     return std::make_unique<PackedTensor>(functions);
   }
   std::shared_ptr<const Functions> functions;
-  recompute::HookScope scope;
+  detail::checkpoint::HookScope scope;
 };
 
 saved_tensor_hooks::saved_tensor_hooks(Pack pack, Unpack unpack, const char* function) {
-  recompute::require_engine(function);
+  detail::checkpoint::require_engine(function);
   active_ = std::make_unique<Active>(Functions{std::move(pack), std::move(unpack)});
 }
 

@@ -2,12 +2,16 @@
 
 #include <tessera/comm.h>
 
-#include "comm/capturable.h"
-#include "comm/releasing.h"
+#include "comm/backend_interfaces.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
 
 namespace tessera::comm {
 
@@ -82,3 +86,110 @@ bool supports(const std::string& backend, c10::DeviceType device, c10::ScalarTyp
 }
 
 }  // namespace tessera
+
+namespace tessera::comm {
+namespace {
+
+constexpr size_t kMostShmRanks = 64;
+
+std::string& name_for(BackendNames& names, const std::string& device, const std::string& text,
+                      const char* caller) {
+  TORCH_CHECK_VALUE(device == "cpu" || device == "cuda", caller, ": backend \"", text,
+                    "\": expected the devices \"cpu\" and \"cuda\", got \"", device,
+                    "\"; write for example \"cpu:shm,cuda:nccl\"");
+  auto& name = device == "cpu" ? names.cpu : names.cuda;
+  TORCH_CHECK_VALUE(name.empty(), caller, ": backend \"", text, "\": expected one backend for \"",
+                    device, "\", got two");
+  return name;
+}
+
+}  // namespace
+
+BackendNames parse_backends(const std::string& text, const char* caller) {
+  if (text.find_first_of(":,") == std::string::npos) {
+    const std::string name = find_backend(text, caller).name;
+    return {.cpu = name == "nccl" ? "" : name, .cuda = name};
+  }
+  BackendNames names;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto colon = part.find(':');
+    TORCH_CHECK_VALUE(colon != std::string::npos, caller, ": backend \"", text,
+                      "\": expected \"device:backend\" between the commas, got \"", part,
+                      "\"; write for example \"cpu:shm,cuda:nccl\"");
+    auto& name = name_for(names, part.substr(0, colon), text, caller);
+    name = find_backend(part.substr(colon + 1), caller).name;
+  }
+  TORCH_CHECK_VALUE(names.cpu != "nccl", caller, ": backend \"", text,
+                    "\": expected a backend that takes CPU tensors for \"cpu\", got nccl; use shm "
+                    "(ranks of one host) or gloo");
+  TORCH_CHECK_VALUE(names.cpu == names.cuda || (names.cpu != "fake" && names.cuda != "fake"),
+                    caller, ": backend \"", text,
+                    "\": expected real backends for both devices or the fake one for both, got a "
+                    "mixture");
+  return names;
+}
+
+SharedDevice find_shared_device(const std::vector<std::string>& devices) {
+  std::map<std::string, int> owners;
+  for (int index = 0; index < static_cast<int>(devices.size()); ++index) {
+    if (devices[index].empty()) continue;
+    const auto [owner, is_first] = owners.emplace(devices[index], index);
+    if (!is_first) return {.first = owner->second, .second = index};
+  }
+  return {};
+}
+
+BackendChoice choose_backends(const std::vector<RankPlace>& ranks) {
+  const bool share_host = std::ranges::all_of(
+      ranks, [&](const auto& place) { return place.host == ranks.front().host; });
+  BackendChoice choice;
+  choice.names.cpu = share_host && ranks.size() <= kMostShmRanks ? "shm" : "gloo";
+  choice.names.cuda = choice.names.cpu;
+
+  std::vector<std::string> devices;
+  for (const auto& place : ranks) devices.push_back(place.device);
+  if (std::ranges::all_of(devices, &std::string::empty)) {
+    choice.reason = choice.names.cpu + " for all tensors: no rank has a GPU that NCCL can use";
+    return choice;
+  }
+  const auto without = std::ranges::find_if(devices, &std::string::empty);
+  if (without != devices.end()) {
+    choice.reason = c10::str(choice.names.cuda, " for CUDA tensors: rank ",
+                             ranks[without - devices.begin()].rank, " has no GPU");
+    return choice;
+  }
+  const auto shared = find_shared_device(devices);
+  if (shared.first >= 0) {
+    choice.reason =
+        c10::str(choice.names.cuda, " for CUDA tensors: ranks ", ranks[shared.first].rank, " and ",
+                 ranks[shared.second].rank, " share ", devices[shared.first]);
+    return choice;
+  }
+  choice.names.cuda = "nccl";
+  choice.reason = "nccl for CUDA tensors: every rank has a GPU of its own";
+  return choice;
+}
+
+namespace {
+
+thread_local bool is_foreground = false;
+
+}  // namespace
+
+bool has_cores_to_spare(const Group& group) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  return usable >= 2 * group->getSize();
+}
+
+bool takes_turns(const Group& group) {
+  return group->getSize() > 1 && shares_memory(*group, c10::kCPU) && !has_cores_to_spare(group);
+}
+
+ForegroundScope::ForegroundScope() : before_(std::exchange(is_foreground, true)) {}
+ForegroundScope::~ForegroundScope() { is_foreground = before_; }
+bool ForegroundScope::is_open() { return is_foreground; }
+
+}  // namespace tessera::comm

@@ -2,8 +2,7 @@
 
 #include "base/environment.h"
 #include "base/text.h"
-#include "comm/dtype_names.h"
-#include "comm/reduce_op.h"
+#include "comm/type_names.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -34,7 +34,7 @@ enum class Kind : uint32_t {
 const char* name_of(Kind kind);
 /// What each rank numbers for itself, apart from the collectives: messages between two ranks, gates
 /// of memory they share.
-inline bool is_mail(Kind kind) {
+inline bool is_outside_sequence(Kind kind) {
   return kind == Kind::Send || kind == Kind::Receive || kind == Kind::Gate;
 }
 

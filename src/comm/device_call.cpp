@@ -1,7 +1,7 @@
 #include "comm/device_call.h"
 
-#include "base/device_streams.h"
-#include "comm/cuda_devices.h"
+#include "base/devices.h"
+#include "comm/nccl/cuda_devices.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace tessera::comm {
@@ -31,5 +32,22 @@ class GroupMemory {
 /// tensors is not shm. `purpose` appears in errors.
 std::shared_ptr<GroupMemory> make_group_memory(const Group& group, size_t bytes,
                                                const std::string& purpose);
+
+}  // namespace tessera::comm
+
+/// Which tensors are this rank's equal part of a whole that lies in memory of a group, so that
+/// whoever would gather them can see the whole in place.
+namespace tessera::comm {
+
+struct SharedPart {
+  std::shared_ptr<GroupMemory> memory;  // at whose gates readers and writers meet
+  std::string group;                    // its name
+  uint8_t* whole;
+  size_t bytes;  // of the whole
+};
+
+/// Says so of a part that begins at `address`, while the result lives.
+std::shared_ptr<void> declare_shared_part(const void* address, SharedPart part);
+std::optional<SharedPart> find_shared_part(const void* address);
 
 }  // namespace tessera::comm

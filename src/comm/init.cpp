@@ -1,12 +1,12 @@
 #include <tessera/comm.h>
 
 #include "base/environment.h"
-#include "comm/backend_choice.h"
+#include "comm/backends.h"
 #include "comm/context.h"
-#include "comm/cuda_devices.h"
-#include "comm/dump_signal.h"
+#include "comm/diagnostics.h"
 #include "comm/groups.h"
 #include "comm/launch.h"
+#include "comm/nccl/cuda_devices.h"
 #include "comm/rendezvous.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>

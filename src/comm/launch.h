@@ -4,10 +4,31 @@
 
 #include "base/environment.h"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 namespace tessera::comm {
+
+/// Where the ranks' store is: "tcp://host:port", "file:///path" or "unix://@name".
+struct StoreAddress {
+  enum class Kind { Tcp, File, Unix };
+  Kind kind = Kind::Tcp;
+  std::string host = {};  // Tcp
+  uint16_t port = 0;      // Tcp
+  std::string path = {};  // File; absolute
+  std::string name = {};  // Unix; of a socket that no file stands for
+};
+
+/// Throws ValueError naming what is wrong with `init_method` and what is expected.
+StoreAddress parse_store_address(const std::string& init_method);
+
+/// "tcp://host:port"; an IPv6 address gets its brackets.
+std::string tcp_address(const std::string& host, int64_t port);
+
+/// The first host of a list in Slurm's notation: "node01" of "node[01-04,07],x". Empty for an empty
+/// list.
+std::string first_slurm_host(const std::string& hosts);
 
 /// Who this process is and where its store is, before it has met the others.
 struct Launch {

@@ -3,7 +3,7 @@
 
 #include "comm/call_check.h"
 #include "comm/groups.h"
-#include "comm/store_keys.h"
+#include "comm/store_exchange.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

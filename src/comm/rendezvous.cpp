@@ -3,9 +3,9 @@
 #include "base/environment.h"
 #include "base/text.h"
 #include "comm/file_store.h"
-#include "comm/host.h"
+#include "comm/launch.h"
+#include "comm/peer_process.h"
 #include "comm/signed_store.h"
-#include "comm/store_address.h"
 #include "comm/unix_store.h"
 
 #include <c10/util/Exception.h>
@@ -42,7 +42,7 @@ constexpr size_t kLongestVerdict = 4096;  // shown to the user
 constexpr milliseconds kPatience{1000};   // for ranks that are known to be there
 
 /// What a rank says of where it runs.
-struct Whereabouts {
+struct RankLocation {
   int pid = 0;
   std::string host;
   std::string network;
@@ -60,7 +60,7 @@ struct Whereabouts {
   }
 };
 
-Whereabouts own_whereabouts(const std::vector<std::string>& devices) {
+RankLocation own_location(const std::vector<std::string>& devices) {
   return {.pid = getpid(),
           .host = host_identity(),
           .network = network_identity(),
@@ -69,11 +69,11 @@ Whereabouts own_whereabouts(const std::vector<std::string>& devices) {
 }
 
 /// Of `rank`, as the store has it; what can't be is told by rank and field.
-Whereabouts parse_whereabouts(const std::string& text, int rank) {
+RankLocation parse_location(const std::string& text, int rank) {
   constexpr size_t kLongest = 8192;
   std::istringstream words(text.substr(0, kLongest));
   std::string pid;
-  Whereabouts found;
+  RankLocation found;
   words >> pid >> found.host >> found.network >> found.host_name;
   const auto number = parse_int(pid);
   TORCH_CHECK_WITH(DistStoreError, !words.fail() && text.size() <= kLongest, "init: rank ", rank,
@@ -161,16 +161,16 @@ StorePtr open_store_in_file(const Launch& launch, const StoreAddress& address) {
 }
 
 /// One rank on its way into the world; see Note [joining].
-class Joining {
+class Rendezvous {
  public:
-  Joining(StorePtr store, const Launch& launch, milliseconds timeout,
-          const std::vector<std::string>& devices)
+  Rendezvous(StorePtr store, const Launch& launch, milliseconds timeout,
+             const std::vector<std::string>& devices)
       : store_(std::move(store)), launch_(launch), timeout_(timeout), devices_(devices) {}
 
   World join() {
     say_world_size();
     claim_rank();
-    store_->set(host_key(launch_.rank), own_whereabouts(devices_).print());
+    store_->set(host_key(launch_.rank), own_location(devices_).print());
     if (store_->add("arrived", 1) == launch_.world_size) store_->compareSet("verdict", "", kAgreed);
     wait_for_verdict();
     return describe_world();
@@ -271,7 +271,7 @@ class Joining {
                 .store = store_};
     std::vector<int> pids;
     for (const auto& text : get_all(keys)) {
-      const auto found = parse_whereabouts(text, static_cast<int>(pids.size()));
+      const auto found = parse_location(text, static_cast<int>(pids.size()));
       pids.push_back(found.pid);
       world.hosts.push_back(found.host);
       world.networks.push_back(found.network);
@@ -329,7 +329,7 @@ World world_without_peers(const StorePtr& store, const Launch& launch,
   world.hosts.assign(launch.world_size, host_identity());
   world.networks.assign(launch.world_size, network_identity());
   world.host_names.assign(launch.world_size, host_name());
-  world.devices.assign(launch.world_size, own_whereabouts(devices).device(world.local_rank));
+  world.devices.assign(launch.world_size, own_location(devices).device(world.local_rank));
   return world;
 }
 
@@ -362,7 +362,7 @@ World join_world(const StorePtr& opened, const Launch& launch, milliseconds time
     ++generation;
     own = keys();
   }
-  return Joining(own, launch, timeout, devices).join();
+  return Rendezvous(own, launch, timeout, devices).join();
 }
 
 void leave_world(const World& world, milliseconds grace) noexcept {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "comm/launch.h"
-#include "comm/store_keys.h"
+#include "comm/store_exchange.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 

@@ -1,7 +1,6 @@
 #pragma once
 
-#include "comm/local_socket.h"
-#include "comm/store_wire.h"
+#include "comm/store_protocol.h"
 
 #include <chrono>
 #include <deque>

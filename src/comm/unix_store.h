@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/local_socket.h"
+#include "comm/store_protocol.h"
 #include "comm/store_server.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>

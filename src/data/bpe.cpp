@@ -44,7 +44,7 @@ bool has_cut_inside(const AddedTokens& added) {
 }
 
 /// Whether the step ends a word between a letter and a space.
-bool parts_words(const WordStep& step) {
+bool parts_words(const PreTokenizerStep& step) {
   return step.pattern == WordPattern::Gpt2 || step.pattern == WordPattern::Gpt4 ||
          step.pattern == WordPattern::Gpt4SingleDigit;
 }
@@ -175,6 +175,27 @@ void BpeEncoder::merge_word(std::string_view word, std::vector<uint32_t>& tokens
   for (const Symbol& symbol : symbols_) {
     if (symbol.token != kGone) tokens.push_back(symbol.token);
   }
+}
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
+  std::stable_sort(tokens_.begin(), tokens_.end(), [](const AddedToken& a, const AddedToken& b) {
+    return a.content.size() > b.content.size();
+  });
+  for (const AddedToken& token : tokens_)
+    begins_[static_cast<unsigned char>(token.content.front())] = true;
+}
+
+std::optional<AddedTokens::Match> AddedTokens::find(std::string_view text, size_t from) const {
+  if (tokens_.empty()) return std::nullopt;
+  for (size_t begin = from; begin < text.size(); ++begin) {
+    if (!begins_[static_cast<unsigned char>(text[begin])]) continue;
+    const std::string_view rest = text.substr(begin);
+    for (const AddedToken& token : tokens_) {
+      if (rest.starts_with(token.content))
+        return Match{begin, begin + token.content.size(), token.token};
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace tessera::data

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "data/words.h"
+#include "data/pre_tokenizer.h"
 
 #include <array>
 #include <cstdint>
@@ -52,7 +52,7 @@ struct BpeParts {
   std::unordered_map<std::string, uint32_t> words;  // with ignore_merges: tokens by bytes
   AddedTokens added_first;                          // found in the text as a whole
   AddedTokens added_then;                           // found in what the first ones left
-  std::vector<WordStep> steps;
+  std::vector<PreTokenizerStep> steps;
 };
 
 /// Byte-level BPE: a word starts as the tokens of its bytes; of all neighbours that may merge,

@@ -1,10 +1,9 @@
 #include <tessera/data.h>
 
 #include "base/text.h"
-#include "data/find_texts.h"
-#include "data/hash_cache.h"
-#include "data/token_cache.h"
-#include "data/tokenizer_impl.h"
+#include "data/corpus_cache.h"
+#include "data/text_file.h"
+#include "data/tokenizer.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

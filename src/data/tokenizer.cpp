@@ -1,7 +1,8 @@
+#include "data/tokenizer.h"
+
 #include <tessera/data.h>
 
 #include "data/tokenizer_file.h"
-#include "data/tokenizer_impl.h"
 
 #include <c10/util/Exception.h>
 

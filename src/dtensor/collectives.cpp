@@ -2,8 +2,8 @@
 
 #include "base/capture.h"
 #include "comm/backends.h"
-#include "comm/functional_ops.h"
-#include "dtensor/comm_count.h"
+#include "comm/functional.h"
+#include "dtensor/debug.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>

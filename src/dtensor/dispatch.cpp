@@ -1,13 +1,12 @@
 #include "dtensor/dispatch.h"
 
-#include "base/call_boxed.h"
-#include "base/same_storage.h"
-#include "dtensor/call_key.h"
-#include "dtensor/dispatch_log.h"
+#include "base/dispatcher.h"
+#include "base/storage.h"
+#include "dtensor/autograd.h"
+#include "dtensor/call.h"
+#include "dtensor/debug.h"
 #include "dtensor/foreach.h"
-#include "dtensor/gradient_guard.h"
-#include "dtensor/local_scope.h"
-#include "dtensor/lost_view.h"
+#include "dtensor/part.h"
 #include "dtensor/plan.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
@@ -50,7 +49,7 @@ struct KeyEqual {
   }
 };
 /// Of this thread, so that ranks that are threads need no lock and keep apart.
-using Plans = std::unordered_map<CallKey, std::shared_ptr<const Plan>, KeyHash, KeyEqual>;
+using Plans = std::unordered_map<CallKey, std::shared_ptr<const CallPlan>, KeyHash, KeyEqual>;
 
 /// Whether libtorch's own derivative formulas run: plain tensors they make (zeros, masks) are the
 /// same on every rank.
@@ -125,7 +124,7 @@ const at::Tensor& tensor_at(const c10::IValue& value, size_t position) {
 /// Runs a plan for one call. The stack holds the global arguments, then the results.
 class Run {
  public:
-  Run(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack& stack)
+  Run(const c10::OperatorHandle& op, const CallPlan& plan, torch::jit::Stack& stack)
       : op_(op),
         plan_(plan),
         stack_(stack),
@@ -188,13 +187,13 @@ class Run {
       value = part.mT().contiguous().mT();
   }
 
-  void bring_back(const Plan::Return& way, const at::Tensor& written) const {
+  void bring_back(const CallPlan::Return& way, const at::Tensor& written) const {
     const auto& target = stack_[base_ + way.argument].toTensor();
     part_of(target).local().copy_(run_path(way.path, written, *way.from, target.sizes()));
   }
 
   /// Writes a result into an out= argument, placed as that one is.
-  void put(const Plan::Output& output, at::Tensor local, const at::Tensor& destination) const {
+  void put(const CallPlan::Output& output, at::Tensor local, const at::Tensor& destination) const {
     const auto result = wrap_tensor(output, std::move(local), 0);
     TORCH_CHECK_VALUE(has_part(destination), op_.schema().name(),
                       ": expected a distributed tensor for the result, got a plain one of sizes ",
@@ -245,12 +244,12 @@ class Run {
     return results;
   }
 
-  at::Tensor wrap_tensor(const Plan::Output& output, at::Tensor local, size_t position) const {
+  at::Tensor wrap_tensor(const CallPlan::Output& output, at::Tensor local, size_t position) const {
     if (!local.defined()) return local;
     at::Tensor result;
     if (output.shapes.empty()) {
       const auto& spec = *output.spec;
-      const auto sizes = whole_of_equal_parts(local.sizes(), spec.placements, spec.mesh_shape);
+      const auto sizes = global_sizes_of_even(local.sizes(), spec.placements, spec.mesh_shape);
       const auto strides = dense_strides_like(sizes, local.strides());
       result = wrap(std::move(local), output.spec, sizes, strides);
     } else {
@@ -275,7 +274,7 @@ class Run {
     return plan_.rule != nullptr && plan_.rule->run && !same_storage(local, part_of(base).local());
   }
 
-  void wrap_output(const Plan::Output& output, c10::IValue& value) const {
+  void wrap_output(const CallPlan::Output& output, c10::IValue& value) const {
     if (output.same_as) {
       const auto& argument = stack_[base_ + *output.same_as];
       if (is_destination(*output.same_as)) put(output, value.toTensor(), argument.toTensor());
@@ -290,7 +289,7 @@ class Run {
   }
 
   const c10::OperatorHandle& op_;
-  const Plan& plan_;
+  const CallPlan& plan_;
   torch::jit::Stack& stack_;
   const size_t arguments_;
   const size_t base_;
@@ -302,7 +301,7 @@ bool takes_plain(const c10::OperatorHandle& op) {
   return rule != nullptr && rule->takes_plain;
 }
 
-bool keeps_sharded(const Plan& plan) {
+bool keeps_sharded(const CallPlan& plan) {
   const auto any = [](const std::vector<Placements>& all) {
     return std::any_of(all.begin(), all.end(), [](const Placements& placements) {
       return std::any_of(placements.begin(), placements.end(),
@@ -327,12 +326,12 @@ void replay_views(bool on) {
   }
 }
 
-bool makes_views(const Plan& plan) {
+bool makes_views(const CallPlan& plan) {
   return std::any_of(plan.outputs.begin(), plan.outputs.end(),
                      [](const auto& output) { return output.is_view; });
 }
 
-void run_plan(const c10::OperatorHandle& op, const Plan& plan, torch::jit::Stack& stack) {
+void run_plan(const c10::OperatorHandle& op, const CallPlan& plan, torch::jit::Stack& stack) {
   if (plan.rule == nullptr) note_missing_rule(op.schema());
   if (auto* counts = scopes().dispatch_counts.get())
     counts->add(op.operator_name(), plan.rule != nullptr, keeps_sharded(plan));
@@ -389,7 +388,7 @@ void dispatch(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto plan = known == plans.end() ? nullptr : known->second;
   if (!plan) {
     const auto used = key;
-    plan = std::make_shared<const Plan>(
+    plan = std::make_shared<const CallPlan>(
         make_plan(op, Call(schema, {stack->begin() + static_cast<long>(base), stack->end()})));
     if (plans.size() >= kRememberedPlans) plans.clear();
     if (used.is_complete()) plans.insert_or_assign(used, plan);

@@ -1,9 +1,9 @@
 // The public class: checks, then the parts below.
 #include <tessera/dtensor.h>
 
-#include "comm/dtype_names.h"
+#include "comm/type_names.h"
 #include "dtensor/agreement.h"
-#include "dtensor/differentiable.h"
+#include "dtensor/autograd.h"
 #include "dtensor/registration.h"
 
 #include <c10/util/Exception.h>
@@ -83,7 +83,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     sizes = dtensor::agreed_sizes(local, *spec);
     values = dtensor::agreed_values(local, *spec);
   } else if (!options.shape) {
-    sizes = dtensor::whole_of_equal_parts(local.sizes(), spec->placements, spec->mesh_shape);
+    sizes = dtensor::global_sizes_of_even(local.sizes(), spec->placements, spec->mesh_shape);
   }
   if (options.shape) sizes = *options.shape;
   const auto strides =

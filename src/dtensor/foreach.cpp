@@ -2,9 +2,9 @@
 
 #include "dtensor/call.h"
 #include "dtensor/collectives.h"
-#include "dtensor/local_scope.h"
-#include "dtensor/lost_view.h"
+#include "dtensor/part.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/Exception.h>

@@ -1,8 +1,7 @@
 // Shapes of results by libtorch's own Meta kernels, which compute nothing else.
-#include "base/call_boxed.h"
-#include "dtensor/choose.h"
-#include "dtensor/local_scope.h"
+#include "base/dispatcher.h"
 #include "dtensor/plan.h"
+#include "dtensor/scopes.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DefaultDtype.h>

@@ -2,7 +2,7 @@
 // among them: torch.ops.load_library("libtessera.so"), then torch.ops.tessera.….
 #include <tessera/dtensor.h>
 
-#include "dtensor/dispatch_log.h"
+#include "dtensor/debug.h"
 
 #include <ATen/core/Dict.h>
 #include <c10/util/Exception.h>

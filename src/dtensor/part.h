@@ -50,7 +50,7 @@ class Part final : public c10::BackendMeta {
   /// Called before an operator writes to the part, if other ranks may read its memory.
   std::function<void()> before_write;
   /// Called before the caller is given the memory itself, which it may read or write from then on.
-  std::function<void()> before_lend;
+  std::function<void()> before_expose;
   /// Of such a view: what counts the writes to its base, and how many there had been.
   c10::VariableVersion base_version;
   std::shared_ptr<uint32_t> base_writes;
@@ -94,5 +94,45 @@ at::Tensor without_bits(const at::Tensor& tensor);
 
 /// What the local tensor of a rank outside of the mesh is.
 at::Tensor empty_local(const at::TensorOptions& options);
+
+}  // namespace tessera::dtensor
+
+/// Views whose parts had to be moved. See Note [lost views].
+namespace tessera::dtensor {
+
+// Note [lost views]
+// A view of a distributed tensor is one of the parts wherever these stay where they are. Where they
+// had to be moved it has memory of its own: what is written into it would not reach the base, and
+// what is written to the base would not reach it. The first is refused; for the second a lost view
+// remembers how often its base had been written to, and is refused once that has changed. Writes
+// are counted by autograd's version counter, which views share, and by the part, which .data()
+// shares.
+
+/// Marks a view that an operator has made of `base`, which may be lost itself.
+void mark_lost(const at::Tensor& view, const at::Tensor& base);
+
+/// Of a distributed tensor: throws if it is a lost view, and what it was taken from has changed.
+void refuse_stale(const char* caller, const Part& part);
+inline void check_fresh(const char* caller, const at::Tensor& tensor) {
+  if (const auto& part = part_of(tensor); part.is_lost_view) refuse_stale(caller, part);
+}
+/// Before it is written to: throws if it is a lost view, lets those taken from it know, and waits
+/// for other ranks that may read the memory.
+void begin_write(const char* caller, const at::Tensor& tensor);
+
+}  // namespace tessera::dtensor
+
+/// Parameters whose rows were put into another order when they were distributed. That can't be told
+/// from the tensor, and whoever hands in whole values has to know.
+namespace tessera::dtensor {
+
+/// Of how many parts each of so many ranks has its share, one after the other.
+struct PackedRows {
+  int64_t parts = 1;  // 1: rows are in their own order
+  int64_t ranks = 1;
+};
+PackedRows packed_rows(const at::Tensor& parameter);
+int64_t packed_parts(const at::Tensor& parameter);
+void remember_packed(const at::Tensor& parameter, PackedRows packed);
 
 }  // namespace tessera::dtensor

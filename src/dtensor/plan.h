@@ -1,11 +1,12 @@
 #pragma once
 
-#include "dtensor/path.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/rules.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,13 +31,13 @@ struct Inference {
 Inference infer_shapes(const c10::OperatorHandle& op, const Call& call, const Rule* rule);
 
 /// How a call runs on parts, worked out once for all calls that look the same.
-struct Plan {
+struct CallPlan {
   /// An input that has to be placed otherwise first.
   struct Move {
     size_t argument;
     size_t position;  // in the list
     SpecPtr to;
-    Path path;
+    RedistributePath path;
   };
   struct Output {
     SpecPtr spec;
@@ -49,7 +50,7 @@ struct Plan {
   struct Return {
     size_t argument;
     SpecPtr from;
-    Path path;
+    RedistributePath path;
   };
 
   SpecPtr mesh;
@@ -68,6 +69,26 @@ struct Plan {
 
 /// Throws if the call can't run: meshes differ, an in-place operation would need its target placed
 /// otherwise.
-Plan make_plan(const c10::OperatorHandle& op, const Call& call);
+CallPlan make_plan(const c10::OperatorHandle& op, const Call& call);
+
+/// One assignment of placements to everything a call touches.
+struct Candidate {
+  std::vector<Placements> outputs;  // by return
+  std::vector<Placements> inputs;   // by tensor argument
+  bool even = false;                // only if all shards are equally large
+};
+
+/// The candidate to which the inputs are brought most cheaply, of all combinations of the rule's
+/// rows over the mesh dimensions; none if nothing fits. `fixed`: by input, those that must be
+/// placed as they are. `shapes`: of the results, empty if they are not known.
+std::optional<Candidate> choose(const Call& call, const Rule& rule, const Spec& mesh,
+                                const ResultShapes& shapes, const std::vector<bool>& fixed);
+
+inline Layout layout_of(const Operand& operand, const Spec& mesh) {
+  return {operand.sizes, static_cast<int64_t>(c10::elementSize(operand.dtype)), mesh.mesh_shape};
+}
+
+/// The argument whose tensor a return is, if the operator writes it.
+std::optional<size_t> written_argument(const c10::FunctionSchema& schema, size_t output);
 
 }  // namespace tessera::dtensor

@@ -108,7 +108,7 @@ MeshGenerator::~MeshGenerator() {
   set_state_bytes(standard_, state_bytes(used_));
 }
 
-void MeshGenerator::lend(const std::function<void()>& draw) const {
+void MeshGenerator::run_as_default(const std::function<void()>& draw) const {
   const std::lock_guard lock(lending());
   if (used_ == standard_) return draw();
   const auto own = state_bytes(standard_);
@@ -126,7 +126,7 @@ void require_one_state(const std::string& caller, const Spec& spec, c10::Device 
                     "the operator on to_local()");
 }
 
-at::Tensor part_of_whole(const at::Tensor& whole, const Spec& spec) {
+at::Tensor local_part_of(const at::Tensor& whole, const Spec& spec) {
   auto part = whole;
   const auto box = local_box(whole.sizes(), spec.placements, spec.mesh_shape, spec.coordinate);
   for (size_t dim = 0; dim < box.size(); ++dim) {
@@ -136,15 +136,15 @@ at::Tensor part_of_whole(const at::Tensor& whole, const Spec& spec) {
   return part;
 }
 
-at::Tensor empty_whole(c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                       const at::TensorOptions& options) {
+at::Tensor empty_global(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                        const at::TensorOptions& options) {
   return at::empty_strided(sizes, dense_strides_like(sizes, strides), options);
 }
 
 at::Tensor draw_part(const Spec& spec, at::Tensor whole,
                      const std::function<void(at::Tensor& whole)>& draw) {
   draw(whole);
-  const auto part = part_of_whole(whole, spec);
+  const auto part = local_part_of(whole, spec);
   return part.is_same(whole) ? whole : part.clone();  // the whole's memory is given back
 }
 

@@ -30,7 +30,7 @@ class MeshGenerator {
 
   const at::Generator& get() const { return used_; }
   /// Runs an operator that takes no generator: the default one stands in for this one.
-  void lend(const std::function<void()>& draw) const;
+  void run_as_default(const std::function<void()>& draw) const;
 
  private:
   at::Generator standard_;
@@ -42,14 +42,14 @@ class MeshGenerator {
 void require_one_state(const std::string& caller, const Spec& spec, c10::Device device);
 
 /// Memory for a whole tensor of these sizes, its dimensions in the order of the strides.
-at::Tensor empty_whole(c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                       const at::TensorOptions& options);
+at::Tensor empty_global(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                        const at::TensorOptions& options);
 
 /// This rank's part of what `draw` fills the whole with.
 at::Tensor draw_part(const Spec& spec, at::Tensor whole,
                      const std::function<void(at::Tensor& whole)>& draw);
 
 /// The part of a tensor that a rank of this spec holds: a view.
-at::Tensor part_of_whole(const at::Tensor& whole, const Spec& spec);
+at::Tensor local_part_of(const at::Tensor& whole, const Spec& spec);
 
 }  // namespace tessera::dtensor

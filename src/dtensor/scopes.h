@@ -2,7 +2,9 @@
 
 #include "dtensor/rules.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/function_schema.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <functional>
@@ -32,5 +34,11 @@ c10::DebugInfoGuard open_scope(const std::function<void(Scopes&)>& change);
 
 /// One warning per operator, or an error inside StrictSharding.
 void note_missing_rule(const c10::FunctionSchema& schema);
+
+/// Operators on parts, while it lives: autograd and autocast have had their turn with the whole.
+class LocalScope {
+  const c10::impl::ExcludeDispatchKeyGuard guard_{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset};
+};
 
 }  // namespace tessera::dtensor

@@ -52,7 +52,7 @@ Sizes local_sizes(c10::IntArrayRef sizes, const Placements& placements, c10::Int
                   c10::IntArrayRef coordinate);
 
 /// Global sizes, if every rank's part is as large as this one.
-Sizes whole_of_equal_parts(c10::IntArrayRef part, const Placements& placements,
+Sizes global_sizes_of_even(c10::IntArrayRef part, const Placements& placements,
                            c10::IntArrayRef mesh_shape);
 
 /// Whether all ranks hold equally much; whether each holds something.

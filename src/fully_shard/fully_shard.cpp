@@ -1,12 +1,293 @@
+
 #include <tessera/fully_shard.h>
 
-#include "base/warm_memory.h"
-#include "fully_shard/apply.h"
+#include "base/devices.h"
+#include "base/memory.h"
+#include "comm/call_check.h"
+#include "dtensor/agreement.h"
+#include "fully_shard/init.h"
+#include "fully_shard/state_impl.h"
+#include "nn/module_hooks.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tessera::detail::fully_shard {
+
+/// The mesh that the options name; the same for the same group, so that all units' parameters lie
+/// on one.
+DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device);
+
+/// The ranks among which reshard_after_forward, if it is a number, keeps a copy; null if it is
+/// none. A collective.
+Group neighbours_for(const FullyShardOptions& options, const DeviceMesh& mesh);
+
+/// Makes the modules one unit, after the submodules that the policy names.
+void apply(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options);
+
+namespace {
+
+struct KnownMesh {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  DeviceMesh mesh;
+};
+
+/// Of this rank and group.
+DeviceMesh mesh_of(const Group& group, c10::DeviceType device) {
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<const c10d::ProcessGroup*, KnownMesh>();
+  {
+    const std::lock_guard lock(mutex);
+    std::erase_if(known, [](const auto& entry) { return entry.second.group.expired(); });
+    const auto found = known.find(group.get());
+    if (found != known.end() && found->second.mesh.device_type() == device)
+      return found->second.mesh;
+  }
+  const auto members = ranks(group);
+  const DeviceMesh mesh(device, std::vector<int64_t>(members.begin(), members.end()));
+  const std::lock_guard lock(mutex);
+  known.insert_or_assign(group.get(),
+                         KnownMesh{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), mesh});
+  return mesh;
+}
+
+bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::HYBRID_SHARD ||
+         strategy == ShardingStrategy::HYBRID_SHARD_ZERO2;
+}
+
+}  // namespace
+
+DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device) {
+  TORCH_CHECK_VALUE(!options.process_group || !options.mesh,
+                    "fully_shard: expected a process_group or a mesh, got both; leave one out");
+  if (options.mesh) {
+    const auto ndim = options.mesh->ndim();
+    TORCH_CHECK_VALUE(ndim == 1 || ndim == 2,
+                      "fully_shard: expected a mesh of one dimension, or of two (copies, shards), "
+                      "got one of ",
+                      ndim, "; slice it first, e.g. mesh[\"dp\"]");
+    TORCH_CHECK_VALUE(options.mesh->coordinate().has_value(),
+                      "fully_shard: expected a mesh that this rank is part of, got ",
+                      c10::str(*options.mesh));
+    TORCH_CHECK_VALUE(ndim == 1 || options.strategy != ShardingStrategy::NO_SHARD,
+                      "fully_shard: expected a 1-D mesh for NO_SHARD, got a 2-D one");
+  }
+  TORCH_CHECK_VALUE(!is_hybrid(options.strategy) || (options.mesh && options.mesh->ndim() == 2),
+                    "fully_shard: expected a 2-D mesh (copies, shards) for HYBRID_SHARD, got ",
+                    options.mesh ? c10::str(*options.mesh) : std::string("none"),
+                    "; make one with init_device_mesh(device, {copies, shards})");
+  if (options.mesh) return *options.mesh;
+  TORCH_CHECK(options.process_group || is_initialized(),
+              "fully_shard: expected tessera::init() to have been called, or a process_group or "
+              "mesh in the options; call tessera::init() at the start of the program");
+  return mesh_of(options.process_group ? options.process_group : default_group(), device);
+}
+
+Group neighbours_for(const FullyShardOptions& options, const DeviceMesh& mesh) {
+  const auto number =
+      options.reshard_after_forward ? options.reshard_after_forward->ranks() : std::nullopt;
+  if (!number) return {};
+  const auto shards = mesh.size(mesh.ndim() - 1);
+  TORCH_CHECK_VALUE(*number > 0 && shards % *number == 0,
+                    "fully_shard: expected reshard_after_forward to be true, false or a number of "
+                    "ranks that divides the ",
+                    shards, " over which parameters are sharded, got ", *number);
+  if (*number == 1 || *number == shards || options.strategy == ShardingStrategy::NO_SHARD)
+    return {};
+  const auto blocks = mesh.ranks().reshape({-1, shards / *number, *number});
+  return DeviceMesh(mesh.device_type(), blocks).group(2);
+}
+
+namespace {
+
+/// The first rank's count of its units: ranks may have made others with other groups meanwhile.
+int64_t agreed_number(const DeviceMesh& mesh) {
+  static std::atomic<int64_t> made = 0;
+  const comm::Bookkeeping bookkeeping(kName);
+  return std::stoll(broadcast_bytes(std::to_string(made++), 0, mesh.group(mesh.ndim() - 1)));
+}
+
+std::optional<c10::Device> device_of(const FullyShardOptions& options) {
+  return device_from_id(kName, options.device_id);
+}
+
+/// Where the unit computes: as asked for, or where its parameters are.
+c10::Device find_device(const std::vector<FoundParameter>& parameters,
+                        const FullyShardOptions& options) {
+  if (const auto device = device_of(options)) return *device;
+  for (const auto& parameter : parameters) {
+    if (!parameter.tensor.is_meta()) return parameter.tensor.device();
+  }
+  const auto type = options.mesh ? options.mesh->device_type() : at::kCPU;
+  // With its index, as tensors have it.
+  return type == at::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+void check_parameters(const std::vector<FoundParameter>& parameters, c10::Device device,
+                      const std::string& unit) {
+  for (const auto& parameter : parameters) {
+    const auto& tensor = parameter.tensor;
+    const auto& name = parameter.name;
+    TORCH_CHECK_VALUE(tensor.device() == device, "fully_shard: expected all parameters of ", unit,
+                      " on ", device, ", but '", name, "' is on ", tensor.device(),
+                      "; move the module first, or pass device_id");
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "fully_shard: expected dense parameters of ",
+                      unit, ", but '", name, "' has layout ", tensor.layout());
+    TORCH_CHECK_VALUE(!tensor.grad().defined(), "fully_shard: expected parameters of ", unit,
+                      " without gradients, but '", name,
+                      "' has one; apply fully_shard before training, or call zero_grad() first");
+  }
+}
+
+/// Ranks that shard different things would read each other's memory by a wrong map.
+void check_same_on_ranks(const std::vector<FoundParameter>& parameters, const std::string& unit,
+                         const FullyShardOptions& options, const DeviceMesh& mesh) {
+  const auto dtype = [](const auto& asked) { return asked ? c10::toString(*asked) : "none"; };
+  const auto& precision = options.mixed_precision;
+  dtensor::Compared own{.caller = kName,
+                        .kind = "unit",
+                        .whole = c10::str(unit, " (strategy ", static_cast<int>(options.strategy),
+                                          ", param_dtype ", dtype(precision.param_dtype),
+                                          ", reduce_dtype ", dtype(precision.reduce_dtype), ")")};
+  for (const auto& [tensor, name, keeps_dtype, shard_dim] : parameters)
+    own.parameters.push_back(
+        c10::str(dtensor::describe_parameter(name, tensor), " Shard(", shard_dim, ")"));
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
+    dtensor::check_same_parameters(own, mesh.group(dim));
+}
+
+std::shared_ptr<State> make_state(const std::vector<torch::nn::Module*>& modules,
+                                  const FullyShardOptions& options) {
+  const auto name = nn::name_of(*modules[0]);
+  const auto& precision = options.mixed_precision;
+  const auto ignored = find_ignored(*modules[0], options);
+  auto parameters = find_parameters(modules, ignored, precision);
+  choose_dims(parameters, options);
+  const auto device = find_device(parameters, options);
+  const auto mesh = mesh_for(options, device.type());
+  check_same_on_ranks(parameters, name, options, mesh);
+  materialise(modules, ignored, options, device);
+  if (device_of(options)) move_to_device(modules, ignored, device);
+  check_parameters(parameters, device, name);
+  if (options.sync_module_states) broadcast_values(modules, ignored, mesh);
+  auto buffers = cast_modules(modules, ignored, precision);
+  auto unit = std::make_shared<Unit>(
+      parameters, UnitSettings{.name = name,
+                               .mesh = mesh,
+                               .group = options.process_group,
+                               .neighbours = neighbours_for(options, mesh),
+                               .is_split = options.strategy != ShardingStrategy::NO_SHARD,
+                               .number = agreed_number(mesh),
+                               .precision = precision,
+                               .accumulate_sharded = options.accumulate_sharded,
+                               .offloads = options.cpu_offload.offload_params && !device.is_cpu()});
+  unit->attach();
+  remember_owner(parameters, name);
+  return std::make_shared<State>(modules, options, std::move(unit), std::move(buffers));
+}
+
+void apply_one(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
+  std::shared_ptr<State> state;
+  for (auto* module : modules) {
+    nn::apply_composable(*module, {.function = kName, .excludes = {"replicate"}}, [&] {
+      if (!state) state = make_state(modules, options);
+      return state;
+    });
+  }
+  state->attach();
+}
+
+/// Before anything has changed.
+void check_applicable(torch::nn::Module& module) {
+  nn::require_hook_point(module, kName);
+  nn::check_contract(module, {.function = kName, .excludes = {"replicate"}});
+}
+
+/// What a policy makes units of, innermost first, so that each takes what is left.
+class Choice {
+ public:
+  Choice(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options)
+      : options_(options), tops_(modules.begin(), modules.end()) {
+    TORCH_CHECK_VALUE(options.policy.decide(),
+                      "fully_shard: expected a policy with a function, got an empty one; use "
+                      "ModuleWrapPolicy::of<BlockImpl>() or CustomPolicy(function)");
+    for (auto* module : modules) visit(*module, "", find_ignored(*module, options));
+  }
+
+  void apply() const {
+    if (units_.empty())
+      TORCH_WARN("fully_shard: the policy names no part of ", nn::name_of(**tops_.begin()),
+                 ", which becomes one unit with all parameters, whole at a time; a class is named "
+                 "as the module is declared: ModuleWrapPolicy::of<BlockImpl>()");
+    for (const auto& [module, options] : units_) apply_one({module}, options);
+  }
+
+ private:
+  void visit(torch::nn::Module& module, const std::string& path, const Ignored& ignored) {
+    if (ignored.modules.count(&module) || nn::find_state(module, "replicate")) return;
+    if (nn::find_state(module, kName) || !seen_.insert(&module).second) return;
+    for (const auto& child : module.named_children())
+      visit(*child.value(), path.empty() ? child.key() : path + "." + child.key(), ignored);
+    if (tops_.count(&module)) return;
+    const auto decision = options_.policy.decide()(module);
+    if (!decision) return;
+    TORCH_CHECK_VALUE(is_hookable(module),
+                      "fully_shard: expected the policy to name modules whose "
+                      "calls can be hooked, got '",
+                      path, "', a plain ", nn::name_of(module),
+                      "; parts of torch::nn's compound modules are plain, tessera::nn's among "
+                      "them: name the module around it, or build your own of TESSERA_MODULEs");
+    check_applicable(module);
+    auto own = options_;
+    own.policy = {};
+    own.mixed_precision.output_dtype.reset();  // of the whole: units compute in theirs
+    decision.change(own);
+    own.mixed_precision = resolved(std::move(own.mixed_precision));
+    units_.emplace_back(&module, std::move(own));
+  }
+
+  const FullyShardOptions& options_;
+  std::set<const torch::nn::Module*> tops_;
+  std::set<const torch::nn::Module*> seen_;
+  std::vector<std::pair<torch::nn::Module*, FullyShardOptions>> units_;
+};
+
+void check_modules(const std::vector<torch::nn::Module*>& modules) {
+  TORCH_CHECK_VALUE(!modules.empty(), "fully_shard: expected a module, got an empty list");
+  for (auto* module : modules) {
+    TORCH_CHECK_VALUE(std::count(modules.begin(), modules.end(), module) == 1,
+                      "fully_shard: expected different modules in one list, got ",
+                      nn::name_of(*module), " more than once; name each module once");
+    check_applicable(*module);
+  }
+}
+
+}  // namespace
+
+void apply(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& given) {
+  auto options = given;
+  options.mixed_precision = resolved(std::move(options.mixed_precision));
+  check_modules(modules);
+  if (options.policy.is_given()) Choice(modules, options).apply();
+  apply_one(modules, options);
+}
+
+}  // namespace tessera::detail::fully_shard
 
 namespace tessera {
-namespace sharded {
+namespace detail::fully_shard {
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module) {
   return std::dynamic_pointer_cast<State>(nn::find_state(module, kName));
@@ -44,37 +325,44 @@ std::vector<std::weak_ptr<State>> states_of(const std::vector<nn::ModuleRef>& mo
 }
 
 }  // namespace
-}  // namespace sharded
+}  // namespace detail::fully_shard
 
 void detail::fully_shard_modules(const std::vector<nn::ModuleRef>& modules,
                                  FullyShardOptions options) {
   std::vector<torch::nn::Module*> pointers;
   for (const auto& module : modules) pointers.push_back(&*module);
-  sharded::apply(pointers, options);
+  detail::fully_shard::apply(pointers, options);
   const auto parameters = pointers.front()->parameters();
   if (!parameters.empty() && parameters.front().device().is_cpu()) keep_memory_warm();
 }
 
 std::shared_ptr<FullyShardState> fully_shard_state(nn::ModuleRef module) {
-  return sharded::state_of(*module);
+  return detail::fully_shard::state_of(*module);
 }
 
-void unshard(nn::ModuleRef module) { sharded::require_state(*module, "unshard")->unshard(); }
+void unshard(nn::ModuleRef module) {
+  detail::fully_shard::require_state(*module, "unshard")->unshard();
+}
 
-void reshard(nn::ModuleRef module) { sharded::require_state(*module, "reshard")->reshard(); }
+void reshard(nn::ModuleRef module) {
+  detail::fully_shard::require_state(*module, "reshard")->reshard();
+}
 
 void set_reshard_after_forward(nn::ModuleRef module, bool reshard, bool recurse) {
-  for (const auto& state : sharded::select(*module, recurse, "set_reshard_after_forward"))
+  for (const auto& state :
+       detail::fully_shard::select(*module, recurse, "set_reshard_after_forward"))
     state->reshard_after_forward = reshard;
 }
 
 void set_reshard_after_backward(nn::ModuleRef module, bool reshard, bool recurse) {
-  for (const auto& state : sharded::select(*module, recurse, "set_reshard_after_backward"))
+  for (const auto& state :
+       detail::fully_shard::select(*module, recurse, "set_reshard_after_backward"))
     state->reshard_after_backward = reshard;
 }
 
 void set_requires_all_reduce(nn::ModuleRef module, bool required, bool recurse) {
-  for (const auto& state : sharded::select(*module, recurse, "set_requires_all_reduce")) {
+  for (const auto& state :
+       detail::fully_shard::select(*module, recurse, "set_requires_all_reduce")) {
     if (auto* reduction = state->unit().reduction()) reduction->set_reduces_copies(required);
   }
 }
@@ -82,21 +370,22 @@ void set_requires_all_reduce(nn::ModuleRef module, bool required, bool recurse) 
 void set_gradient_divide_factor(nn::ModuleRef module, double factor) {
   TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: expected a positive factor, got ",
                     factor);
-  const auto state = sharded::require_state(*module, "set_gradient_divide_factor");
+  const auto state = detail::fully_shard::require_state(*module, "set_gradient_divide_factor");
   if (auto* reduction = state->unit().reduction()) reduction->divide_by(factor);
 }
 
 void set_modules_to_forward_prefetch(nn::ModuleRef module,
                                      const std::vector<nn::ModuleRef>& modules) {
   constexpr const char* kCaller = "set_modules_to_forward_prefetch";
-  sharded::require_state(*module, kCaller)->forward_prefetch = sharded::states_of(modules, kCaller);
+  detail::fully_shard::require_state(*module, kCaller)->forward_prefetch =
+      detail::fully_shard::states_of(modules, kCaller);
 }
 
 void set_modules_to_backward_prefetch(nn::ModuleRef module,
                                       const std::vector<nn::ModuleRef>& modules) {
   constexpr const char* kCaller = "set_modules_to_backward_prefetch";
-  sharded::require_state(*module, kCaller)->backward_prefetch =
-      sharded::states_of(modules, kCaller);
+  detail::fully_shard::require_state(*module, kCaller)->backward_prefetch =
+      detail::fully_shard::states_of(modules, kCaller);
 }
 
 }  // namespace tessera

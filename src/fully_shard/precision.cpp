@@ -6,7 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/modules/batchnorm.h>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 /// Of its parameters, or of its buffers if it has none.
@@ -70,4 +70,4 @@ void CastBuffer::cast(bool full) const {
   buffer.set_data(buffer.to(dtype));
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

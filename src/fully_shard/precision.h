@@ -4,7 +4,7 @@
 
 #include <torch/nn/module.h>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 /// The policy with every choice made that the environment may make.
 MixedPrecision resolved(MixedPrecision precision);
@@ -24,4 +24,4 @@ struct CastBuffer {
   void cast(bool full) const;
 };
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

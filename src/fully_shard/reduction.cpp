@@ -1,6 +1,6 @@
 #include "fully_shard/reduction.h"
 
-#include "base/device_streams.h"
+#include "base/devices.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 // Every row ends with the number of the unit, bit by bit, and one flag per parameter that says
@@ -296,4 +296,4 @@ std::vector<at::Tensor> EagerReduction::finish() {
   return parts;
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -2,22 +2,22 @@
 
 #include <tessera/comm.h>
 
-#include "fully_shard/packing.h"
+#include "fully_shard/shard_layout.h"
 
 #include <c10/core/Event.h>
 
 #include <memory>
 #include <optional>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 struct ReductionSettings {
-  std::vector<Rows> rows;  // by parameter
-  Group group;             // over which gradients are reduced, and scattered if `is_split`
-  Group copies;            // hybrid: over which the shards are reduced after that; null: none
-  bool is_split;           // false: every rank gets all
-  int64_t number;          // of the unit, equal on all ranks
-  std::string unit;        // for messages
+  std::vector<ShardLayout> rows;  // by parameter
+  Group group;                    // over which gradients are reduced, and scattered if `is_split`
+  Group copies;      // hybrid: over which the shards are reduced after that; null: none
+  bool is_split;     // false: every rank gets all
+  int64_t number;    // of the unit, equal on all ranks
+  std::string unit;  // for messages
   c10::Device device;
   std::vector<at::ScalarType> dtypes;  // on the way, by parameter
   std::vector<bool> is_member = {};    // by parameter: travels; the same on all ranks
@@ -111,4 +111,4 @@ class EagerReduction final : public Reduction {
   c10::intrusive_ptr<c10d::Work> work_;
 };
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -3,22 +3,59 @@
 #include <tessera/comm.h>
 
 #include "comm/group_memory.h"
-#include "fully_shard/rows.h"
+#include "fully_shard/shard_layout.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <vector>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
+
+/// Memory that can be freed and filled again under the same storage: views of it that autograd
+/// saved come back to life with it. A read while it is free is an error that says why; before
+/// libtorch 2.12 it is one of an empty storage, or an access to address 0.
+class Buffer {
+ public:
+  /// Free at first.
+  Buffer(size_t bytes, c10::Device device);
+
+  size_t bytes() const { return bytes_; }
+  /// Memory for the bytes, of any values.
+  void fill();
+  /// On a device, whoever gets the memory next waits for what is queued by now on the current
+  /// stream, and on those of keep_for_current_stream().
+  void free();
+  void keep_for_current_stream() const;
+  /// A tensor in it.
+  at::Tensor view(size_t offset, c10::IntArrayRef sizes, at::ScalarType dtype) const;
+
+ private:
+  size_t bytes_;
+  c10::Device device_;
+  c10::Storage storage_;
+  bool is_filled_ = false;
+};
+
+/// Where tensors lie in one piece of memory, one after the other, each at the start of a cache
+/// line.
+class Places {
+ public:
+  /// Offset of one more tensor.
+  size_t add(size_t bytes);
+  size_t total() const { return total_; }
+
+ private:
+  size_t total_ = 0;
+};
 
 /// What a unit's parameters are made whole for.
 enum class Use { Forward, Backward };
 
 /// One parameter as a source sees it.
-struct Piece {
+struct SourceParameter {
   at::Tensor value;  // what it starts with, whole
-  Rows rows;
+  ShardLayout rows;
   at::ScalarType compute_dtype;
   int64_t shard_dim = 0;
 };
@@ -69,7 +106,7 @@ class Source {
 /// All values lie where this rank can read them: in its own memory (`memory` is null: a group of
 /// one rank, or nothing is split), or in memory that the ranks of one host share. Nothing is copied
 /// unless computation wants another dtype. See Note [who may write].
-std::unique_ptr<Source> make_addressable_source(std::vector<Piece> pieces, int rank,
+std::unique_ptr<Source> make_addressable_source(std::vector<SourceParameter> pieces, int rank,
                                                 const std::string& purpose, const Group& group);
 struct GatherSettings {
   Group group;          // null: this rank has all
@@ -78,11 +115,11 @@ struct GatherSettings {
   bool on_cpu = false;  // shards lie in the CPU's memory, pinned
 };
 /// Shards travel by all-gather.
-std::unique_ptr<Source> make_gathered_source(const std::vector<Piece>& pieces,
+std::unique_ptr<Source> make_gathered_source(const std::vector<SourceParameter>& pieces,
                                              const GatherSettings& settings);
 /// Operators that a recorder sees make the values of `eager`, which is left alone with its memory
 /// and gates, whole. See Note [recorded units].
-std::unique_ptr<Source> make_recorded_source(const Source& eager, std::vector<Rows> rows,
+std::unique_ptr<Source> make_recorded_source(const Source& eager, std::vector<ShardLayout> rows,
                                              const Group& group);
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -1,5 +1,4 @@
-#include "fully_shard/buffer.h"
-#include "fully_shard/packing.h"
+#include "fully_shard/shard_layout.h"
 #include "fully_shard/source.h"
 #include "fully_shard/streams.h"
 
@@ -7,20 +6,20 @@
 
 #include <map>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 struct UnshardedValues;
 
 /// How parts of all parameters travel over one group.
-struct Way {
+struct Route {
   c10::intrusive_ptr<c10d::Backend> backend;
   int64_t rank;
   int64_t ranks;
-  std::vector<Rows> rows;
+  std::vector<ShardLayout> rows;
   std::map<const UnshardedValues*, std::vector<Packing>> packings;  // by what is made of them
 
-  Way(const std::vector<Piece>& pieces, const Group& group, c10::Device device)
+  Route(const std::vector<SourceParameter>& pieces, const Group& group, c10::Device device)
       : backend(group->getBackend(device.type())), rank(group->getRank()), ranks(group->getSize()) {
     for (const auto& piece : pieces)
       rows.emplace_back(piece.rows.sizes(), ranks, piece.rows.is_split(), piece.shard_dim);
@@ -33,7 +32,7 @@ struct UnshardedValues {
   std::unique_ptr<Buffer> buffer;
   std::vector<at::Tensor> tensors;
 
-  UnshardedValues(const std::vector<Rows>& rows, std::vector<at::ScalarType> given,
+  UnshardedValues(const std::vector<ShardLayout>& rows, std::vector<at::ScalarType> given,
                   c10::Device device)
       : dtypes(std::move(given)) {
     Places places;
@@ -49,7 +48,7 @@ struct UnshardedValues {
 
 class GatheredSource final : public Source {
  public:
-  GatheredSource(const std::vector<Piece>& pieces, const GatherSettings& settings)
+  GatheredSource(const std::vector<SourceParameter>& pieces, const GatherSettings& settings)
       : device_(settings.device), is_on_host_(settings.on_cpu) {
     if (settings.group) all_.emplace(pieces, settings.group, device_);
     if (settings.neighbours) near_.emplace(pieces, settings.neighbours, device_);
@@ -239,15 +238,15 @@ class GatheredSource final : public Source {
 
   c10::Device device_;
   bool is_on_host_;  // the shards
-  std::vector<Rows> rows_;
+  std::vector<ShardLayout> rows_;
   std::vector<at::ScalarType> own_dtypes_;
-  std::optional<Way> all_;   // none: this rank has all
-  std::optional<Way> near_;  // of what is kept between forward and backward
+  std::optional<Route> all_;   // none: this rank has all
+  std::optional<Route> near_;  // of what is kept between forward and backward
   std::vector<at::Tensor> kept_;
   std::unique_ptr<UnshardedValues> low_;
   std::unique_ptr<UnshardedValues> full_;  // made when first asked for
   UnshardedValues* now_;
-  Way* from_ = nullptr;  // on which parameters are, or came last
+  Route* from_ = nullptr;  // on which parameters are, or came last
   // From start() to finish():
   std::vector<at::Tensor> parts_;      // this rank's, on the device
   std::vector<at::Tensor> sent_;       // those that are sent as they are, and rows of others
@@ -261,9 +260,9 @@ class GatheredSource final : public Source {
 
 }  // namespace
 
-std::unique_ptr<Source> make_gathered_source(const std::vector<Piece>& pieces,
+std::unique_ptr<Source> make_gathered_source(const std::vector<SourceParameter>& pieces,
                                              const GatherSettings& settings) {
   return std::make_unique<GatheredSource>(pieces, settings);
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

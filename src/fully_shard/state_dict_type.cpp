@@ -57,14 +57,14 @@ StateDictSettings set_state_dict_type(nn::ModuleRef module, const StateDictSetti
   // Checks those that were put together by hand.
   const auto checked =
       make_settings(settings.type, settings.state_dict_config, settings.optim_state_dict_config);
-  const auto states = sharded::states_in(*module, "set_state_dict_type");
+  const auto states = detail::fully_shard::states_in(*module, "set_state_dict_type");
   auto old = states[0]->state_dict_settings;
   for (const auto& state : states) state->state_dict_settings = checked;
   return old;
 }
 
 StateDictSettings get_state_dict_type(nn::ModuleRef module) {
-  const auto states = sharded::states_in(*module, "get_state_dict_type");
+  const auto states = detail::fully_shard::states_in(*module, "get_state_dict_type");
   const auto& first = *states[0];
   for (const auto& state : states) {
     TORCH_CHECK(state->state_dict_settings == first.state_dict_settings,
@@ -80,7 +80,7 @@ StateDictSettings get_state_dict_type(nn::ModuleRef module) {
 }
 
 struct StateDictTypeScope::Old {
-  std::weak_ptr<sharded::State> state;
+  std::weak_ptr<detail::fully_shard::State> state;
   StateDictSettings settings;
 };
 
@@ -88,7 +88,7 @@ StateDictTypeScope::StateDictTypeScope(
     nn::ModuleRef module, StateDictType type,
     const std::optional<StateDictConfig>& state_dict_config,
     const std::optional<OptimStateDictConfig>& optim_state_dict_config) {
-  for (const auto& state : sharded::states_in(*module, "StateDictTypeScope"))
+  for (const auto& state : detail::fully_shard::states_in(*module, "StateDictTypeScope"))
     old_.push_back({state, state->state_dict_settings});
   set_state_dict_type(module, type, state_dict_config, optim_state_dict_config);
 }

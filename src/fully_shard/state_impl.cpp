@@ -1,6 +1,6 @@
 #include "fully_shard/state_impl.h"
 
-#include "base/open_backwards.h"
+#include "base/autograd.h"
 #include "nn/module_hooks.h"
 
 #include <c10/core/GradMode.h>
@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 struct Member {
@@ -52,8 +52,8 @@ void State::attach() {
   unit_->on_complete = [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->complete();
   };
-  unit_->on_stray = [weak = weak_from_this()] {
-    if (const auto self = weak.lock()) self->begin_stray_backward();
+  unit_->on_unexpected_gradient = [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->begin_unexpected_backward();
   };
   for (auto* module : modules_) {
     auto& hooks = nn::require_hook_point(*module, kName).hooks();
@@ -234,7 +234,7 @@ void State::before_backward() {
   tree_->expect_end_of_backward();
   choose_precision(Use::Backward);
   unit_->unshard(Use::Backward);
-  if (!std::exchange(has_strays_, false)) begin_gradients();
+  if (!std::exchange(has_unexpected_, false)) begin_gradients();
   phase_ = Phase::Backward;
   to_run_.clear();
   modules_through_ = 0;
@@ -243,11 +243,11 @@ void State::before_backward() {
 }
 
 /// No output of the unit told of a backward. What comes is reduced with the rest, or at the end.
-void State::begin_stray_backward() {
+void State::begin_unexpected_backward() {
   if (!tree_) become_root();
   tree_->expect_end_of_backward();
   begin_gradients();
-  has_strays_ = true;
+  has_unexpected_ = true;
 }
 
 /// Those of a backward before this one, or around it, may be on their way.
@@ -270,13 +270,13 @@ void State::after_inputs(const std::vector<at::Tensor>& grad_inputs) {
 }
 
 void State::finish_backward() {
-  const bool had_strays = std::exchange(has_strays_, false);
+  const bool had_unexpected = std::exchange(has_unexpected_, false);
   if (phase_ == Phase::Backward) {
     phase_ = Phase::Idle;
     completed_in_ = torch::autograd::get_current_graph_task_id();
     return reduce(/*was_whole=*/true);
   }
-  if (!had_strays) return;
+  if (!had_unexpected) return;
   if (unit_->has_gradients())
     reduce(/*was_whole=*/false);
   else
@@ -301,14 +301,14 @@ void State::reduce(bool was_whole) {
 }
 
 void State::recover() {
-  if (phase_ == Phase::Idle && !has_strays_) return;
-  has_strays_ = false;
+  if (phase_ == Phase::Idle && !has_unexpected_) return;
+  has_unexpected_ = false;
   unit_->abandon_backward();
   leave_forward();
 }
 
 bool State::recover_backward() {
-  if (phase_ == Phase::Backward || has_strays_) recover();
+  if (phase_ == Phase::Backward || has_unexpected_) recover();
   return unit_->drop_unreduced();
 }
 
@@ -322,4 +322,4 @@ void State::reshard() {
   unit_->reshard(Keep::Nothing, /*expects_backward=*/true);
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

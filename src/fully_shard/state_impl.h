@@ -6,7 +6,7 @@
 #include "fully_shard/tree.h"
 #include "nn/composable.h"
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 inline constexpr const char* kName = "fully_shard";
 
@@ -69,7 +69,7 @@ class State final : public nn::ComposableState,
   void before_forward(nn::Arguments& arguments);
   void after_forward(const torch::nn::Module& module, const nn::Result& result);
   void before_backward();
-  void begin_stray_backward();
+  void begin_unexpected_backward();
   void begin_gradients();
   void reduce(bool was_whole);
   void leave_forward();
@@ -99,10 +99,10 @@ class State final : public nn::ComposableState,
   Phase phase_ = Phase::Idle;
   std::vector<const torch::nn::Module*> to_run_;  // modules that this forward has yet to leave
   bool expects_backward_ = false;                 // one that it has left does
-  bool has_strays_ = false;     // gradients came, or may come, that no forward led to
-  size_t modules_through_ = 0;  // whose inputs have their gradients
-  int completed_in_ = -1;       // backward
-  bool was_in_full_ = false;    // the last forward that expected a backward
+  bool has_unexpected_ = false;  // gradients came, or may come, that no forward led to
+  size_t modules_through_ = 0;   // whose inputs have their gradients
+  int completed_in_ = -1;        // backward
+  bool was_in_full_ = false;     // the last forward that expected a backward
 };
 
 std::shared_ptr<State> state_of(const torch::nn::Module& module);
@@ -110,4 +110,4 @@ std::shared_ptr<State> state_of(const torch::nn::Module& module);
 std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
                                               const char* function);
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

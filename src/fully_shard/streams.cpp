@@ -1,13 +1,13 @@
 #include "fully_shard/streams.h"
 
-#include "base/device_streams.h"
+#include "base/devices.h"
 
 #include <ATen/ops/empty.h>
 
 #include <map>
 #include <mutex>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 /// One for all units: what they queue is in order.
@@ -64,4 +64,4 @@ Delivery::Delivery(std::vector<at::Tensor> gradients, bool to_host, c10::Device 
   arrives = side.record();
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

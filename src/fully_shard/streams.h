@@ -21,7 +21,7 @@
 // Memory is asked for on the current stream, kept until that waits for the others, and then freed
 // in its order: the allocator gives it to nobody too early, and at once. What another stream than
 // that reads is recorded for it.
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 enum class Side { Gather, Offload };
 
@@ -54,4 +54,4 @@ struct Delivery {
   Delivery(std::vector<at::Tensor> gradients, bool to_host, c10::Device device);
 };
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

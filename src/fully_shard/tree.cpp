@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 // Note [order of units]
@@ -168,4 +168,4 @@ void Tree::settle_failed() {
   for (const auto& unit : std::exchange(failed_, {})) unit->discard();
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

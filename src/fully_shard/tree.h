@@ -1,6 +1,6 @@
 #pragma once
 
-#include "base/open_backwards.h"
+#include "base/autograd.h"
 #include "fully_shard/unit.h"
 
 #include <deque>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 class State;
 
@@ -47,9 +47,9 @@ class Tree : public std::enable_shared_from_this<Tree> {
   std::vector<std::weak_ptr<State>> entered_;  // of this one
   std::vector<std::weak_ptr<State>> first_;    // of the first that ended
   bool has_warned_ = false;
-  OpenBackwards open_backwards_;
+  BackwardCallbacks open_backwards_;
   std::deque<std::shared_ptr<Unit>> reducing_;
   std::vector<std::shared_ptr<Unit>> failed_;  // whose gradients were, when a backward failed
 };
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -6,14 +6,14 @@
 #include "comm/call_check.h"
 #include "dtensor/part.h"
 #include "dtensor/registration.h"
-#include "fully_shard/collect.h"
-#include "fully_shard/placement.h"
+#include "fully_shard/init.h"
+#include "fully_shard/sharded_parameter.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 namespace {
 
 using dtensor::has_part;
@@ -55,9 +55,9 @@ void check_unexchanged(const Unit& unit) {
   const auto& parameters = unit.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto& parameter = parameters[i].parameter();
-    TORCH_CHECK(!parameters[i].was_exchanged_outside(), "fully_shard: expected parameter '",
+    TORCH_CHECK(!parameters[i].was_sharded_exchanged(), "fully_shard: expected parameter '",
                 unit.names()[i], "' of ", unit.where, " as it was left, ",
-                parameters[i].outside().scalar_type(), ", but other memory of ",
+                parameters[i].sharded().scalar_type(), ", but other memory of ",
                 parameter.scalar_type(),
                 " has been put there (Module::to, set_data), which would be lost; convert the "
                 "module before fully_shard, write values in place or inside SummonFullParams, and "
@@ -68,7 +68,7 @@ void check_unexchanged(const Unit& unit) {
 void check_unwritten(const Unit& unit) {
   const auto& parameters = unit.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    TORCH_CHECK(!parameters[i].was_written_inside(), "fully_shard: parameter '", unit.names()[i],
+    TORCH_CHECK(!parameters[i].was_unsharded_written(), "fully_shard: parameter '", unit.names()[i],
                 "' of ", unit.settings().name,
                 " was written while it was whole, in forward or after unshard(); every rank writes "
                 "its own shard: change parameters outside of forward");
@@ -91,7 +91,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
                        one.shard_dim);
   }
   make_source(found);
-  make_faces(found);
+  make_parameters(found);
   std::vector<at::ScalarType> dtypes;
   for (size_t i = 0; i < found.size(); ++i) {
     const auto dtype = source_->unsharded()[i].scalar_type();
@@ -109,7 +109,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
                                                          .dtypes = std::move(dtypes)});
   const auto holds = [&](int64_t rank) {
     return std::any_of(rows_.begin(), rows_.end(),
-                       [&](const Rows& rows) { return rows.of(rank).length > 0; });
+                       [&](const ShardLayout& rows) { return rows.of(rank).length > 0; });
   };
   compares_updates_ = settings_.is_split;
   for (int64_t rank = 0; rank < group_->getSize(); ++rank)
@@ -124,7 +124,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
 Unit::~Unit() { forget_owner(parameters_); }
 
 void Unit::make_source(const std::vector<FoundParameter>& found) {
-  std::vector<Piece> pieces;
+  std::vector<SourceParameter> pieces;
   for (size_t i = 0; i < found.size(); ++i) {
     auto value = local_of(found[i].tensor).detach();
     stats_.parameter_bytes += static_cast<int64_t>(value.nbytes());
@@ -155,38 +155,38 @@ void Unit::make_source(const std::vector<FoundParameter>& found) {
   stats_.gathered_bytes = static_cast<int64_t>(source_->private_bytes());
 }
 
-void Unit::make_faces(const std::vector<FoundParameter>& found) {
+void Unit::make_parameters(const std::vector<FoundParameter>& found) {
   for (size_t i = 0; i < found.size(); ++i) {
     const auto& tensor = found[i].tensor;
     const auto strides = dtensor::dense_strides_like(tensor.sizes(), tensor.strides());
     const auto& whole = source_->unsharded()[i];
-    const auto inside = has_part(tensor)
-                            ? dtensor::wrap(whole, part_of(tensor).spec, tensor.sizes(), strides)
-                            : whole;
-    auto outside = source_->shards()[i];
+    const auto unsharded = has_part(tensor)
+                               ? dtensor::wrap(whole, part_of(tensor).spec, tensor.sizes(), strides)
+                               : whole;
+    auto sharded = source_->shards()[i];
     if (settings_.is_split || has_part(tensor)) {
       const auto spec =
-          outside_spec(tensor, found[i].name, settings_.mesh,
+          sharded_spec(tensor, found[i].name, settings_.mesh,
                        settings_.is_split ? std::optional(found[i].shard_dim) : std::nullopt);
-      outside = dtensor::wrap(outside, spec, tensor.sizes(), whole.strides());
+      sharded = dtensor::wrap(sharded, spec, tensor.sizes(), whole.strides());
     }
-    parameters_.emplace_back(tensor, outside, inside);
+    parameters_.emplace_back(tensor, sharded, unsharded);
   }
 }
 
 void Unit::attach() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& parameter = parameters_[i];
-    parameter.show_outside();
-    if (!has_part(parameter.outside())) continue;
-    part_of(parameter.outside()).owner = std::make_shared<const std::string>(
+    parameter.to_sharded();
+    if (!has_part(parameter.sharded())) continue;
+    part_of(parameter.sharded()).owner = std::make_shared<const std::string>(
         c10::str("parameter '", names_[i], "' of ", settings_.name));
-    part_of(parameter.outside()).before_write = [weak = weak_from_this()] {
+    part_of(parameter.sharded()).before_write = [weak = weak_from_this()] {
       const auto self = weak.lock();
       if (self) self->note_writing();
     };
-    part_of(parameter.outside()).before_lend = [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->lend();
+    part_of(parameter.sharded()).before_expose = [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->expose_shards();
     };
   }
   hook_gradients();
@@ -227,7 +227,7 @@ void Unit::note_writing() {
 }
 
 /// One rank alone may look at its shard, so that does not make values old: a write does.
-void Unit::lend() {
+void Unit::expose_shards() {
   await_readers();
   notice_writes();
   if (!seen_writes_) seen_writes_ = writes_to(source_->shards());
@@ -315,7 +315,7 @@ void Unit::unshard(Use use) {
   } else {
     source().reuse();
   }
-  for (auto& parameter : parameters_) parameter.show_inside();
+  for (auto& parameter : parameters_) parameter.to_unsharded();
   life_.unshard();
 }
 
@@ -336,21 +336,21 @@ void Unit::compute_in_full(bool full) {
   show_values_of(*source_);
 }
 
-/// Inner faces are its values, or parts in tensor parallelism, from here on.
+/// Unsharded forms are its values, or parts in tensor parallelism, from here on.
 void Unit::show_values_of(const Source& source) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& whole = source.unsharded()[i];
-    const auto before = parameters_[i].inside();
-    parameters_[i].set_inside(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
-                                                               before.sizes(), before.strides())
-                                               : whole);
+    const auto before = parameters_[i].unsharded();
+    parameters_[i].set_unsharded(has_part(before) ? dtensor::wrap(whole, part_of(before).spec,
+                                                                  before.sizes(), before.strides())
+                                                  : whole);
   }
 }
 
 /// Parameters are shards; whether they were not.
 bool Unit::show_shards() {
   if (!is_unsharded()) return false;
-  for (auto& parameter : parameters_) parameter.show_outside();
+  for (auto& parameter : parameters_) parameter.to_sharded();
   life_.reshard();
   source().end_use();
   return true;
@@ -371,4 +371,4 @@ FullyShardStats Unit::stats() const {
   return stats;
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

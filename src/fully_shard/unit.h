@@ -3,19 +3,18 @@
 #include <tessera/fully_shard/state.h>
 
 #include "dtensor/spec.h"
-#include "fully_shard/face.h"
 #include "fully_shard/reduction.h"
+#include "fully_shard/sharded_parameter.h"
 #include "fully_shard/source.h"
 #include "fully_shard/streams.h"
-#include "fully_shard/unit_life.h"
-#include "fully_shard/unit_settings.h"
+#include "fully_shard/unit_state.h"
 
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 /// Parameters that are gathered together and whose gradients are reduced together. Knows nothing of
 /// modules and hooks: State and Tree tell it what comes.
@@ -28,7 +27,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   bool is_empty() const { return parameters_.empty(); }
   const std::vector<std::string>& names() const { return names_; }
-  const std::vector<TwoFaced>& parameters() const { return parameters_; }
+  const std::vector<ShardedParameter>& parameters() const { return parameters_; }
   const UnitSettings& settings() const { return settings_; }
   const Group& group() const { return group_; }
   bool has_trainable() const;
@@ -56,7 +55,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Parameters are private whole copies from here on; collective.
   void summon(SummonSettings settings);
   /// And shards again; `writes`: with the copies' values.
-  void dismiss(bool writes);
+  void end_summon(bool writes);
   /// Of the mesh, and of those of tensor parallel parameters.
   bool is_on_first_rank() const;
 
@@ -70,7 +69,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::function<void()> on_complete;
   /// Called before a gradient comes to a unit that is not split and not in backward, so that it can
   /// begin one.
-  std::function<void()> on_stray;
+  std::function<void()> on_unexpected_gradient;
   /// Reduces what has come, if requires_sync, or only adds it up. deliver() waits and puts the
   /// result into the parameters, or begins to copy it to the host and leaves the rest to
   /// end_delivery(); drop_delivery() forgets it after a failure.
@@ -94,7 +93,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
  private:
   void make_source(const std::vector<FoundParameter>& found);
-  void make_faces(const std::vector<FoundParameter>& found);
+  void make_parameters(const std::vector<FoundParameter>& found);
   /// Of this moment: the eager one, or that of a recording. See Note [recorded units].
   Source& source() { return recorded_ ? *recorded_ : *source_; }
   void choose_source(Use use);
@@ -107,7 +106,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void gather(Use use);
   void finish_gather();
   void await_readers();
-  void lend();
+  void expose_shards();
   void notice_writes();
   void free();
   void hook_gradients();
@@ -115,15 +114,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void before_gradient(size_t index);
   bool take_gradient(size_t index);
   void put_back_gradients();
-  void refuse_stray(size_t index) const;
+  void refuse_unexpected(size_t index) const;
   at::Tensor local_gradient(size_t index, const at::Tensor& gradient) const;
   std::string describe_reduction();
 
   UnitSettings settings_;
   Group group_, copies_;  // over which parameters are split; hybrid
   std::vector<std::string> names_;
-  std::vector<Rows> rows_;
-  std::vector<TwoFaced> parameters_;
+  std::vector<ShardLayout> rows_;
+  std::vector<ShardedParameter> parameters_;
   std::unique_ptr<Source> source_;
   std::unique_ptr<EagerReduction> reduction_;
   std::unique_ptr<Source> recorded_;  // null: this use is not recorded
@@ -147,4 +146,4 @@ class Unit : public std::enable_shared_from_this<Unit> {
   FullyShardStats stats_;
 };
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
-namespace tessera::sharded {
+namespace tessera::detail::fully_shard {
 
 using dtensor::has_part;
 using dtensor::part_of;
@@ -18,7 +18,7 @@ namespace {
 
 /// Adds to libtorch's words whose gradients wanted how much, and what may help.
 void explain_memory(c10::OutOfMemoryError& error, const EagerReduction& reduction,
-                    const std::vector<Rows>& rows, const std::string& unit) {
+                    const std::vector<ShardLayout>& rows, const std::string& unit) {
   size_t bytes = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (reduction.is_member(i))
@@ -30,14 +30,14 @@ void explain_memory(c10::OutOfMemoryError& error, const EagerReduction& reductio
 }
 
 /// A gradient of the shards themselves: the loss has terms of the parameters outside of forward.
-bool is_of_outside(const at::Tensor& outside, const at::Tensor& gradient) {
-  return has_part(outside) && has_part(gradient) &&
-         part_of(gradient).spec->mesh == part_of(outside).spec->mesh;
+bool is_of_sharded(const at::Tensor& sharded, const at::Tensor& gradient) {
+  return has_part(sharded) && has_part(gradient) &&
+         part_of(gradient).spec->mesh == part_of(sharded).spec->mesh;
 }
 
-at::Tensor gradient_of(const at::Tensor& outside, at::Tensor local) {
-  if (!has_part(outside)) return local;
-  return dtensor::wrap(std::move(local), part_of(outside).spec, outside.sizes(), outside.strides());
+at::Tensor gradient_of(const at::Tensor& sharded, at::Tensor local) {
+  if (!has_part(sharded)) return local;
+  return dtensor::wrap(std::move(local), part_of(sharded).spec, sharded.sizes(), sharded.strides());
 }
 
 }  // namespace
@@ -111,12 +111,12 @@ at::Tensor Unit::local_gradient(size_t index, const at::Tensor& gradient) const 
                               names_[index], "' of ", settings_.name,
                               ", got a sparse one; use an Embedding with sparse(false), or leave "
                               "the module to replicate");
-  const auto& inside = parameters_[index].inside();
-  if (!has_part(inside)) return gradient;
-  return part_of(dtensor::redistributed("fully_shard", gradient, part_of(inside).spec)).local();
+  const auto& unsharded = parameters_[index].unsharded();
+  if (!has_part(unsharded)) return gradient;
+  return part_of(dtensor::redistributed("fully_shard", gradient, part_of(unsharded).spec)).local();
 }
 
-void Unit::refuse_stray(size_t index) const {
+void Unit::refuse_unexpected(size_t index) const {
   TORCH_CHECK(!summoned_ && !parameters_[index].is_copy_in_graph(), "fully_shard: parameter '",
               names_[index], "' of ", settings_.name,
               " got a gradient through a whole copy that SummonFullParams showed; the copies are "
@@ -132,16 +132,16 @@ void Unit::refuse_stray(size_t index) const {
 /// Before it is added to the parameter's own gradient, from which it could not be told apart.
 void Unit::before_gradient(size_t index) {
   if (life_.is_collecting() || summoned_ || parameters_[index].is_copy_in_graph()) return;
-  if (on_stray) on_stray();
+  if (on_unexpected_gradient) on_unexpected_gradient();
 }
 
 /// False leaves it where it is, with whoever else waits for it.
 bool Unit::take_gradient(size_t index) {
   const at::NoGradGuard no_grad;
   auto& gradient = parameters_[index].parameter().mutable_grad();
-  const bool is_of_shards = is_of_outside(parameters_[index].outside(), gradient);
+  const bool is_of_shards = is_of_sharded(parameters_[index].sharded(), gradient);
   if (!life_.is_collecting()) {
-    if (!is_of_shards) refuse_stray(index);
+    if (!is_of_shards) refuse_unexpected(index);
     return false;
   }
   const auto taken = std::exchange(gradient, at::Tensor());
@@ -158,8 +158,8 @@ bool Unit::take_gradient(size_t index) {
   auto& sum = gradients_[index];
   sum = sum.defined() ? sum + local : local;
   // What the loss takes of the parameter outside of forward says nothing of the unit's backward.
-  const bool is_stray = !settings_.is_split && parameters_[index].is_reached_outside();
-  if (is_stray || has_arrived_[index]) return true;
+  const bool is_unexpected = !settings_.is_split && parameters_[index].is_sharded_reached();
+  if (is_unexpected || has_arrived_[index]) return true;
   has_arrived_[index] = true;
   if (++arrived_ == expected_ && on_complete) on_complete();
   return true;
@@ -235,7 +235,7 @@ void Unit::end_delivery() {
   for (size_t i = 0; i < parts.size(); ++i) {
     auto kept = std::exchange(aside_[i], at::Tensor());
     if (parts[i].defined()) {
-      auto part = gradient_of(parameters_[i].outside(), parts[i]);
+      auto part = gradient_of(parameters_[i].sharded(), parts[i]);
       kept = kept.defined() ? kept.add_(part) : std::move(part);
     }
     if (kept.defined()) parameters_[i].parameter().mutable_grad() = kept;
@@ -290,4 +290,4 @@ void Unit::abandon_values() {
   free();
 }
 
-}  // namespace tessera::sharded
+}  // namespace tessera::detail::fully_shard

@@ -1,8 +1,7 @@
 #include <tessera/mesh.h>
 
 #include "comm/context.h"
-#include "comm/dtype_names.h"
-#include "mesh/arguments.h"
+#include "comm/type_names.h"
 #include "mesh/layout.h"
 
 #include <ATen/Context.h>

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 /// The contract between composable functions (replicate, checkpoint, fully_shard, …): each is
@@ -71,5 +75,27 @@ std::vector<std::shared_ptr<S>> find_all_states(const torch::nn::Module& module)
   for (const auto& part : module.modules(/*include_self=*/false)) add(*part);
   return states;
 }
+
+/// Which module's engine has a parameter: one at most. Ranks may be threads.
+class ParameterOwners {
+ public:
+  void add(const at::Tensor& parameter, const std::string& owner) {
+    const std::lock_guard lock(mutex_);
+    owners_[parameter.unsafeGetTensorImpl()] = owner;
+  }
+  std::optional<std::string> find(const at::Tensor& parameter) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = owners_.find(parameter.unsafeGetTensorImpl());
+    return found == owners_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void remove(const at::Tensor& parameter) {
+    const std::lock_guard lock(mutex_);
+    owners_.erase(parameter.unsafeGetTensorImpl());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<const at::TensorImpl*, std::string> owners_;
+};
 
 }  // namespace tessera::nn

@@ -1,8 +1,9 @@
 // Cross entropy of a linear head by blocks of rows. See Note [head in blocks].
+#include "nn/linear_cross_entropy.h"
+
 #include <tessera/nn/linear_cross_entropy.h>
 
 #include "base/capture.h"
-#include "nn/class_shard.h"
 #include "nn/row_kernels.h"
 
 #include <ATen/autocast_mode.h>

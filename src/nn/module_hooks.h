@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/nn/hook_point.h>
+#include <tessera/detail/nn/hook_point.h>
 
 #include "nn/composable.h"
 

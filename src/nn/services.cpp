@@ -1,10 +1,18 @@
+#include <tessera/nn/meta_init.h>
 #include <tessera/nn/services.h>
 
 #include "base/text.h"
 #include "nn/composable.h"
 #include "nn/module_hooks.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <unordered_map>
 
 namespace tessera {
 namespace {
@@ -87,5 +95,84 @@ std::shared_ptr<torch::nn::Module> nn::clone_any(const torch::nn::Module& module
   }
   return clone;
 }
+
+namespace {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+/// Buffers that are not saved. A buffer keeps its TensorImpl for life (to() and friends change it
+/// in place), so it is the tensor that is remembered: that also works inside the constructor of a
+/// module that nobody owns yet.
+class NonPersistent {
+ public:
+  void add(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(tensors_, [](const auto& entry) { return entry.second.expired(); });
+    tensors_.emplace(tensor.unsafeGetTensorImpl(), WeakTensor(tensor.getIntrusivePtr()));
+  }
+  bool has(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    const auto found = tensors_.find(tensor.unsafeGetTensorImpl());
+    return found != tensors_.end() && !found->second.expired();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, WeakTensor> tensors_;
+};
+
+NonPersistent& non_persistent() {
+  static auto& tensors = *new NonPersistent();
+  return tensors;
+}
+
+}  // namespace
+
+at::Tensor& register_buffer(nn::ModuleRef module, const std::string& name, const at::Tensor& tensor,
+                            bool persistent) {
+  auto& buffer = module->register_buffer(name, tensor);
+  if (!persistent && buffer.defined()) non_persistent().add(buffer);
+  return buffer;
+}
+
+void nn::mark_not_persistent(const at::Tensor& buffer) { non_persistent().add(buffer); }
+
+bool is_persistent(const at::Tensor& buffer) { return !non_persistent().has(buffer); }
+
+namespace {
+
+// libtorch reserves this key for building modules without memory and has no kernels for it: ours
+// sit above all others, and every operator but the two that all tensors are made by falls through.
+constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
+std::optional<c10::Device> redirected(std::optional<c10::Device> device) {
+  return device ? device : c10::Device(c10::DeviceType::Meta);
+}
+
+at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<c10::Device> device,
+                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> format) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kKey);
+  return at::empty(sizes, dtype, layout, redirected(device), pin_memory, format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<c10::Device> device, std::optional<bool> pin_memory) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kKey);
+  return at::empty_strided(sizes, strides, dtype, layout, redirected(device), pin_memory);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, library) {
+  library.fallback(torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, DeferredInit, library) {
+  library.impl("empty.memory_format", empty);
+  library.impl("empty_strided", empty_strided);
+}
+
+MetaInit::MetaInit() : redirects_(kKey) {}
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // torch::save and torch::load, in the format of torch::optim's optimizers, which thus read ours.
-#include "optim/option_values.h"
+#include "optim/arithmetic.h"
+#include "optim/options.h"
 #include "optim/rule.h"
-#include "optim/step_count.h"
 
 #include <ATen/Tensor.h>
 #include <ATen/ops/scalar_tensor.h>

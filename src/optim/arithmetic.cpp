@@ -1,9 +1,14 @@
 #include "optim/arithmetic.h"
 
+#include "optim/plan.h"
+
 #include <ATen/ScalarOps.h>
 #include <ATen/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/addcmul.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
 
 namespace tessera::optim {
 
@@ -28,6 +33,36 @@ void add_scaled(at::Tensor& tensor, const at::Tensor& other, const at::Tensor& n
   }
   // In their own dtype the number would lose its digits; a sum with a number is calculated wider.
   tensor.copy_(at::addcmul(tensor.to(at::kFloat), other.to(at::kFloat), number, sign));
+}
+
+namespace {
+
+bool in_host_memory(const at::Tensor& count) {
+  return count.is_cpu() && is_plain(count) &&
+         (count.scalar_type() == at::kFloat || count.scalar_type() == at::kDouble);
+}
+
+}  // namespace
+
+void count_step(std::vector<at::Tensor>& counts) {
+  if (is_recorded() || !std::all_of(counts.begin(), counts.end(), in_host_memory)) {
+    at::_foreach_add_(counts, 1);
+    return;
+  }
+  for (at::Tensor& count : counts) {
+    if (count.scalar_type() == at::kFloat) {
+      *count.mutable_data_ptr<float>() += 1;
+    } else {
+      *count.mutable_data_ptr<double>() += 1;
+    }
+    count.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+double step_value(const at::Tensor& count) {
+  if (!in_host_memory(count)) return count.item<double>();
+  return count.scalar_type() == at::kFloat ? *count.const_data_ptr<float>()
+                                           : *count.const_data_ptr<double>();
 }
 
 }  // namespace tessera::optim

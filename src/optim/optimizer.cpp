@@ -1,5 +1,5 @@
 #include "base/capture.h"
-#include "comm/dtype_names.h"
+#include "comm/type_names.h"
 #include "optim/rule.h"
 
 #include <ATen/Tensor.h>
@@ -80,7 +80,7 @@ void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse
               "; leave fused out, or make the parameter contiguous");
 }
 
-void match_strides(Bucket& bucket) {
+void match_strides(ParamBucket& bucket) {
   for (const auto i : c10::irange(bucket.params.size())) {
     at::Tensor& grad = bucket.grads[i];
     if (grad.strides() != bucket.params[i].strides())
@@ -223,7 +223,8 @@ at::Tensor Optimizer::step(LossClosure closure) {
     }
     depend_on_options(impl_->rule, i, options);
     const LearningRate lr(impl_->rule, i, options, impl_->rates[i]);
-    for (Bucket& bucket : plan.buckets()) impl_->rule->update(bucket, options, lr, impl_->scaling);
+    for (ParamBucket& bucket : plan.buckets())
+      impl_->rule->update(bucket, options, lr, impl_->scaling);
   }
   return loss;
 }

@@ -1,10 +1,15 @@
 #include "optim/options.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
+#include <algorithm>
+#include <optional>
+#include <sstream>
 #include <tuple>
+#include <vector>
 
 namespace tessera::optim {
 
@@ -148,5 +153,137 @@ template class GroupOptions<AdamWOptions>;
 template SGDOptions& options_as(torch::optim::OptimizerOptions&, const char*);
 template AdamOptions& options_as(torch::optim::OptimizerOptions&, const char*);
 template AdamWOptions& options_as(torch::optim::OptimizerOptions&, const char*);
+
+namespace {
+
+/// Archives are written and read, never both: over a file in memory.
+torch::serialize::InputArchive reopened(torch::serialize::OutputArchive& archive) {
+  std::stringstream file;
+  archive.save_to(file);
+  torch::serialize::InputArchive opened;
+  opened.load_from(file);
+  return opened;
+}
+
+/// An option that tessera::optim has and torch::optim has not.
+struct AddedOption {
+  const char* name;
+  std::optional<bool> stock;  // how torch::optim's behave; none: a choice of kernels, any will do
+};
+constexpr AddedOption kAdded[] = {{"maximize", false},
+                                  {"decoupled_weight_decay", false},
+                                  {"foreach", std::nullopt},
+                                  {"fused", std::nullopt}};
+
+bool is_choice_of_kernels(const std::string& name) { return name == "foreach" || name == "fused"; }
+
+bool has_added(const OptionValues& options) {
+  return std::ranges::any_of(kAdded,
+                             [&](const AddedOption& added) { return options.count(added.name); });
+}
+
+std::string names_of(const OptionValues& options) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : options) names.push_back(name);
+  return c10::Join(", ", names);
+}
+
+/// "a number with a fraction", as a user would say.
+std::string type_name(const c10::IValue& value) {
+  if (value.isNone()) return "None";
+  if (value.isBool()) return "a bool";
+  if (value.isInt()) return "an int";
+  if (value.isDouble()) return "a double";
+  if (value.isString()) return "a string";
+  if (value.isTuple())
+    return c10::str("a tuple of ", value.toTupleRef().elements().size(), " elements");
+  return value.tagKind();
+}
+
+bool has_type_of(const c10::IValue& own, const c10::IValue& given) {
+  if (!own.isTuple() || !given.isTuple()) return own.tagKind() == given.tagKind();
+  const auto& expected = own.toTupleRef().elements();
+  const auto& got = given.toTupleRef().elements();
+  return std::ranges::equal(expected, got, has_type_of);
+}
+
+void check_type(const std::string& where, const std::string& name, const c10::IValue& own,
+                const c10::IValue& given) {
+  const bool is_optional = is_choice_of_kernels(name);
+  const bool fits = is_optional ? given.isNone() || given.isBool() : has_type_of(own, given);
+  TORCH_CHECK_VALUE(fits, where, ": expected ", is_optional ? "a bool or None" : type_name(own),
+                    " as option '", name, "', got ", type_name(given));
+}
+
+/// torch::optim's check their options in constructors alone.
+void check_range(const std::string& where, const std::string& name, const c10::IValue& value) {
+  if (value.isTuple()) {
+    for (const auto& beta : value.toTupleRef().elements())
+      TORCH_CHECK_VALUE(!beta.isDouble() || (beta.toDouble() >= 0 && beta.toDouble() < 1), where,
+                        ": expected option '", name, "' to be from 0 to below 1, got ",
+                        beta.toDouble());
+  }
+  TORCH_CHECK_VALUE(!value.isDouble() || value.toDouble() >= 0 || name == "dampening", where,
+                    ": expected option '", name, "' to be at least 0, got ", value.toDouble());
+}
+
+}  // namespace
+
+OptionValues read_options(const torch::optim::OptimizerOptions& options) {
+  torch::serialize::OutputArchive written;
+  options.serialize(written);
+  auto archive = reopened(written);
+  OptionValues values;
+  for (const auto& name : archive.keys()) archive.read(name, values[name]);
+  return values;
+}
+
+OptionValues fitted_options(const std::string& where, const OptionValues& own,
+                            const OptionValues& given) {
+  OptionValues fitted = given;
+  if (has_added(own) != has_added(given)) {
+    for (const auto& [name, stock] : kAdded) {
+      const auto value = given.find(name);
+      TORCH_CHECK_VALUE(value == given.end() || !stock || value->second == *stock, where,
+                        ": expected option '", name,
+                        "' to be false, which torch::optim's do not "
+                        "have, got ",
+                        type_name(value->second),
+                        " that is not; load it into an "
+                        "optimizer of tessera::optim");
+      fitted.erase(name);
+      const auto mine = own.find(name);
+      if (mine != own.end()) fitted[name] = stock ? c10::IValue(*stock) : mine->second;
+    }
+  }
+  TORCH_CHECK_VALUE(std::ranges::equal(own, fitted, {}, &OptionValues::value_type::first,
+                                       &OptionValues::value_type::first),
+                    where, ": expected the options ", names_of(own), ", got ", names_of(given));
+  for (const auto& [name, value] : fitted) {
+    check_type(where, name, own.at(name), value);
+    if (!has_added(own)) check_range(where, name, value);
+  }
+  return fitted;
+}
+
+void write_options(torch::optim::OptimizerOptions& options, const OptionValues& values) {
+  torch::serialize::OutputArchive written;
+  for (const auto& [name, value] : values) written.write(name, value);
+  auto archive = reopened(written);
+  options.serialize(archive);
+}
+
+std::unique_ptr<torch::optim::OptimizerOptions> loaded_options(
+    const std::string& where, const torch::optim::OptimizerOptions& own,
+    const OptionValues& given) {
+  auto copy = own.clone();
+  const auto fitted = fitted_options(where, read_options(own), given);
+  try {
+    write_options(*copy, fitted);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK_VALUE(false, where, ": ", error.what_without_backtrace());
+  }
+  return copy;
+}
 
 }  // namespace tessera::optim

@@ -3,8 +3,8 @@
 #include <tessera/dtensor.h>
 
 #include "base/capture.h"
-#include "base/device_streams.h"
-#include "base/same_storage.h"
+#include "base/devices.h"
+#include "base/storage.h"
 #include "optim/rule.h"
 
 #include <ATen/Tensor.h>
@@ -93,7 +93,7 @@ void lay_together(const std::vector<at::Tensor>& made) {
       continue;  // it stays where it is
     }
     for (const auto i : c10::irange(tensors.size())) {
-      const at::Tensor bytes = whole_storage(tensors[i]);
+      const at::Tensor bytes = storage_bytes(tensors[i]);
       at::Tensor place = block.narrow(0, ends[i], bytes.numel()).copy_(bytes);
       tensors[i].storage().set_data_ptr({place.data_ptr(), new at::Tensor(block),
                                          [](void* held) { delete static_cast<at::Tensor*>(held); },
@@ -161,7 +161,7 @@ void GroupPlan::build(
       rule.check(param, grad.is_sparse(), kernels);
       State& tensors = state_in(state, param).tensors;
       index = bucket_for(param, grad.is_sparse(), kernels, names.size());
-      Bucket& bucket = buckets_[index];
+      ParamBucket& bucket = buckets_[index];
       bucket.params.push_back(param);
       bucket.owners.push_back(&tensors);
       for (const auto i : c10::irange(names.size())) {
@@ -176,7 +176,7 @@ void GroupPlan::build(
     members_.push_back({param.unsafeGetTensorImpl(), index, param.scalar_type(), param.device()});
   }
   lay_together(made);
-  for (Bucket& bucket : buckets_) bucket.grads.reserve(bucket.params.size());
+  for (ParamBucket& bucket : buckets_) bucket.grads.reserve(bucket.params.size());
   demand_ = demand;
   state_count_ = state.size();
   built_ = true;
@@ -186,14 +186,14 @@ int GroupPlan::bucket_for(const at::Tensor& param, bool sparse, Kernels kernels,
                           size_t state_names) {
   if (sparse) kernels = Kernels::Loop;  // list kernels know no sparse tensors
   for (const auto i : c10::irange(buckets_.size())) {
-    const Bucket& bucket = buckets_[i];
+    const ParamBucket& bucket = buckets_[i];
     const at::Tensor& first = bucket.params.front();
     if (bucket.sparse == sparse && first.scalar_type() == param.scalar_type() &&
         first.device() == param.device()) {
       return static_cast<int>(i);
     }
   }
-  Bucket& bucket = buckets_.emplace_back();
+  ParamBucket& bucket = buckets_.emplace_back();
   bucket.kernels = kernels;
   bucket.sparse = sparse;
   bucket.state.resize(state_names);
@@ -201,7 +201,7 @@ int GroupPlan::bucket_for(const at::Tensor& param, bool sparse, Kernels kernels,
 }
 
 void GroupPlan::release_grads() {
-  for (Bucket& bucket : buckets_) bucket.grads.clear();
+  for (ParamBucket& bucket : buckets_) bucket.grads.clear();
 }
 
 void GroupPlan::clear() {

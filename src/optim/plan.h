@@ -20,7 +20,7 @@ struct Demand {
 
 /// Parameters of one group with gradients that share device, dtype and layout of the gradients, and
 /// their state, as the lists that kernels take.
-struct Bucket {
+struct ParamBucket {
   Kernels kernels = Kernels::Loop;
   bool sparse = false;  // gradients
   std::vector<at::Tensor> params;
@@ -47,7 +47,7 @@ class GroupPlan {
   void release_grads();
   void clear();
 
-  std::vector<Bucket>& buckets() { return buckets_; }
+  std::vector<ParamBucket>& buckets() { return buckets_; }
 
  private:
   static constexpr int kNoGrad = -1;
@@ -63,7 +63,7 @@ class GroupPlan {
   Demand demand_;
   size_t state_count_ = 0;
   std::vector<Member> members_;
-  std::vector<Bucket> buckets_;
+  std::vector<ParamBucket> buckets_;
 };
 
 }  // namespace tessera::optim

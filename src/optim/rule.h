@@ -71,7 +71,7 @@ class Optimizer::Rule {
 
   virtual ~Rule() = default;
   virtual const char* name() const = 0;
-  /// Names of state tensors, in the order of Bucket::state.
+  /// Names of state tensors, in the order of ParamBucket::state.
   virtual const std::vector<std::string>& state_names() const = 0;
   /// Also checks that the options are of this optimizer's type.
   virtual Demand demand(Options& options) const = 0;
@@ -84,7 +84,7 @@ class Optimizer::Rule {
   virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
   /// For a recorder: a number that tells all options but the learning rate apart.
   virtual uint64_t fingerprint(Options& options) const = 0;
-  virtual void update(Bucket& bucket, Options& options, const LearningRate& lr,
+  virtual void update(ParamBucket& bucket, Options& options, const LearningRate& lr,
                       const AmpScaling& scaling) const = 0;
 
   // For a recorder: how often groups were added, and state was forgotten or exchanged.
@@ -136,7 +136,7 @@ const at::Tensor& fused_lr(const LearningRate& lr, const at::Tensor& parameter);
 /// What fused kernels demand: floating point, a device they know, memory without gaps.
 void check_fused(const char* optimizer, const at::Tensor& parameter, bool sparse);
 /// Fused kernels walk through memory: gives every gradient its parameter's strides.
-void match_strides(Bucket& bucket);
+void match_strides(ParamBucket& bucket);
 /// Fused kernels pass autograd by: counts their writes to parameters as it counts others.
 void count_writes(at::TensorList params);
 

@@ -1,4 +1,4 @@
-#include "comm/dtype_names.h"
+#include "comm/type_names.h"
 #include "optim/arithmetic.h"
 #include "optim/options.h"
 #include "optim/rule.h"
@@ -23,13 +23,13 @@ const std::vector<std::string>& names() {
   return kNames;
 }
 
-void keep_momentum(Bucket& bucket, size_t i, at::Tensor buffer) {
+void keep_momentum(ParamBucket& bucket, size_t i, at::Tensor buffer) {
   (*bucket.owners[i])[names()[kMomentum]] = buffer;
   bucket.state[kMomentum][i] = std::move(buffer);
 }
 
 /// The buffer after this gradient; the first gradient becomes the buffer.
-const at::Tensor& advance_momentum(Bucket& bucket, size_t i, const at::Tensor& grad,
+const at::Tensor& advance_momentum(ParamBucket& bucket, size_t i, const at::Tensor& grad,
                                    const SGDOptions& options) {
   at::Tensor& buffer = bucket.state[kMomentum][i];
   if (buffer.defined()) {
@@ -51,7 +51,7 @@ void descend(at::Tensor& param, const at::Tensor& grad, const LearningRate& lr) 
   }
 }
 
-void descend_with_lists(Bucket& bucket, at::TensorList grads, const LearningRate& lr) {
+void descend_with_lists(ParamBucket& bucket, at::TensorList grads, const LearningRate& lr) {
   if (!is_recorded()) return at::_foreach_add_(bucket.params, grads, -lr.value());
   const at::Tensor& first = bucket.params.front();
   const auto dtype = first.scalar_type();
@@ -64,7 +64,7 @@ void descend_with_lists(Bucket& bucket, at::TensorList grads, const LearningRate
   at::_foreach_add_(bucket.params, at::_foreach_mul(grads, minus_lr));
 }
 
-void update_in_loop(Bucket& bucket, const SGDOptions& options, const LearningRate& lr) {
+void update_in_loop(ParamBucket& bucket, const SGDOptions& options, const LearningRate& lr) {
   for (const auto i : c10::irange(bucket.params.size())) {
     at::Tensor& param = bucket.params[i];
     at::Tensor grad = options.maximize ? bucket.grads[i].neg() : bucket.grads[i];
@@ -84,7 +84,7 @@ void update_in_loop(Bucket& bucket, const SGDOptions& options, const LearningRat
   }
 }
 
-void update_with_lists(Bucket& bucket, const SGDOptions& options, const LearningRate& lr) {
+void update_with_lists(ParamBucket& bucket, const SGDOptions& options, const LearningRate& lr) {
   std::vector<at::Tensor> made;
   at::TensorList grads = bucket.grads;
   if (options.maximize) {
@@ -140,7 +140,7 @@ void update_fused(at::TensorList params, at::TensorList grads, at::TensorList bu
 }
 
 /// Parameters whose first gradient comes later than others' need a call of their own.
-void update_fused(Bucket& bucket, const SGDOptions& options, const LearningRate& lr,
+void update_fused(ParamBucket& bucket, const SGDOptions& options, const LearningRate& lr,
                   const AmpScaling& scaling) {
   match_strides(bucket);
   std::vector<at::Tensor>& buffers = bucket.state[kMomentum];
@@ -167,7 +167,8 @@ void update_fused(Bucket& bucket, const SGDOptions& options, const LearningRate&
 
 /// With dampening the first gradient counts more than later ones, so a step that is left out must
 /// not make the momentum. No kernel can tell whether it was: the host asks, until there is one.
-bool leaves_out_first(const Bucket& bucket, const SGDOptions& options, const AmpScaling& scaling) {
+bool leaves_out_first(const ParamBucket& bucket, const SGDOptions& options,
+                      const AmpScaling& scaling) {
   const auto& buffers = bucket.state[kMomentum];
   const bool makes_momentum = options.momentum != 0 && options.dampening != 0 &&
                               std::any_of(buffers.begin(), buffers.end(),
@@ -219,7 +220,7 @@ class SgdRule final : public Optimizer::Rule {
                           values.fused.value_or(false));
   }
 
-  void update(Bucket& bucket, Options& options, const LearningRate& lr,
+  void update(ParamBucket& bucket, Options& options, const LearningRate& lr,
               const AmpScaling& scaling) const override {
     const auto& values = options_as<SGDOptions>(options, name());
     if (leaves_out_first(bucket, values, scaling)) return;

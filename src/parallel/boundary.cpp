@@ -1,5 +1,7 @@
 #include "parallel/boundary.h"
 
+#include <tessera/nn/hooks.h>
+
 #include "nn/composable.h"
 
 #include <c10/util/Exception.h>
@@ -30,12 +32,12 @@ bool are_equal(const Placement& left, const Placement& right, int64_t ndim) {
 }
 
 DTensor as_distributed(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& placement,
-                       const Speaker& speaker, const WholeSizes& whole) {
+                       const Reporter& reporter, const GlobalSizes& whole) {
   if (is_dtensor(tensor)) {
     auto given = DTensor::of(tensor);
-    TORCH_CHECK_VALUE(given.mesh() == mesh, speaker.style, ": expected tensors on ", c10::str(mesh),
-                      " at ", speaker.module, ", got one on ", c10::str(given.mesh()),
-                      "; redistribute it there, or pass its local part");
+    TORCH_CHECK_VALUE(given.mesh() == mesh, reporter.style, ": expected tensors on ",
+                      c10::str(mesh), " at ", reporter.module, ", got one on ",
+                      c10::str(given.mesh()), "; redistribute it there, or pass its local part");
     return given;
   }
   FromLocalOptions options;
@@ -54,7 +56,7 @@ DTensor as_distributed(const at::Tensor& tensor, const DeviceMesh& mesh, const P
   try {
     return DTensor::from_local(tensor, mesh, {placement}, std::move(options));
   } catch (const c10::ValueError& error) {
-    TORCH_CHECK_VALUE(false, speaker.style, ": a plain tensor came to ", speaker.module,
+    TORCH_CHECK_VALUE(false, reporter.style, ": a plain tensor came to ", reporter.module,
                       " where a part placed ", c10::str(placement),
                       " is expected: ", error.what_without_backtrace(),
                       "; cut it so, or pass a DTensor, which knows its size");
@@ -82,17 +84,17 @@ at::Tensor* tensor_in(const Values& values) {
 
 }  // namespace
 
-at::Tensor& first_tensor(nn::Arguments& arguments, const Speaker& speaker) {
+at::Tensor& first_tensor(nn::Arguments& arguments, const Reporter& reporter) {
   auto* tensor = arguments.size() == 0 ? nullptr : tensor_in(arguments[0]);
-  TORCH_CHECK_VALUE(tensor != nullptr, speaker.style, ": expected the first argument of ",
-                    speaker.module, " to be a tensor, got ",
+  TORCH_CHECK_VALUE(tensor != nullptr, reporter.style, ": expected the first argument of ",
+                    reporter.module, " to be a tensor, got ",
                     arguments.size() == 0 ? "a call without arguments" : "something else");
   return *tensor;
 }
 
-at::Tensor& only_tensor(nn::Result& result, const Speaker& speaker) {
+at::Tensor& only_tensor(nn::Result& result, const Reporter& reporter) {
   auto* tensor = tensor_in(result);
-  TORCH_CHECK_VALUE(tensor != nullptr, speaker.style, ": expected ", speaker.module,
+  TORCH_CHECK_VALUE(tensor != nullptr, reporter.style, ": expected ", reporter.module,
                     " to return one tensor, got something else");
   return *tensor;
 }

@@ -17,19 +17,19 @@ std::string describe(const StyleTarget& target);
 void require_hookable(const StyleTarget& target, const char* style);
 
 /// Who speaks in messages of a call that comes later.
-struct Speaker {
+struct Reporter {
   const char* style;
   std::string module;  // described
 };
 
 /// Global sizes of a plain tensor that is this rank's part along the last dimension; none: the
 /// ranks compare theirs.
-using WholeSizes = std::function<std::vector<int64_t>(const at::Tensor& local)>;
+using GlobalSizes = std::function<std::vector<int64_t>(const at::Tensor& local)>;
 
 /// A tensor as a distributed one: a plain one is understood as placed so. Collective if that is
 /// sharded and `whole` does not tell of what.
 DTensor as_distributed(const at::Tensor& tensor, const DeviceMesh& mesh, const Placement& placement,
-                       const Speaker& speaker, const WholeSizes& whole = {});
+                       const Reporter& reporter, const GlobalSizes& whole = {});
 
 /// The same tensor, at `placement`.
 DTensor placed_at(const DTensor& tensor, const Placement& placement, bool async_op = false);
@@ -37,8 +37,8 @@ DTensor placed_at(const DTensor& tensor, const Placement& placement, bool async_
 bool are_equal(const Placement& left, const Placement& right, int64_t ndim);
 
 /// The first argument of a call, which must be a tensor.
-at::Tensor& first_tensor(nn::Arguments& arguments, const Speaker& speaker);
+at::Tensor& first_tensor(nn::Arguments& arguments, const Reporter& reporter);
 /// The result of a call, which must be a tensor.
-at::Tensor& only_tensor(nn::Result& result, const Speaker& speaker);
+at::Tensor& only_tensor(nn::Result& result, const Reporter& reporter);
 
 }  // namespace tessera::parallel

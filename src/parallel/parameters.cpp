@@ -1,12 +1,72 @@
 #include "parallel/parameters.h"
 
-#include "dtensor/packed_rows.h"
+#include <tessera/parallelize.h>
+
 #include "dtensor/part.h"
 #include "parallel/boundary.h"
-#include "parallel/packed.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+
+#include <cstdint>
+
+/// Parameters whose rows are in the order of ranks. See Note [packed rows].
+namespace tessera::parallel {
+
+// Note [packed rows]
+// The rows of a fused query-key-value weight are q, then k, then v. Cut into chunks, a rank would
+// get rows of one of them. So they are put into another order before they are cut: the rank's rows
+// of q, of k and of v, then the next rank's. Each chunk is then a small fused weight, and code that
+// splits its output in three works unchanged. The order depends on the number of ranks and can't be
+// told from the tensor, so the tensor is remembered as packed (dtensor/packed_rows.h): another
+// module that shares it must want the same, and load_state_dict wants to be told.
+
+/// Reorders a plain parameter, and its gradient, in place and remembers it.
+void pack_parameter(const at::Tensor& parameter, int64_t packed, int64_t ranks);
+
+}  // namespace tessera::parallel
+
+namespace tessera {
+namespace parallel {
+namespace {
+
+/// Which row of the module's order comes at each place of the ranks' order: [rows].
+at::Tensor row_order(const char* caller, const at::Tensor& whole, int64_t packed, int64_t ranks) {
+  TORCH_CHECK_VALUE(
+      whole.dim() > 0 && packed > 0 && ranks > 0 && whole.size(0) % (packed * ranks) == 0, caller,
+      ": expected rows that ", packed, " parts and ", ranks,
+      " ranks divide evenly, got a tensor of sizes ", whole.sizes());
+  return at::arange(whole.size(0), whole.options().dtype(at::kLong).requires_grad(false))
+      .view({packed, ranks, -1})
+      .transpose(0, 1)
+      .reshape({-1});
+}
+
+}  // namespace
+
+void pack_parameter(const at::Tensor& parameter, int64_t packed, int64_t ranks) {
+  const at::NoGradGuard no_grad;
+  parameter.copy_(pack_rows(parameter, packed, ranks));
+  if (parameter.grad().defined())
+    parameter.grad().copy_(pack_rows(parameter.grad(), packed, ranks));
+  dtensor::remember_packed(parameter, {.parts = packed, .ranks = ranks});
+}
+
+}  // namespace parallel
+
+at::Tensor pack_rows(const at::Tensor& whole, int64_t packed, int64_t ranks) {
+  return whole.index_select(0, parallel::row_order("pack_rows", whole, packed, ranks));
+}
+
+at::Tensor unpack_rows(const at::Tensor& whole, int64_t packed, int64_t ranks) {
+  const auto order = parallel::row_order("unpack_rows", whole, packed, ranks);
+  return whole.index_select(0, order.argsort());
+}
+
+}  // namespace tessera
 
 namespace tessera::parallel {
 namespace {

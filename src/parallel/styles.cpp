@@ -1,6 +1,9 @@
-// Styles that distribute parameters.
+// Styles: those that distribute parameters, and those that only place what comes and goes.
+#include <tessera/nn/hooks.h>
+#include <tessera/parallel/prepare.h>
 #include <tessera/parallel/styles.h>
 
+#include "base/text.h"
 #include "nn/composable.h"
 #include "parallel/boundary.h"
 #include "parallel/parameters.h"
@@ -43,26 +46,26 @@ void distribute_once(const StyleTarget& target, const char* style,
 }
 
 /// What a style wants to happen around forward.
-struct Passage {
-  Speaker speaker;
+struct ForwardPlacements {
+  Reporter reporter;
   DeviceMesh mesh;
   Placement input = {};    // of plain inputs
   Placement desired = {};  // of the input, when forward runs
   Placement output = {};
   bool use_local_output = true;
-  WholeSizes whole = {};  // of plain inputs
+  GlobalSizes whole = {};  // of plain inputs
 };
 
-void add_passage(torch::nn::Module& module, Passage passage) {
-  const auto shared = std::make_shared<const Passage>(std::move(passage));
+void place_around_forward(torch::nn::Module& module, ForwardPlacements wanted) {
+  const auto shared = std::make_shared<const ForwardPlacements>(std::move(wanted));
   register_forward_pre_hook(module, [shared](torch::nn::Module&, nn::Arguments& arguments) {
-    auto& tensor = first_tensor(arguments, shared->speaker);
+    auto& tensor = first_tensor(arguments, shared->reporter);
     tensor = placed_at(
-        as_distributed(tensor, shared->mesh, shared->input, shared->speaker, shared->whole),
+        as_distributed(tensor, shared->mesh, shared->input, shared->reporter, shared->whole),
         shared->desired);
   });
   register_forward_hook(module, [shared](torch::nn::Module&, nn::Arguments&, nn::Result& result) {
-    auto& tensor = only_tensor(result, shared->speaker);
+    auto& tensor = only_tensor(result, shared->reporter);
     const auto placed = placed_at(DTensor::of(tensor), shared->output,
                                   /*async_op=*/!shared->use_local_output);
     tensor = shared->use_local_output ? placed.to_local() : at::Tensor(placed);
@@ -85,16 +88,16 @@ void check_embedding(const StyleTarget& target, const char* style,
 }
 
 /// A rank's columns of the input of a Linear that takes `features` of them.
-WholeSizes columns_of(int64_t features, const DeviceMesh& mesh, const Speaker& speaker) {
-  return [features, mesh, speaker](const at::Tensor& local) {
+GlobalSizes columns_of(int64_t features, const DeviceMesh& mesh, const Reporter& reporter) {
+  return [features, mesh, reporter](const at::Tensor& local) {
     auto sizes = local.sizes().vec();
-    TORCH_CHECK_VALUE(!sizes.empty(), speaker.style, ": expected the input of ", speaker.module,
+    TORCH_CHECK_VALUE(!sizes.empty(), reporter.style, ": expected the input of ", reporter.module,
                       " to have dimensions, got a number");
     const int64_t rank = mesh.local_rank();
     const int64_t chunk = (features + mesh.size() - 1) / mesh.size();
     const int64_t own = std::clamp<int64_t>(features - rank * chunk, 0, chunk);
-    TORCH_CHECK_VALUE(sizes.back() == own, speaker.style, ": expected the input of ",
-                      speaker.module, " to have in its last dimension this rank's ", own, " of ",
+    TORCH_CHECK_VALUE(sizes.back() == own, reporter.style, ": expected the input of ",
+                      reporter.module, " to have in its last dimension this rank's ", own, " of ",
                       features, " features, got sizes ", local.sizes(),
                       sizes.back() == features
                           ? "; if every rank has the whole input, pass .input_layouts = Replicate()"
@@ -117,12 +120,12 @@ void ColwiseParallel::apply(const StyleTarget& target) const {
   const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&target.module);
   const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&target.module);
   if (linear == nullptr && embedding == nullptr) parallel::refuse_module(target, kStyle);
-  parallel::Passage passage{.speaker = {kStyle, parallel::describe(target)},
-                            .mesh = target.mesh,
-                            .input = options_.input_layouts,
-                            .desired = Replicate(),
-                            .output = options_.output_layouts,
-                            .use_local_output = options_.use_local_output};
+  parallel::ForwardPlacements wanted{.reporter = {kStyle, parallel::describe(target)},
+                                     .mesh = target.mesh,
+                                     .input = options_.input_layouts,
+                                     .desired = Replicate(),
+                                     .output = options_.output_layouts,
+                                     .use_local_output = options_.use_local_output};
   parallel::distribute_once(target, kStyle, [&] {
     if (linear != nullptr) {
       check_heads(target, kStyle, linear->options.out_features(), options_.heads, options_.packed);
@@ -138,9 +141,9 @@ void ColwiseParallel::apply(const StyleTarget& target) const {
     }
   });
   if (linear != nullptr)
-    passage.whole =
-        parallel::columns_of(linear->options.in_features(), target.mesh, passage.speaker);
-  parallel::add_passage(target.module, std::move(passage));
+    wanted.whole =
+        parallel::columns_of(linear->options.in_features(), target.mesh, wanted.reporter);
+  parallel::place_around_forward(target.module, std::move(wanted));
 }
 
 RowwiseParallel::RowwiseParallel(RowwiseParallelOptions options) : options_(options) {}
@@ -150,28 +153,28 @@ void RowwiseParallel::apply(const StyleTarget& target) const {
   const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&target.module);
   const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&target.module);
   if (linear == nullptr && embedding == nullptr) parallel::refuse_module(target, kStyle);
-  parallel::Passage passage{.speaker = {kStyle, parallel::describe(target)},
-                            .mesh = target.mesh,
-                            .output = options_.output_layouts,
-                            .use_local_output = options_.use_local_output};
+  parallel::ForwardPlacements wanted{.reporter = {kStyle, parallel::describe(target)},
+                                     .mesh = target.mesh,
+                                     .output = options_.output_layouts,
+                                     .use_local_output = options_.use_local_output};
   parallel::distribute_once(target, kStyle, [&] {
     if (linear != nullptr) {
       check_heads(target, kStyle, linear->options.in_features(), options_.heads);
       distribute_parameter(target, kStyle, {"weight", Shard(1)}, linear->weight);
       distribute_parameter(target, kStyle, {"bias", Replicate()}, linear->bias);
-      passage.input = options_.input_layouts.value_or(Shard(-1));
-      passage.desired = Shard(-1);
+      wanted.input = options_.input_layouts.value_or(Shard(-1));
+      wanted.desired = Shard(-1);
     } else {
       parallel::check_embedding(target, kStyle, *embedding);
       distribute_parameter(target, kStyle, {"weight", Shard(0)}, embedding->weight);
-      passage.input = options_.input_layouts.value_or(Replicate());
-      passage.desired = Replicate();
+      wanted.input = options_.input_layouts.value_or(Replicate());
+      wanted.desired = Replicate();
     }
   });
   if (linear != nullptr)
-    passage.whole =
-        parallel::columns_of(linear->options.in_features(), target.mesh, passage.speaker);
-  parallel::add_passage(target.module, std::move(passage));
+    wanted.whole =
+        parallel::columns_of(linear->options.in_features(), target.mesh, wanted.reporter);
+  parallel::place_around_forward(target.module, std::move(wanted));
 }
 
 SequenceParallel::SequenceParallel(SequenceParallelOptions options) : options_(options) {}
@@ -183,19 +186,184 @@ void SequenceParallel::apply(const StyleTarget& target) const {
         {target.module, target.mesh, target.path, /*src_data_rank=*/std::nullopt}, kStyle);
   });
   const auto sequence = Shard(options_.sequence_dim);
-  const parallel::Speaker speaker{kStyle, parallel::describe(target)};
-  register_forward_pre_hook(target.module, [sequence, speaker, mesh = target.mesh](
+  const parallel::Reporter reporter{kStyle, parallel::describe(target)};
+  register_forward_pre_hook(target.module, [sequence, reporter, mesh = target.mesh](
                                                torch::nn::Module&, nn::Arguments& arguments) {
-    auto& tensor = parallel::first_tensor(arguments, speaker);
+    auto& tensor = parallel::first_tensor(arguments, reporter);
     tensor =
-        parallel::placed_at(parallel::as_distributed(tensor, mesh, sequence, speaker), sequence);
+        parallel::placed_at(parallel::as_distributed(tensor, mesh, sequence, reporter), sequence);
   });
   if (!options_.use_local_output) return;
   register_forward_hook(target.module,
-                        [speaker](torch::nn::Module&, nn::Arguments&, nn::Result& result) {
-                          auto& tensor = parallel::only_tensor(result, speaker);
+                        [reporter](torch::nn::Module&, nn::Arguments&, nn::Result& result) {
+                          auto& tensor = parallel::only_tensor(result, reporter);
                           tensor = DTensor::of(tensor).to_local();
                         });
+}
+
+// Styles that place inputs and outputs of a module and leave its parameters alone.
+
+namespace parallel {
+namespace {
+
+/// What one tensor is and what it shall become.
+struct Preparation {
+  std::optional<Placement> given;  // none: left alone
+  std::optional<Placement> desired;
+  bool use_local;
+};
+
+void prepare(at::Tensor& tensor, const Preparation& preparation, const DeviceMesh& mesh,
+             const Reporter& reporter) {
+  if (!preparation.given || !tensor.defined()) return;
+  const auto& [given, desired, use_local] = preparation;
+  auto placed = as_distributed(tensor, mesh, *given, reporter);
+  if (desired && !are_equal(*given, *desired, placed.dim()))
+    placed = placed_at(placed, *desired, /*async_op=*/!use_local);
+  tensor = use_local ? placed.to_local() : at::Tensor(placed);
+}
+
+void check_lengths(const char* style, const char* what, size_t given, size_t desired) {
+  TORCH_CHECK_VALUE(desired > 0 || given == 0, style, ": expected desired_", what, " beside ", what,
+                    ", got none; desired module inputs and outputs should not be left out");
+  TORCH_CHECK_VALUE(given == desired, style, ": expected ", what, " and desired_", what,
+                    " of the same length, got ", given, " and ", desired);
+}
+
+void check_names(const char* style, const NamedLayouts& given, const NamedLayouts& desired) {
+  check_lengths(style, "input_kwarg_layouts", given.size(), desired.size());
+  for (const auto& [name, placement] : given)
+    TORCH_CHECK_VALUE(desired.contains(name), style,
+                      ": expected desired_input_kwarg_layouts to name '", name,
+                      "', which input_kwarg_layouts names");
+}
+
+void prepare_argument(const nn::Value& value, const Preparation& preparation,
+                      const DeviceMesh& mesh, const Reporter& reporter, const std::string& which) {
+  if (!preparation.given) return;
+  size_t tensors = 0;
+  value.for_each_tensor([&](at::Tensor&) { ++tensors; });
+  // An optional argument that was not passed has nothing to be placed.
+  if (tensors == 0 && value.is<std::optional<at::Tensor>>()) return;
+  TORCH_CHECK_VALUE(tensors == 1, reporter.style, ": expected argument ", which, " of ",
+                    reporter.module,
+                    " to be a tensor, as a layout is given for it, got something with ", tensors,
+                    " tensors; leave it out with std::nullopt");
+  value.for_each_tensor([&](at::Tensor& tensor) { prepare(tensor, preparation, mesh, reporter); });
+}
+
+std::vector<std::string> names_in(const nn::Arguments& arguments) {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (*arguments[i].name() != '\0') names.emplace_back(arguments[i].name());
+  }
+  return names;
+}
+
+void prepare_named(const nn::Arguments& arguments, const PrepareModuleInputOptions& options,
+                   const DeviceMesh& mesh, const Reporter& reporter) {
+  for (const auto& [name, given] : options.input_kwarg_layouts) {
+    const auto* value = arguments.find(name);
+    TORCH_CHECK_VALUE(value != nullptr, reporter.style, ": expected forward of ", reporter.module,
+                      " to have a parameter '", name, "'; it has ",
+                      format_list(names_in(arguments)),
+                      "; name them in TESSERA_MODULE(Net, \"x\", …)");
+    prepare_argument(
+        *value, {given, options.desired_input_kwarg_layouts.at(name), options.use_local_output},
+        mesh, reporter, "'" + name + "'");
+  }
+}
+
+void prepare_positional(const nn::Arguments& arguments, const PrepareModuleInputOptions& options,
+                        const DeviceMesh& mesh, const Reporter& reporter) {
+  if (options.input_layouts.empty()) return;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!options.input_kwarg_layouts.contains(arguments[i].name())) positions.push_back(i);
+  }
+  TORCH_CHECK_VALUE(positions.size() == options.input_layouts.size(), reporter.style,
+                    ": expected a call of ", reporter.module, " with ",
+                    options.input_layouts.size(),
+                    " arguments, as many as there are input_layouts, got ", positions.size(),
+                    "; give one layout per argument, std::nullopt for those to be left alone");
+  for (size_t i = 0; i < positions.size(); ++i) {
+    prepare_argument(
+        arguments[positions[i]],
+        {options.input_layouts[i], options.desired_input_layouts[i], options.use_local_output},
+        mesh, reporter, std::to_string(positions[i]));
+  }
+}
+
+void prepare_result(nn::Result& result, const PrepareModuleOutputOptions& options,
+                    const DeviceMesh& mesh, const Reporter& reporter) {
+  size_t tensors = 0;
+  result.for_each_tensor([&](at::Tensor&) { ++tensors; });
+  TORCH_CHECK_VALUE(tensors == options.output_layouts.size(), reporter.style, ": expected ",
+                    reporter.module, " to return ", options.output_layouts.size(),
+                    " tensors, as many as there are output_layouts, got ", tensors,
+                    "; give one layout per tensor, std::nullopt for those to be left alone");
+  size_t i = 0;
+  result.for_each_tensor([&](at::Tensor& tensor) {
+    prepare(
+        tensor,
+        {options.output_layouts[i], options.desired_output_layouts[i], options.use_local_output},
+        mesh, reporter);
+    ++i;
+  });
+}
+
+}  // namespace
+}  // namespace parallel
+
+PrepareModuleInput::PrepareModuleInput(PrepareModuleInputOptions options)
+    : options_(std::move(options)) {
+  constexpr const char* kStyle = "PrepareModuleInput";
+  parallel::check_lengths(kStyle, "input_layouts", options_.input_layouts.size(),
+                          options_.desired_input_layouts.size());
+  parallel::check_names(kStyle, options_.input_kwarg_layouts, options_.desired_input_kwarg_layouts);
+}
+
+void PrepareModuleInput::apply(const StyleTarget& target) const {
+  parallel::require_hookable(target, "PrepareModuleInput");
+  const parallel::Reporter reporter{"PrepareModuleInput", parallel::describe(target)};
+  register_forward_pre_hook(target.module, [options = options_, reporter, mesh = target.mesh](
+                                               torch::nn::Module&, nn::Arguments& arguments) {
+    parallel::prepare_positional(arguments, options, mesh, reporter);
+    parallel::prepare_named(arguments, options, mesh, reporter);
+  });
+}
+
+PrepareModuleOutput::PrepareModuleOutput(PrepareModuleOutputOptions options)
+    : options_(std::move(options)) {
+  constexpr const char* kStyle = "PrepareModuleOutput";
+  TORCH_CHECK_VALUE(!options_.output_layouts.empty(), kStyle,
+                    ": expected output_layouts and desired_output_layouts, got none");
+  parallel::check_lengths(kStyle, "output_layouts", options_.output_layouts.size(),
+                          options_.desired_output_layouts.size());
+}
+
+void PrepareModuleOutput::apply(const StyleTarget& target) const {
+  parallel::require_hookable(target, "PrepareModuleOutput");
+  const parallel::Reporter reporter{"PrepareModuleOutput", parallel::describe(target)};
+  register_forward_hook(target.module, [options = options_, reporter, mesh = target.mesh](
+                                           torch::nn::Module&, nn::Arguments&, nn::Result& result) {
+    parallel::prepare_result(result, options, mesh, reporter);
+  });
+}
+
+PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareModuleInputOutputOptions options)
+    : input_({.input_layouts = std::move(options.input_layouts),
+              .desired_input_layouts = std::move(options.desired_input_layouts),
+              .input_kwarg_layouts = std::move(options.input_kwarg_layouts),
+              .desired_input_kwarg_layouts = std::move(options.desired_input_kwarg_layouts),
+              .use_local_output = options.use_local_input}),
+      output_({.output_layouts = std::move(options.output_layouts),
+               .desired_output_layouts = std::move(options.desired_output_layouts),
+               .use_local_output = options.use_local_output}) {}
+
+void PrepareModuleInputOutput::apply(const StyleTarget& target) const {
+  input_.apply(target);
+  output_.apply(target);
 }
 
 }  // namespace tessera

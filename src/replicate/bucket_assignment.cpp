@@ -4,7 +4,7 @@
 #include <map>
 #include <numeric>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 namespace {
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -63,4 +63,4 @@ Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
   return assignment;
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// Which gradients travel together.
 struct Assignment {
@@ -53,4 +53,4 @@ Assignment assign_buckets(const std::vector<at::Tensor>& parameters,
                           const std::vector<size_t>& order = {},
                           const std::vector<size_t>& together = {});
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 namespace {
 
 const void* slot_of(const at::Tensor& parameter) {
@@ -206,4 +206,4 @@ void Iteration::check_gradient(size_t index) const {
                    "sparse(true)");
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

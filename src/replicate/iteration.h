@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 struct ManagedParameters {
   std::vector<at::Tensor> tensors;
@@ -111,4 +111,4 @@ class Iteration {
   std::vector<const void*> slots_;  // by parameter: who had libtorch's one slot when we were hooked
 };
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

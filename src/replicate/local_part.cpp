@@ -2,7 +2,7 @@
 
 #include "dtensor/redistribute.h"
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 using dtensor::has_part;
 using dtensor::part_of;
@@ -26,4 +26,4 @@ at::Tensor gradient_of_part(const at::Tensor& parameter, at::Tensor part) {
                        parameter.strides());
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -4,7 +4,7 @@
 
 /// Distributed parameters, such as tensor parallel ones, are averaged part by part: the ranks of
 /// the group hold the same part of each.
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// What this rank holds of a tensor: the tensor itself unless it is distributed.
 at::Tensor local_part(const at::Tensor& tensor);
@@ -17,4 +17,4 @@ at::Tensor local_gradient(const at::Tensor& parameter);
 /// A gradient for `parameter` of which `part` is this rank's; shares its memory.
 at::Tensor gradient_of_part(const at::Tensor& parameter, at::Tensor part);
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -14,7 +14,7 @@ namespace tessera {
 namespace powersgd {
 
 /// Kept between iterations, per parameter.
-struct Remembered {
+struct CompressionState {
   at::Tensor error;  // as the gradient
   at::Tensor q;      // [columns, rank]
   at::Tensor spare;  // random columns for those of q that died
@@ -31,7 +31,7 @@ struct Factors {
 /// A gradient in a bucket, and what is remembered of it.
 struct Member {
   at::Tensor gradient;
-  Remembered* remembered;
+  CompressionState* remembered;
 };
 
 /// Gradients of one shape, or a single one, that are compressed in one go.
@@ -84,7 +84,7 @@ struct PowerSGDState::Impl {
   PowerSGDOptions options;
   std::mt19937 random;
   int64_t iteration = 0;
-  std::map<const at::TensorImpl*, powersgd::Remembered> memory;  // by parameter
+  std::map<const at::TensorImpl*, powersgd::CompressionState> memory;  // by parameter
 };
 
 /// What PowerSGDState::hook() gives.

@@ -2,9 +2,9 @@
 
 #include <tessera/replicate.h>
 
-#include "base/open_backwards.h"
+#include "base/autograd.h"
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// Parameters that forward and backward see in a smaller dtype. The parameter stays the same
 /// tensor; what it shows is a copy, from the forward until its gradient has come, and itself at all
@@ -36,10 +36,10 @@ class LoweredParameters : public std::enable_shared_from_this<LoweredParameters>
   std::vector<Entry> entries_;
   std::vector<std::string> names_;
   std::vector<HookHandle> hooks_;
-  OpenBackwards open_backwards_;
+  BackwardCallbacks open_backwards_;
 };
 
 /// Casts floating-point buffers, once.
 void cast_buffers(const std::vector<at::Tensor>& buffers, at::ScalarType dtype);
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

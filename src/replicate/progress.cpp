@@ -4,7 +4,7 @@
 
 #include <c10/util/StringUtil.h>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 namespace {
 
 constexpr int64_t kValuesOfATensor = 4;
@@ -61,4 +61,4 @@ void Progress::forget() {
   mark_.reset();
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// What this rank did since gradients were last averaged, as far as it shows. Ranks that differ in
 /// it have skipped something, and would average gradients of different batches, or of different
@@ -41,4 +41,4 @@ class Progress {
   std::optional<Mark> mark_;
 };
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

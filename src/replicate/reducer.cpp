@@ -3,7 +3,7 @@
 #include <tessera/nn/hooks.h>
 
 #include "base/capture.h"
-#include "replicate/hook_futures.h"
+#include "replicate/comm_hooks.h"
 #include "replicate/powersgd.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 Reducer::Reducer(ManagedParameters parameters, IterationSettings settings, BucketsSettings buckets)
     : parameters_(std::move(parameters)),
@@ -167,4 +167,4 @@ ReplicateStats Reducer::stats() const {
   return stats;
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -1,12 +1,12 @@
 #pragma once
 
-#include "base/open_backwards.h"
+#include "base/autograd.h"
 #include "replicate/reduction.h"
 
 #include <memory>
 #include <mutex>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// Averages gradients while backward runs. One iteration: begin() at the end of forward, then
 /// on_gradient() per parameter, in any order, until a callback at the end of backward. Iteration
@@ -58,11 +58,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   mutable std::recursive_mutex mutex_;
   Iteration iteration_;
   Progress progress_;
-  OpenBackwards open_backwards_;
+  BackwardCallbacks open_backwards_;
   BucketReduction in_buckets_;
   CutReduction between_programs_;
   std::optional<RecordedReduction> by_operators_;  // in an iteration that is recorded
   double forward_seconds_ = 0;
 };
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -4,12 +4,12 @@
 
 #include "base/capture.h"
 #include "replicate/buckets.h"
+#include "replicate/join.h"
 #include "replicate/progress.h"
-#include "replicate/roll_call.h"
 
 #include <chrono>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// How the gradients of an iteration are averaged.
 class Reduction {
@@ -55,7 +55,7 @@ class BucketReduction final : public Reduction {
   void launch_complete();
   void launch(size_t index);
   void deliver();
-  int call_roll(Step step, size_t bucket = 0);  // the rank whose word counts
+  int announce_step(Step step, size_t bucket = 0);  // the rank whose word counts
 
   const ManagedParameters& parameters_;
   Iteration& iteration_;
@@ -108,4 +108,4 @@ class CutReduction final : public Reduction {
   std::vector<size_t> put_off_;  // came in a program that has not run yet
 };
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

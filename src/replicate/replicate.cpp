@@ -1,4 +1,5 @@
 #include <tessera/replicate.h>
+#include <tessera/replicate/ddp.h>
 
 #include "nn/module_hooks.h"
 #include "replicate/state_impl.h"
@@ -6,7 +7,7 @@
 #include <c10/util/Exception.h>
 
 namespace tessera {
-namespace replication {
+namespace detail::replicate {
 namespace {
 
 constexpr const char* kName = "replicate";
@@ -71,10 +72,10 @@ std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options
   return state;
 }
 
-}  // namespace replication
+}  // namespace detail::replicate
 
 void detail::replicate_module(torch::nn::Module& module, ReplicateOptions options) {
-  replication::apply(module, std::move(options), /*is_wrapped=*/false);
+  detail::replicate::apply(module, std::move(options), /*is_wrapped=*/false);
 }
 
 ReplicateEngine& ReplicateEngineHandle::operator*() const {
@@ -85,15 +86,44 @@ ReplicateEngine& ReplicateEngineHandle::operator*() const {
 }
 
 std::shared_ptr<ReplicateState> replicate_state(const torch::nn::Module& module) {
-  return replication::state_of(module);
+  return detail::replicate::state_of(module);
 }
 
 void register_comm_hook(torch::nn::Module& module, CommHook hook) {
-  const auto state = replication::state_of(module);
-  if (!state) replication::refuse_sharded(module, "register_comm_hook");
+  const auto state = detail::replicate::state_of(module);
+  if (!state) detail::replicate::refuse_sharded(module, "register_comm_hook");
   TORCH_CHECK_VALUE(state, "register_comm_hook: expected a replicated module, got ",
                     nn::name_of(module), "; call replicate first");
   state->set_hook(std::move(hook));
 }
 
 }  // namespace tessera
+
+namespace tessera::detail {
+
+WrappedCalls::WrappedCalls(torch::nn::Module& module,
+                           const DistributedDataParallelOptions& options) {
+  ReplicateOptions same{.broadcast_buffers = options.broadcast_buffers,
+                        .init_sync = options.init_sync,
+                        .group = options.group,
+                        .mesh = options.mesh,
+                        .bucket_cap_mb = options.bucket_cap_mb,
+                        .find_unused_parameters = options.find_unused_parameters,
+                        .gradient_as_bucket_view = options.gradient_as_bucket_view,
+                        .static_graph = options.static_graph,
+                        .delay_all_reduce_named_params = options.delay_all_reduce_named_params,
+                        .param_to_hook_all_reduce = options.param_to_hook_all_reduce,
+                        .mixed_precision = options.mixed_precision};
+  if (options.device_id) same.device_id = *options.device_id;
+  state_ = detail::replicate::apply(module, std::move(same), /*is_wrapped=*/true);
+}
+
+void WrappedCalls::before(c10::function_ref<void(nn::TensorVisitor)> for_each_input) {
+  static_cast<detail::replicate::State&>(*state_).before_forward(for_each_input);
+}
+
+void WrappedCalls::after(c10::function_ref<void(nn::TensorVisitor)> for_each_output) {
+  static_cast<detail::replicate::State&>(*state_).after_forward(for_each_output);
+}
+
+}  // namespace tessera::detail

@@ -1,12 +1,11 @@
 #include "replicate/state_impl.h"
 
 #include "base/capture.h"
-#include "base/device_id.h"
-#include "base/warm_memory.h"
+#include "base/devices.h"
+#include "base/memory.h"
 #include "comm/backends.h"
 #include "comm/call_check.h"
-#include "comm/foreground.h"
-#include "replicate/managed.h"
+#include "replicate/init.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -15,7 +14,7 @@
 #include <sstream>
 #include <utility>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 namespace {
 
 /// Where inputs are moved: not to the CPU.
@@ -328,14 +327,14 @@ void State::ensure_built() {
   if (!engine_) build();
 }
 
-const Group& State::roll_call_group() {
-  if (!roll_call_group_) {
+const Group& State::join_group() {
+  if (!join_group_) {
     const auto served = group_->getDeviceTypes();
     const bool has_cpu = std::find(served.begin(), served.end(), c10::kCPU) != served.end();
-    roll_call_group_ = new_group(
+    join_group_ = new_group(
         ranks(group_), {.backend = has_cpu ? "" : "auto", .description = "roll calls of Join"});
   }
-  return roll_call_group_;
+  return join_group_;
 }
 
 void State::join(Announce announce, bool announces_forward) {
@@ -361,4 +360,4 @@ void State::take_values_of(int source) {
   broadcast_values(collect_buffers(module_, ignored_), group_, source);
 }
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

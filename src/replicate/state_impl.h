@@ -3,11 +3,11 @@
 #include <tessera/replicate.h>
 
 #include "nn/composable.h"
+#include "replicate/init.h"
 #include "replicate/precision.h"
 #include "replicate/reducer.h"
-#include "replicate/start.h"
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 
 /// How calls of a replicated module are seen.
 enum class Boundary {
@@ -54,7 +54,7 @@ class State final : public nn::ComposableState,
   void require_unjoined() const;
   void ensure_built();
   /// For roll calls alone; a collective when first asked for.
-  const Group& roll_call_group();
+  const Group& join_group();
   void join(Announce announce, bool announces_forward);
   void end_join() noexcept;
   void check_finished() { engine_->reducer().check_finished(); }
@@ -89,7 +89,7 @@ class State final : public nn::ComposableState,
   std::set<const torch::nn::Module*> ignored_;
   std::optional<c10::Device> device_;  // where inputs go
   Group group_;
-  Group roll_call_group_;
+  Group join_group_;
   Announce announce_;  // inside a Join
   bool announces_forward_ = false;
   bool requires_sync_ = true;
@@ -113,4 +113,4 @@ std::vector<std::shared_ptr<State>> states_in(const torch::nn::Module& module,
 void refuse_sharded(const torch::nn::Module& module, const char* function);
 std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options, bool is_wrapped);
 
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

@@ -1,11 +1,10 @@
 #include "state/holdings.h"
 
-#include "dtensor/packed_rows.h"
 #include "dtensor/part.h"
 #include "fully_shard/state_impl.h"
-#include "state/entries.h"
-#include "state/named_groups.h"
 #include "state/optimizer_kind.h"
+#include "state/optimizer_state_dict.h"
+#include "state/state_dict.h"
 
 #include <c10/util/Exception.h>
 
@@ -35,15 +34,15 @@ Box own_box(const std::string& function, const std::string& name, const at::Tens
 }
 
 /// Cuts the box where the order of ranks departs from the module's own. See Note [packed rows].
-std::vector<Piece> unpacked_pieces(const Box& box, int64_t rows, dtensor::PackedRows packed) {
+std::vector<HeldBox> unpacked_pieces(const Box& box, int64_t rows, dtensor::PackedRows packed) {
   const auto each = rows / (packed.parts * packed.ranks);
-  std::vector<Piece> pieces;
+  std::vector<HeldBox> pieces;
   const auto end = box.offset[0] + box.length[0];
   for (auto row = box.offset[0]; row < end;) {
     const auto segment = row / each;
     const auto rank = segment / packed.parts;
     const auto part = segment % packed.parts;
-    Piece piece{.box = box, .row = row - box.offset[0]};
+    HeldBox piece{.box = box, .row = row - box.offset[0]};
     piece.box.offset[0] = (part * packed.ranks + rank) * each + row % each;
     piece.box.length[0] = std::min(end, (segment + 1) * each) - row;
     row += piece.box.length[0];
@@ -78,7 +77,7 @@ Holding hold(const std::string& function, std::string name, const at::Tensor& te
   return holding;
 }
 
-std::vector<Piece> whole_pieces(const at::Tensor& parameter) {
+std::vector<HeldBox> whole_pieces(const at::Tensor& parameter) {
   const Box box{std::vector<int64_t>(static_cast<size_t>(parameter.dim()), 0),
                 parameter.sizes().vec()};
   const auto packed = dtensor::packed_rows(parameter);
@@ -87,7 +86,7 @@ std::vector<Piece> whole_pieces(const at::Tensor& parameter) {
 }
 
 Holdings hold_module(const std::string& function, const torch::nn::Module& module) {
-  for (const auto& state : nn::find_all_states<sharded::State>(module))
+  for (const auto& state : nn::find_all_states<detail::fully_shard::State>(module))
     state->unit().require_sharded(function.c_str());
   Holdings holdings;
   std::unordered_map<const at::TensorImpl*, std::string> known;

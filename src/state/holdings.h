@@ -20,7 +20,7 @@
 namespace tessera::state {
 
 /// A box of a whole tensor, in the order of the model that is not parallel.
-struct Piece {
+struct HeldBox {
   Box box;
   int64_t row = 0;  // of the local tensor at which it begins; it has all of the other dimensions
 };
@@ -30,8 +30,9 @@ struct Holding {
   at::Tensor tensor;           // the module's or the optimizer's, itself
   at::Tensor local;            // this rank's part: plain, sharing memory
   std::vector<int64_t> shape;  // of the whole
-  std::vector<Piece> pieces;  // what the local tensor is made of, in its order; empty ones left out
-  bool may_differ = false;    // between ranks that hold the same piece: a buffer, see Note [copies]
+  std::vector<HeldBox>
+      pieces;               // what the local tensor is made of, in its order; empty ones left out
+  bool may_differ = false;  // between ranks that hold the same piece: a buffer, see Note [copies]
 };
 
 /// `parameter`: the tensor itself, or the parameter whose state it is and as which it is placed.
@@ -39,7 +40,7 @@ Holding hold(const std::string& function, std::string name, const at::Tensor& te
              const at::Tensor& parameter);
 
 /// Pieces of the whole tensor as full_tensor() gives it: one, unless its rows are packed.
-std::vector<Piece> whole_pieces(const at::Tensor& parameter);
+std::vector<HeldBox> whole_pieces(const at::Tensor& parameter);
 
 struct Holdings {
   std::vector<Holding> tensors;                // each tensor once

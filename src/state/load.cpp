@@ -1,12 +1,11 @@
 #include <tessera/serialize.h>
 
+#include "state/collective_section.h"
 #include "state/files/folders.h"
 #include "state/files/stored_checkpoint.h"
-#include "state/named_groups.h"
-#include "state/optimizer_loader.h"
+#include "state/optimizer_state_dict.h"
 #include "state/optimizer_text.h"
 #include "state/read_values.h"
-#include "state/together.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -79,7 +78,7 @@ struct Prepared {
 
 void prepare(const std::string& given, const torch::nn::Module& module,
              torch::optim::Optimizer* optimizer, const CheckpointLoadOptions& options,
-             const state::Together& ranks, Prepared& prepared) {
+             const state::CollectiveSection& ranks, Prepared& prepared) {
   const auto dir = state::clean_path(kLoad, given);
   state::StoredCheckpoint source(kLoad, dir);
   auto& values = prepared.values.emplace(kLoad, module, source, /*converts=*/false);
@@ -108,7 +107,7 @@ void prepare(const std::string& given, const torch::nn::Module& module,
 Extra load_checkpoint(const std::string& dir, const torch::nn::Module& module,
                       torch::optim::Optimizer* optimizer, const CheckpointLoadOptions& options) {
   const c10::AutoGradMode no_grad(false);
-  const state::Together ranks(options.group);
+  const state::CollectiveSection ranks(options.group);
   Prepared prepared;
   ranks.run(
       kLoad,

@@ -1,11 +1,11 @@
 #include <tessera/dtensor.h>
 #include <tessera/serialize/safetensors.h>
 
+#include "state/collective_section.h"
 #include "state/files/disk.h"
 #include "state/files/stored_checkpoint.h"
 #include "state/holdings.h"
 #include "state/read_values.h"
-#include "state/together.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -138,7 +138,7 @@ void write_safetensors(const std::string& file, const StateDict& tensors) {
 void export_safetensors(const std::string& file, nn::ModuleRef module, Group group) {
   constexpr const char* kFunction = "export_safetensors";
   const c10::AutoGradMode no_grad(false);
-  const state::Together ranks(std::move(group));
+  const state::CollectiveSection ranks(std::move(group));
   state::Holdings holdings;
   std::vector<state::FileEntry> entries;
   std::string header;

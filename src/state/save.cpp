@@ -152,7 +152,7 @@ void finish_last(const std::string& function) {
 /// Where ranks tell each other what they save: by the device it would come after all that it has to
 /// do. One group for both functions, so that ranks that call different ones learn of it.
 SaveOptions meeting_on_host(SaveOptions options) {
-  const auto group = state::Together(options.group).group();
+  const auto group = state::CollectiveSection(options.group).group();
   if (group && !serves_host(group)) options.group = writing_groups().of(group);
   return options;
 }
@@ -171,7 +171,7 @@ PendingSave start_save(const std::string& dir, const torch::nn::Module& module,
   auto job = std::make_shared<state::SaveJob>("save_async", dir, module, optimizer, extra,
                                               meeting_on_host(options));
   job->copy_to_host();
-  job->meet_in(writing_groups().of(state::Together(options.group).group()));
+  job->meet_in(writing_groups().of(state::CollectiveSection(options.group).group()));
   const auto rank = comm::current_context();
   auto save = std::make_shared<PendingSave::Impl>(dir, [job = std::move(job), rank]() mutable {
     const comm::ContextScope scope(rank);

@@ -1,27 +1,77 @@
 #include "state/save_job.h"
 
-#include "base/copy.h"
-#include "base/device_streams.h"
+#include "base/devices.h"
+#include "base/memory.h"
 #include "dtensor/part.h"
-#include "optim/option_values.h"
+#include "optim/options.h"
 #include "state/files/disk.h"
 #include "state/files/json_text.h"
-#include "state/host_memory.h"
-#include "state/named_groups.h"
 #include "state/optimizer_kind.h"
+#include "state/optimizer_state_dict.h"
 #include "state/optimizer_text.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <vector>
 
 namespace tessera::state {
+
+/// Bytes of host memory that have been used before, if there are some free: a first use would
+/// fault every page in. Pinned: for copies from an accelerator.
+at::Tensor take_host_memory(size_t bytes, bool is_pinned);
+/// For the next one to take.
+void give_back_host_memory(at::Tensor memory);
+
+namespace {
+
+/// Of all threads: ranks may be threads of one process.
+struct HostMemory {
+  std::mutex mutex;
+  std::vector<at::Tensor> free;
+};
+
+HostMemory& host_memory() {
+  static auto& memory = *new HostMemory();  // threads may outlive static objects
+  return memory;
+}
+
+}  // namespace
+
+at::Tensor take_host_memory(size_t bytes, bool is_pinned) {
+  const auto needed = static_cast<int64_t>(bytes);
+  {
+    auto& memory = host_memory();
+    const std::lock_guard lock(memory.mutex);
+    const auto fits = [&](const at::Tensor& one) {
+      return one.numel() >= needed && one.is_pinned() == is_pinned;
+    };
+    const auto found = std::find_if(memory.free.begin(), memory.free.end(), fits);
+    if (found != memory.free.end()) {
+      auto taken = std::move(*found);
+      memory.free.erase(found);
+      return taken;
+    }
+    memory.free.clear();  // too small: the model has grown
+  }
+  return at::empty({needed}, at::TensorOptions(at::kByte).pinned_memory(is_pinned));
+}
+
+void give_back_host_memory(at::Tensor memory) {
+  auto& kept = host_memory();
+  const std::lock_guard lock(kept.mutex);
+  kept.free.push_back(std::move(memory));
+}
+
 namespace {
 
 constexpr size_t kAlignment = 64;
@@ -66,7 +116,7 @@ std::vector<at::Tensor> values_for(const FilePlan& file, const Holdings& holding
     }
     const auto& holding = *by_name.at(item.tensor);
     const auto piece = std::find_if(holding.pieces.begin(), holding.pieces.end(),
-                                    [&](const Piece& one) { return one.box == item.box; });
+                                    [&](const HeldBox& one) { return one.box == item.box; });
     TORCH_INTERNAL_ASSERT(piece != holding.pieces.end());
     values.push_back(holding.local.dim() == 0
                          ? holding.local
@@ -204,7 +254,7 @@ std::string SaveJob::write_own_file() const {
   for (const auto& copy : copies_) copy.synchronize();
   const auto rank = static_cast<size_t>(ranks_.rank());
   const auto path =
-      GrowingFolder::path_for(dir_) / rank_file_name(rank, static_cast<size_t>(ranks_.size()));
+      StagingFolder::path_for(dir_) / rank_file_name(rank, static_cast<size_t>(ranks_.size()));
   OutputFile file({function_, path.string()});
   const auto& header = plan_.files[rank].header;
   file.write(header.data(), header.size());
@@ -233,7 +283,7 @@ void SaveJob::publish(const std::vector<std::string>& checksums) {
     for (auto& [name, part] : extras) part.checksums = by_part.at({part.file, part.name});
   }
   const auto text = index_text(function_, plan_.index);
-  OutputFile file({function_, (GrowingFolder::path_for(dir_) / kIndexName).string()});
+  OutputFile file({function_, (StagingFolder::path_for(dir_) / kIndexName).string()});
   file.write(text.data(), text.size());
   file.finish();
   folder_->publish();
@@ -243,7 +293,7 @@ void SaveJob::publish(const std::vector<std::string>& checksums) {
 void SaveJob::write() {
   const c10::AutoGradMode no_grad(false);
   ranks_.run(function_, [&] {
-    if (ranks_.rank() == 0) folder_ = std::make_unique<GrowingFolder>(function_, dir_);
+    if (ranks_.rank() == 0) folder_ = std::make_unique<StagingFolder>(function_, dir_);
     return std::string();
   });
   const auto checksums = ranks_.run(function_, [&] { return write_own_file(); });

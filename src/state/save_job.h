@@ -2,9 +2,9 @@
 
 #include <tessera/serialize.h>
 
+#include "state/collective_section.h"
 #include "state/files/folders.h"
 #include "state/save_plan.h"
-#include "state/together.h"
 
 #include <c10/core/Event.h>
 
@@ -28,8 +28,8 @@ class SaveJob {
   /// rank, lack of memory, shows in write(), where all ranks learn of it.
   void copy_to_host();
   /// Who meets from here on: other ranks of equal numbers, for another thread.
-  void meet_in(const Group& group) { ranks_ = Together(group); }
-  const Together& ranks() const { return ranks_; }
+  void meet_in(const Group& group) { ranks_ = CollectiveSection(group); }
+  const CollectiveSection& ranks() const { return ranks_; }
   const std::filesystem::path& dir() const { return dir_; }
 
   /// Returns when the checkpoint is in its place. Collective; a peer that fails when it is there
@@ -47,10 +47,10 @@ class SaveJob {
 
   std::string function_;
   std::filesystem::path dir_;
-  Together ranks_;
+  CollectiveSection ranks_;
   int keep_last_;
   Holdings holdings_;
-  std::unique_ptr<GrowingFolder> folder_;  // on rank 0
+  std::unique_ptr<StagingFolder> folder_;  // on rank 0
   SavePlan plan_;
   std::vector<at::Tensor> values_;  // of this rank's file, in its order
   at::Tensor host_memory_;

@@ -1,11 +1,10 @@
 // Python's optimizer.state_dict(): state by the number of a parameter, and groups of numbers.
 #include <tessera/serialize/torch_file.h>
 
-#include "optim/option_values.h"
-#include "state/named_groups.h"
+#include "optim/options.h"
 #include "state/optimizer_kind.h"
-#include "state/optimizer_loader.h"
-#include "state/torch_tensors.h"
+#include "state/optimizer_state_dict.h"
+#include "state/torch_files.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

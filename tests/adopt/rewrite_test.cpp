@@ -1,6 +1,6 @@
 // Before and after: what `tessera adopt` writes.
 #include "adopt/adopted.h"
-#include "adopt/module_names.h"
+#include "adopt/names.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "comm/backend_choice.h"
+#include "comm/backends.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>

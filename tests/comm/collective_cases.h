@@ -3,7 +3,7 @@
 #include <tessera/comm.h>
 
 #include "comm/shm/channel.h"
-#include "comm/shm/phase.h"
+#include "comm/shm/member.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

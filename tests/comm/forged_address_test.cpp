@@ -1,8 +1,8 @@
 // What a rank reads from the store may be anybody's words: errors that name rank and field.
 #include "comm/backends.h"
-#include "comm/host.h"
+#include "comm/peer_process.h"
 #include "comm/rendezvous.h"
-#include "comm/shm/arena.h"
+#include "comm/shm/shared_memory.h"
 #include "support/message_of.h"
 
 #include <c10/util/StringUtil.h>

@@ -1,8 +1,5 @@
 #include "comm/launch.h"
 
-#include "comm/slurm_hosts.h"
-#include "comm/store_address.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

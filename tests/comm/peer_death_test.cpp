@@ -90,7 +90,7 @@ void fill_the_outbox_to_the_dead() {
   barrier();
   if (rank() == 1) raise(SIGKILL);
   const auto error = error_of([] {
-    for (size_t message = 0; message <= kMailEntries; ++message) send(sample(0, kSmall), 1)->wait();
+    for (size_t message = 0; message <= kP2PEntries; ++message) send(sample(0, kSmall), 1)->wait();
   });
   EXPECT_THAT(error, AllOf(HasSubstr("send #17"), HasSubstr(") died")));
 }

@@ -1,6 +1,6 @@
 // Collectives that combine what the ranks hold.
 #include "comm/collective_bodies.h"
-#include "comm/dtype_names.h"
+#include "comm/type_names.h"
 #include "support/tolerance.h"
 
 #include <ATen/ATen.h>

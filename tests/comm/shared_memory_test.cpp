@@ -1,7 +1,8 @@
 // Tensors that live in shared memory: collectives on them, where the memory comes from and where it
 // goes.
+#include "comm/shm/shared_memory.h"
+
 #include "comm/collective_bodies.h"
-#include "comm/shm/arena.h"
 #include "support/ranks.h"
 #include "support/tolerance.h"
 

@@ -1,9 +1,8 @@
 // Values that carry a MAC, in stores that others can write to.
 #include "comm/signed_store.h"
 
-#include "comm/hmac.h"
 #include "comm/rendezvous.h"
-#include "comm/store_wire.h"
+#include "comm/store_protocol.h"
 #include "support/message_of.h"
 
 #include <gmock/gmock.h>

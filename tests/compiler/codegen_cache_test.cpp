@@ -3,8 +3,7 @@
 #include <tessera/compile/compiler.h>
 
 #include "cached_answers.h"
-#include "compiler/kernels/cache_entry.h"
-#include "compiler/kernels/cache_folder.h"
+#include "compiler/kernels/kernel_cache.h"
 #include "support/subprocess.h"
 
 #include <gtest/gtest.h>

@@ -3,9 +3,8 @@
 #include <tessera/compile/compiler.h>
 
 #include "cached_answers.h"
-#include "compiler/kernels/cache_entry.h"
-#include "compiler/kernels/cache_folder.h"
-#include "compiler/kernels/toolchain.h"
+#include "compiler/kernels/host_library.h"
+#include "compiler/kernels/kernel_cache.h"
 #include "support/subprocess.h"
 
 #include <sys/mount.h>

@@ -2,6 +2,7 @@
 #include <tessera/autocast.h>
 #include <tessera/checkpoint.h>
 #include <tessera/compile.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 

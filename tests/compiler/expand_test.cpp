@@ -2,7 +2,7 @@
 // sharded; and which style is chosen for a step.
 #include "compiler/spmd/expand.h"
 
-#include "compiler/spmd/choose_style.h"
+#include "compiler/spmd/data_parallel.h"
 #include "recorded_steps.h"
 #include "support/ranks.h"
 

@@ -7,7 +7,7 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 
-#include "compiler/programs/recheck.h"
+#include "compiler/programs/call_guards.h"
 #include "parallel/warnings.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,6 @@
 // Steps that leave the update of the last bucket to the next call.
 #include <tessera/compile.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 

@@ -1,5 +1,6 @@
 // What each mode of `optimize_ddp` does with a replicated module, and where compiled buckets end.
 #include <tessera/compile.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>

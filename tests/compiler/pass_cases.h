@@ -1,7 +1,7 @@
 #pragma once
 
 #include "compiler/ir/verify.h"
-#include "compiler/passes/run.h"
+#include "compiler/passes/passes.h"
 #include "evaluate.h"
 #include "support/tolerance.h"
 

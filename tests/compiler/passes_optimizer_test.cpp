@@ -2,7 +2,7 @@
 // reads.
 #include <tessera/compile/config.h>
 
-#include "compiler/runtime/parted_program.h"
+#include "compiler/runtime/split_program.h"
 #include "pass_cases.h"
 #include "support/message_of.h"
 
@@ -232,7 +232,7 @@ TEST(IterMoveGradsAndOptimizers, LeavesWhatCannotWait) {
 }
 
 /// What the second part reads is as it was, but for what it writes itself.
-TEST(PartedProgram, KeepsWhatItReadsUntilItGoesOn) {
+TEST(SplitProgram, KeepsWhatItReadsUntilItGoesOn) {
   const auto graph = Graph::parse(dedent(R"(
     input %0: float32[4] = parameter "a"
     input %1: float32[] = state "rate"
@@ -244,7 +244,7 @@ TEST(PartedProgram, KeepsWhatItReadsUntilItGoesOn) {
     return %3
     write %5 to %0)"));
   compiler::verify(graph, "parse");
-  const auto parted = compiler::PartedProgram::make(graph, {});
+  const auto parted = compiler::SplitProgram::make(graph, {});
   ASSERT_NE(parted, nullptr);
   const auto a = at::full({4}, 2.0), rate = at::full({}, 0.25);
   for (const double wanted : {1.5, 1.125}) {
@@ -259,12 +259,12 @@ TEST(PartedProgram, KeepsWhatItReadsUntilItGoesOn) {
     EXPECT_TRUE(at::equal(a, at::full({4}, wanted)));
     rate.fill_(0.25);
   }
-  EXPECT_EQ(compiler::PartedProgram::make(Graph::parse(dedent(R"(
+  EXPECT_EQ(compiler::SplitProgram::make(Graph::parse(dedent(R"(
     input %0: float32[4] = parameter "a"
     tessera::next_iteration()
     %1: float32[4] = aten::neg(%0)
     return %1)")),
-                                          {}),
+                                         {}),
             nullptr);
 }
 

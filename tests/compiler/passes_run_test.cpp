@@ -1,6 +1,6 @@
 #include <tessera/compile/config.h>
 
-#include "compiler/passes/run.h"
+#include "compiler/passes/passes.h"
 #include "compiler/programs/pipeline.h"
 #include "support/message_of.h"
 #include "support/temporary_folder.h"

@@ -1,5 +1,6 @@
 // replicate's mixed precision in compiled steps, modules and backwards: casts are operators.
 #include <tessera/compile.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>

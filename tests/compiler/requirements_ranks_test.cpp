@@ -1,6 +1,7 @@
 // REQUIREMENTS.md 1.3: replicated modules, compiled, train as eager ones do.
 #include <tessera/checkpoint.h>
 #include <tessera/compile.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>

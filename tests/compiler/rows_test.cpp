@@ -1,7 +1,7 @@
 // Kernels over rows: what norms, softmax, losses and biases' gradients are made of.
 #include <tessera/compile.h>
 
-#include "compiler/kernels/in_place.h"
+#include "compiler/kernels/buffers.h"
 #include "compiler/kernels/nvrtc.h"
 #include "compiler/kernels/row_plan.h"
 #include "compiler/passes/passes.h"

@@ -100,12 +100,12 @@ void expect_parity(Engine engine, const Options& options, int by_rows, bool keep
     EXPECT_TRUE(torch::allclose(compiled(x), step(0, x), 1e-5, 1e-6)) << i;
     const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k) {
-      EXPECT_TRUE(torch::allclose(replication::local_part(got[k]),
-                                  replication::local_part(wanted[k]), 1e-5, 1e-6))
+      EXPECT_TRUE(torch::allclose(detail::replicate::local_part(got[k]),
+                                  detail::replicate::local_part(wanted[k]), 1e-5, 1e-6))
           << i << ", " << k;
       if (keeps)
-        EXPECT_TRUE(torch::allclose(replication::local_gradient(got[k]),
-                                    replication::local_gradient(wanted[k]), 1e-4, 1e-7))
+        EXPECT_TRUE(torch::allclose(detail::replicate::local_gradient(got[k]),
+                                    detail::replicate::local_gradient(wanted[k]), 1e-4, 1e-7))
             << i << ", " << k;
     }
   }

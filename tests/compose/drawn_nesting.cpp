@@ -1,6 +1,7 @@
 #include "compose/drawn_nesting.h"
 
 #include <tessera/checkpoint.h>
+#include <tessera/nn.h>
 #include <tessera/parallelize.h>
 
 #include <c10/util/StringUtil.h>

@@ -1,6 +1,7 @@
 // REQUIREMENTS.md 1.3, the eager halves of its tests: `replicate` and the wrapper, with and without
 // checkpointing and comm hooks, train alike.
 #include <tessera/checkpoint.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>

@@ -1,6 +1,7 @@
 // REQUIREMENTS.md 1.1, test by test.
 #include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 #include <tessera/state_dict.h>
 

@@ -1,5 +1,6 @@
 // Data parallel training of models whose parts are computed twice.
 #include <tessera/checkpoint.h>
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "support/ranks.h"

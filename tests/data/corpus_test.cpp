@@ -1,6 +1,6 @@
 #include <tessera/data.h>
 
-#include "data/hash_cache.h"
+#include "data/corpus_cache.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

@@ -1,6 +1,7 @@
+#include "data/sampler.h"
+
 #include <tessera/data.h>
 
-#include "data/permutation.h"
 #include "support/random.h"
 #include "support/ranks.h"
 

@@ -1,5 +1,4 @@
-#include "data/token_cache.h"
-
+#include "data/corpus_cache.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "tokenizer_json.h"

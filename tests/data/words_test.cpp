@@ -1,5 +1,4 @@
-#include "data/words.h"
-
+#include "data/pre_tokenizer.h"
 #include "data/unicode_classes.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +8,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-Words words_of(const std::vector<WordStep>& steps, std::string_view text) {
+Words words_of(const std::vector<PreTokenizerStep>& steps, std::string_view text) {
   Words words;
   for_each_word(steps, text, [&](std::string_view word) { words.emplace_back(word); });
   return words;
@@ -53,8 +52,8 @@ TEST(Words, OfDigitsStandApart) {
 }
 
 TEST(Words, AreCutStepByStep) {
-  const std::vector<WordStep> steps = {{.pattern = WordPattern::SingleDigits},
-                                       {.prefix_space = true, .pattern = WordPattern::Gpt2}};
+  const std::vector<PreTokenizerStep> steps = {
+      {.pattern = WordPattern::SingleDigits}, {.prefix_space = true, .pattern = WordPattern::Gpt2}};
   EXPECT_EQ(words_of(steps, "ab 12c"), (Words{" ab", " ", " 1", " 2", " c"}));
   EXPECT_EQ(words_of(steps, ""), Words{});
   EXPECT_EQ(words_of({{}}, "a b"), Words{"a b"});

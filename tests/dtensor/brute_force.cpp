@@ -2,7 +2,7 @@
 
 #include <tessera/dtensor.h>
 
-#include "dtensor/dispatch_log.h"
+#include "dtensor/debug.h"
 #include "support/random.h"
 #include "support/ranks.h"
 #include "support/tolerance.h"

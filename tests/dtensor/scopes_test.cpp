@@ -5,7 +5,7 @@
 #include <tessera/checkpoint.h>
 
 #include "compose/on_device.h"
-#include "dtensor/comm_count.h"
+#include "dtensor/debug.h"
 #include "dtensor/placed.h"
 #include "support/message_of.h"
 

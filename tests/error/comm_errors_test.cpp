@@ -1,7 +1,7 @@
 #include <tessera/comm.h>
 
 #include "comm/backends.h"
-#include "comm/shm/arena.h"
+#include "comm/shm/shared_memory.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 

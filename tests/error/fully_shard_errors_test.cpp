@@ -1,5 +1,6 @@
 // One test per error that a user of fully_shard can cause when it is applied.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/parallelize.h>
 
 #include "fully_shard/models.h"

@@ -1,5 +1,6 @@
 // One test per error that a user of fully_shard can cause in training.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/models.h"
 #include "support/message_of.h"

@@ -1,5 +1,6 @@
 // What users do with sharded models, and what they are told. One test per error.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>

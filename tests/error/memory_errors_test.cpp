@@ -1,5 +1,6 @@
 // What the engines add to libtorch's words when memory runs out: which unit, how much, what to try.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "support/message_of.h"

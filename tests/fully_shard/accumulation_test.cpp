@@ -1,5 +1,6 @@
 // Gradients that add up over batches, and in which dtype they do.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/sharded_models.h"
 

@@ -1,6 +1,7 @@
 // What models do between the tidy steps of training_test.cpp.
 #include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 

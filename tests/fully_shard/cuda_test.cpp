@@ -2,6 +2,7 @@
 // still read when it is given back.
 #include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/state_dict.h>
 

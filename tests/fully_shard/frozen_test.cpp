@@ -1,5 +1,6 @@
 // Frozen parameters send no gradient that tells when backward has read them for the last time.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/models.h"
 #include "support/ranks.h"

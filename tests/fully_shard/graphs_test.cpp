@@ -1,5 +1,6 @@
 // Graphs that backward goes through in other ways than once, to the last output.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/sharded_models.h"
 

@@ -1,6 +1,7 @@
 // Modules that are used in other ways than once per forward, in order, with what they were made of.
 #include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/sharded_models.h"
 #include "support/message_of.h"

@@ -1,5 +1,6 @@
 // How modules of torch::nn start that are built without memory.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/models.h"
 #include "support/ranks.h"

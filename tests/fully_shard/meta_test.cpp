@@ -1,5 +1,6 @@
 // Models that are built without memory.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/models.h"
 #include "support/message_of.h"

@@ -1,5 +1,6 @@
 // Units that keep whole parameters: gradients reach them in ways that sharded units refuse.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "fully_shard/sharded_models.h"
 

@@ -1,5 +1,6 @@
 // What the options of fully_shard and the settings of its units do, one by one.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "fully_shard/sharded_models.h"

@@ -1,5 +1,6 @@
 // Losses with terms of the parameters themselves.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/parallelize.h>
 
 #include "fully_shard/sharded_models.h"

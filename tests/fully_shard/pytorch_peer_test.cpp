@@ -1,5 +1,6 @@
 // The same training by PyTorch's own fully_shard (FSDP2), from the same wheel.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "fully_shard/models.h"

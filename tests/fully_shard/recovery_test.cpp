@@ -1,5 +1,6 @@
 // What is left of a forward or backward that failed, and of parameters that somebody looked at.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/state_dict.h>
 

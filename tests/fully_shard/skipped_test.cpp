@@ -1,5 +1,6 @@
 // Ranks that come to different forwards and backwards: told at once, on all, by the names of both.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/state_dict.h>
 

@@ -1,5 +1,6 @@
 // Sharded training on the streams of a GPU: what the host waits for, and memory that others take.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 
 #include "compose/on_device.h"
 #include "fully_shard/models.h"

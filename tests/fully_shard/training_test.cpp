@@ -1,5 +1,6 @@
 // Sharded training equals training in one process.
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "fully_shard/sharded_models.h"

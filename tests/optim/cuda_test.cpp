@@ -1,6 +1,7 @@
 // Optimizers, scaling and clipping on a GPU: libtorch's values, those of the CPU, and no wait.
 #include <tessera/autocast.h>
 #include <tessera/fully_shard.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "compose/on_device.h"

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/nn.h>
 #include <tessera/parallelize.h>
 
 #include "support/tolerance.h"

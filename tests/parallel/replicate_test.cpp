@@ -1,6 +1,7 @@
 // Tensor parallel in one dimension of a mesh, replicated in the other: REQUIREMENTS.md,
 // the eager half.
 #include <tessera/checkpoint.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <random>
 
-namespace tessera::replication {
+namespace tessera::detail::replicate {
 namespace {
 
 using Buckets = std::vector<std::vector<size_t>>;
@@ -67,4 +67,4 @@ TEST(BucketAssignment, AgreesWithC10dOnRandomParameters) {
 }
 
 }  // namespace
-}  // namespace tessera::replication
+}  // namespace tessera::detail::replicate

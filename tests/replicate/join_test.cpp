@@ -1,4 +1,5 @@
 // Ranks with different numbers of batches.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 #include <tessera/replicate/ddp.h>
 

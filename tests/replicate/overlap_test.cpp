@@ -1,4 +1,5 @@
 // When buckets travel on a GPU: while backward runs, and without the host waiting for them.
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 

@@ -1,3 +1,4 @@
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"

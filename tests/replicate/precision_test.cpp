@@ -1,4 +1,5 @@
 // Mixed precision of replicate, compress wrappers, delayed averages.
+#include <tessera/nn.h>
 #include <tessera/replicate/ddp.h>
 
 #include "replicate/averages.h"

@@ -1,4 +1,5 @@
 // The same training by PyTorch's own DistributedDataParallel, from the same wheel.
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
 

@@ -1,4 +1,5 @@
 // Models drawn by seed, trained by ranks together and by one process on the joined batch.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "support/random.h"

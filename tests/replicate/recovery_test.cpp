@@ -1,5 +1,6 @@
 // What must not go wrong silently: backwards that throw or run inside others, options that differ,
 // frozen parameters, hooks that others remove.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"

@@ -1,4 +1,5 @@
 // REQUIREMENTS.md 1.0, test by test.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 #include <tessera/state_dict.h>
 

@@ -1,3 +1,4 @@
+#include <tessera/nn.h>
 #include <tessera/replicate/ddp.h>
 
 #include "replicate/averages.h"

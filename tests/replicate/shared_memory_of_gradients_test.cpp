@@ -1,4 +1,5 @@
 // Gradients whose memory is that of a gradient on its way to somebody else.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "support/ranks.h"

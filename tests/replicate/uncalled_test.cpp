@@ -1,4 +1,5 @@
 // A replicated module whose own forward nobody calls must not train every rank by itself.
+#include <tessera/nn.h>
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"

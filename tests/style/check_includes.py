@@ -32,9 +32,10 @@ def target_of(path, bracket, name):
 
 def folder_of(path, owner):
     """The table's row a file belongs to: src/comm/a.h, include/tessera/comm.h and include/tessera/comm/b.h are "comm";
-    include/tessera/compile/c.h is with compile.h."""
+    include/tessera/compile/c.h and include/tessera/detail/compile/d.h are with compile.h."""
     if path.parts[0] == "include" and len(path.parts) > 3:
-        return owner.get(f"{path.parts[2]}.h", path.parts[2])
+        noun = path.parts[3] if path.parts[2] == "detail" else path.parts[2]
+        return owner.get(f"{noun}.h", noun)
     if path.parts[0] == "include":
         return owner.get(path.name, f"include/tessera/{path.name}")
     return path.parts[1] if path.parts[0] == "src" else path.parts[0]

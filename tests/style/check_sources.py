@@ -24,7 +24,7 @@ X86 = re.compile(r"\b(_mm\d*_\w+|_cvts[hs]_s[hs]|__builtin_ia32_\w+|__builtin_cp
 X86_GUARD = re.compile(r"^\s*#\s*(?:el)?if\b.*\b(__x86_64__|__SSE2__|__F16C__)\b")
 # Each has a portable twin of what it does.
 X86_FILES = {
-    "src/base/copy.cpp",
+    "src/base/memory.cpp",
     "src/comm/shm/channel.cpp",
     "src/comm/shm/half_types.h",
     "src/comm/shm/reduce_baseline.cpp",

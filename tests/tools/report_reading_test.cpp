@@ -3,7 +3,6 @@
 #include "report/files.h"
 #include "report/metrics.h"
 #include "report/run_folder.h"
-#include "report/series.h"
 #include "report/timeline.h"
 #include "support/random.h"
 #include "support/temporary_folder.h"

@@ -8,7 +8,6 @@
 #include "support/tolerance.h"
 #include "train/batches.h"
 #include "train/measured.h"
-#include "train/moment.h"
 #include "train/random_state.h"
 #include "train/utilization.h"
 
@@ -31,7 +30,8 @@ struct Measured : StepMessage {
   StepValues values;
 };
 
-Measured message_of(float loss, float norm, bool may_overflow = false, const Own& own = {1}) {
+Measured message_of(float loss, float norm, bool may_overflow = false,
+                    const HostReport& own = {1}) {
   const auto values = values_of_all(at::scalar_tensor(loss, at::kFloat),
                                     at::scalar_tensor(norm, at::kFloat), may_overflow);
   return {StepMessage(values, own, may_overflow), values};
@@ -103,12 +103,12 @@ TEST(KeptRandomState, DrawsTheSameNumbersAgain) {
   EXPECT_FALSE(at::equal(before, inside));
 }
 
-TEST(Moment, OfTheCpuHasComeAndTellsTheTimeBetween) {
-  const Moment earlier(at::kCPU);
+TEST(DeviceEvent, OfTheCpuHasComeAndTellsTheTimeBetween) {
+  const DeviceEvent earlier(at::kCPU);
   const double begun = now();
   while (now() - begun < 0.01) {
   }
-  const Moment later(at::kCPU);
+  const DeviceEvent later(at::kCPU);
   EXPECT_TRUE(later.has_come());
   EXPECT_GE(later.seconds_since(earlier), 0.01);
 }

@@ -1,7 +1,8 @@
 // Flags and TOML files, without ranks.
+#include "train/settings.h"
+
 #include "support/random.h"
 #include "support/temporary_folder.h"
-#include "train/compile_choice.h"
 #include "train/settings_file.h"
 
 #include <gmock/gmock.h>

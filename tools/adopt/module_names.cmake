@@ -22,7 +22,7 @@ endif()
 list(TRANSFORM names REPLACE "(.+)" "    \"\\1\",\n")
 string(CONCAT rows ${names})
 set(text "// Made from the public headers.
-#include \"adopt/module_names.h\"
+#include \"adopt/names.h\"
 
 namespace tessera::adopt {
 

@@ -55,7 +55,7 @@ void Names::add(const Fact& fact) {
       auto meaning = look_up(fact.scope, fact.target);
       // A name of more words, as torch::nn::Linear::Impl, is something else.
       if (meaning.at + 1 != fact.target.words.size()) meaning = {};
-      meaning.way = Meaning::Way::Using;
+      meaning.way = LookupResult::Way::Using;
       meaning.at = 0;
       space.usings[fact.name] = meaning;
       return;
@@ -94,7 +94,8 @@ std::optional<std::string> Names::find(const std::string& scope, std::string_vie
   return std::nullopt;
 }
 
-std::optional<std::string> Names::resolve(const std::string& scope, const Words& words) const {
+std::optional<std::string> Names::resolve(const std::string& scope,
+                                          const QualifiedName& words) const {
   std::optional<std::string> path;
   for (const auto word : words.words) {
     path = path ? child(*path, word) : words.is_global ? child("", word) : find(scope, word);
@@ -113,7 +114,7 @@ bool Names::reaches_torch_nn(const std::string& space, Visited& visited) const {
   return false;
 }
 
-Meaning Names::look_up_class(std::string scope, std::string_view word) const {
+LookupResult Names::look_up_class(std::string scope, std::string_view word) const {
   do {
     const auto found = spaces_.find(scope);
     if (found != spaces_.end()) {
@@ -121,7 +122,7 @@ Meaning Names::look_up_class(std::string scope, std::string_view word) const {
       if (const auto known = usings.find(word); known != usings.end()) return known->second;
     }
     if (Visited visited; reaches_torch_nn(scope, visited)) {
-      return {.way = Meaning::Way::Directive,
+      return {.way = LookupResult::Way::Directive,
               .space = std::string(kTorchNn),
               .name = std::string(word)};
     }
@@ -129,7 +130,7 @@ Meaning Names::look_up_class(std::string scope, std::string_view word) const {
   return {};
 }
 
-Meaning Names::look_up(const std::string& scope, const Words& words) const {
+LookupResult Names::look_up(const std::string& scope, const QualifiedName& words) const {
   if (words.words.empty()) return {};
   const auto first = words.words.front();
   auto space = words.words.size() < 2 ? std::nullopt
@@ -151,7 +152,7 @@ Meaning Names::look_up(const std::string& scope, const Words& words) const {
       return meaning;
     }
   }
-  return {.way = Meaning::Way::Written,
+  return {.way = LookupResult::Way::Written,
           .space = *space,
           .name = std::string(words.words[at]),
           .at = at};

@@ -11,7 +11,7 @@
 namespace tessera::adopt {
 
 /// "a::b::c", or "::a::b::c".
-struct Words {
+struct QualifiedName {
   bool is_global = false;
   std::vector<std::string_view> words = {};
 };
@@ -30,13 +30,13 @@ struct Fact {
   Kind kind = Kind::Namespace;
   std::string scope;
   std::string name;
-  Words target = {};
+  QualifiedName target = {};
   bool is_quoted = false;  // of an Include
   std::size_t token = 0;
 };
 
 /// What a name means in a scope.
-struct Meaning {
+struct LookupResult {
   enum class Way {
     Unknown,
     Written,    // the words before `at` name the namespace
@@ -54,13 +54,13 @@ class Names {
  public:
   Names();
   void add(const Fact& fact);
-  Meaning look_up(const std::string& scope, const Words& words) const;
+  LookupResult look_up(const std::string& scope, const QualifiedName& words) const;
 
  private:
   struct Space {
     std::map<std::string, std::string, std::less<>> aliases;  // to namespaces
     std::vector<std::string> directives;
-    std::map<std::string, Meaning, std::less<>> usings;
+    std::map<std::string, LookupResult, std::less<>> usings;
   };
   using Visited = std::set<std::string, std::less<>>;
 
@@ -72,11 +72,15 @@ class Names {
   /// As the first word of a name that stands in `scope`.
   std::optional<std::string> find(const std::string& scope, std::string_view word) const;
   /// The namespace that all of the words name.
-  std::optional<std::string> resolve(const std::string& scope, const Words& words) const;
+  std::optional<std::string> resolve(const std::string& scope, const QualifiedName& words) const;
   bool reaches_torch_nn(const std::string& space, Visited& visited) const;
-  Meaning look_up_class(std::string scope, std::string_view word) const;
+  LookupResult look_up_class(std::string scope, std::string_view word) const;
 
   std::map<std::string, Space, std::less<>> spaces_;
 };
+
+/// The classes of torch::nn that tessera::nn has: "Linear". The build reads them from the public
+/// headers (module_names.cmake).
+const std::set<std::string, std::less<>>& module_names();
 
 }  // namespace tessera::adopt

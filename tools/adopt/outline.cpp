@@ -1,6 +1,6 @@
 #include "adopt/outline.h"
 
-#include "adopt/module_names.h"
+#include "adopt/names.h"
 #include "adopt/reader.h"
 
 namespace tessera::adopt {
@@ -39,7 +39,7 @@ class OutlineReader : public Reader {
                                    .bases = head.bases};
   }
 
-  void on_chain(const Chain& chain) override {
+  void on_chain(const NameTokens& chain) override {
     if (chain.is_global || chain.tokens.size() != 1) return;
     const auto at = chain.tokens[0];
     const auto& word = token(at);
@@ -73,7 +73,7 @@ class OutlineReader : public Reader {
     const auto& before = token(at - 1);
     const bool follows_type = (before.is_word() && !before.is("return")) || before.is(">") ||
                               before.is("&") || before.is("*");
-    if (frame().kind != Frame::Kind::Class || frame().parentheses > 0) return;
+    if (frame().kind != Scope::Kind::Class || frame().parentheses > 0) return;
     if (!follows_type || !token(at + 1).is("(")) return;
     auto& facts = outline_.classes[frame().head.name];
     ++(is_in_alternative() ? facts.alternative_forwards : facts.forwards);

@@ -1,8 +1,10 @@
 #pragma once
 
 #include "adopt/names.h"
+#include "adopt/outline.h"
 #include "adopt/tokens.h"
 
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -45,5 +47,19 @@ Outline outline_of(const std::vector<Token>& tokens);
 
 /// Why TESSERA_MODULE would not take the class; empty if it would, as far as one can see.
 std::string obstacle_of(const std::string& name, const ClassFacts& facts);
+
+/// A file and what was found in it.
+struct Source {
+  std::string name;            // as the user gave it
+  std::filesystem::path path;  // without links
+  bool is_given = false;       // may be changed; else it is read as others include it
+  std::string text = {};
+  std::vector<Token> tokens = {};                      // of text
+  Outline outline = {};                                // of the tokens
+  std::map<std::size_t, const Source*> includes = {};  // by the token of the #include
+};
+
+/// The source and all that it includes, each once.
+std::set<const Source*> closure_of(const Source& source);
 
 }  // namespace tessera::adopt

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "adopt/files.h"
+#include "adopt/outline.h"
 #include "adopt/rewrite.h"
-#include "adopt/source.h"
 
 #include <map>
 #include <memory>

@@ -35,8 +35,8 @@ const Token& Reader::token(std::size_t index) const {
   return index < tokens_.size() ? tokens_[index] : kNone;
 }
 
-Words Reader::words(const Chain& chain) const {
-  Words words{.is_global = chain.is_global};
+QualifiedName Reader::words(const NameTokens& chain) const {
+  QualifiedName words{.is_global = chain.is_global};
   for (const auto index : chain.tokens) words.words.push_back(tokens_[index].text);
   return words;
 }
@@ -72,7 +72,7 @@ std::size_t Reader::read_word(std::size_t at) {
     return at + 1;
   }
   if (is_keyword(current)) return at + 1;
-  if (frame().kind == Frame::Kind::Enum && frame().parentheses == 0 &&
+  if (frame().kind == Scope::Kind::Enum && frame().parentheses == 0 &&
       (before.is("{") || before.is(","))) {
     if (!frame().head.is_scoped) on_declared(current.text);
     return at + 1;
@@ -83,8 +83,8 @@ std::size_t Reader::read_word(std::size_t at) {
   return chain.tokens.back() + 1;
 }
 
-Chain Reader::chain_at(std::size_t at) const {
-  Chain chain{.is_global = token(at).is("::")};
+NameTokens Reader::chain_at(std::size_t at) const {
+  NameTokens chain{.is_global = token(at).is("::")};
   const auto begin = at;
   for (at += chain.is_global ? 1 : 0; token(at).is_word(); at += 2) {
     if (chain.tokens.size() == kMostWords)
@@ -106,7 +106,7 @@ void Reader::mark(std::size_t at) {
   if (current.is("(") || current.is("[")) ++top.parentheses;
   if ((current.is(")") || current.is("]")) && top.parentheses > 0) --top.parentheses;
   const bool is_access =
-      current.is(":") && top.kind == Frame::Kind::Class && at > 0 &&
+      current.is(":") && top.kind == Scope::Kind::Class && at > 0 &&
       (token(at - 1).is("public") || token(at - 1).is("private") || token(at - 1).is("protected"));
   if (is_access) top.is_public = token(at - 1).is("public");
   if ((current.is(";") && top.parentheses == 0) || is_access) top.statement = at + 1;
@@ -114,13 +114,13 @@ void Reader::mark(std::size_t at) {
 
 void Reader::open(std::size_t at) {
   if (frames_.size() > kDeepest) throw SourceError(tokens_[at].line, "braces are nested too deep");
-  Frame next;
+  Scope next;
   const auto announced = announced_.find(at);
   if (announced != announced_.end()) next = announced->second;
   const bool is_linkage =
       at > 1 && tokens_[at - 1].kind == Token::Kind::Literal && tokens_[at - 2].is("extern");
-  if (is_linkage) next = {.kind = Frame::Kind::Space, .path = frame().path};
-  if (next.kind != Frame::Kind::Space) {
+  if (is_linkage) next = {.kind = Scope::Kind::Space, .path = frame().path};
+  if (next.kind != Scope::Kind::Space) {
     next.path = inside(frame().path, "{" + std::to_string(++blocks_) + "}");
   }
   next.statement = at + 1;
@@ -202,7 +202,7 @@ std::size_t Reader::read_namespace(std::size_t at) {
              .token = at});
     return target.tokens.back() + 1;
   }
-  Frame next{.kind = Frame::Kind::Space, .path = frame().path};
+  Scope next{.kind = Scope::Kind::Space, .path = frame().path};
   auto index = at + 1;
   for (; token(index).is_word() || token(index).is("::") || token(index).is("["); ++index) {
     if (token(index).is("namespace") || index > at + kMostWords) return at + 1;
@@ -232,7 +232,7 @@ std::size_t Reader::read_using(std::size_t at) {
     const auto start = behind + (token(behind + 1).is("typename") ? 2 : 1);
     const auto target = chain_at(start);
     const bool is_plain = !target.tokens.empty() && token(target.tokens.back() + 1).is(";");
-    fact.target = is_plain ? words(target) : Words{};
+    fact.target = is_plain ? words(target) : QualifiedName{};
     on_fact(fact);
     return behind;
   }
@@ -285,7 +285,7 @@ void Reader::read_class(std::size_t at) {
   if (!token(index).is("{")) return;
   head.brace = index;
   on_class(head);
-  announced_[index] = {.kind = head.is_enum ? Frame::Kind::Enum : Frame::Kind::Class,
+  announced_[index] = {.kind = head.is_enum ? Scope::Kind::Enum : Scope::Kind::Class,
                        .head = head,
                        .is_public = head.is_struct};
 }

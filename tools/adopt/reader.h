@@ -11,7 +11,7 @@
 namespace tessera::adopt {
 
 /// A name of one or more words: std::vector, ::torch::nn::Linear.
-struct Chain {
+struct NameTokens {
   bool is_global = false;
   std::vector<std::size_t> tokens = {};  // its words
 };
@@ -37,7 +37,7 @@ class Reader {
  protected:
   explicit Reader(const std::vector<Token>& tokens) : tokens_(tokens) {}
 
-  struct Frame {
+  struct Scope {
     enum class Kind { Space, Class, Enum, Block };
     Kind kind = Kind::Block;
     std::string path = {};
@@ -53,21 +53,21 @@ class Reader {
   virtual void on_class(const ClassHead& /*head*/) {}
   /// `class Name;`, `#define Name`, an enumerator.
   virtual void on_declared(std::string_view /*name*/) {}
-  virtual void on_chain(const Chain& /*chain*/) {}
+  virtual void on_chain(const NameTokens& /*chain*/) {}
   /// A name in a directive that is no #include.
-  virtual void on_directive_chain(const Chain& /*chain*/) {}
+  virtual void on_directive_chain(const NameTokens& /*chain*/) {}
 
   const std::vector<Token>& tokens() const { return tokens_; }
   /// Also for places that do not exist: a mark that equals no other.
   const Token& token(std::size_t index) const;
-  const Frame& frame() const { return frames_.back(); }
+  const Scope& frame() const { return frames_.back(); }
   bool is_in_alternative() const { return alternatives_ > 0; }  // behind an #else
-  Words words(const Chain& chain) const;
+  QualifiedName words(const NameTokens& chain) const;
 
  private:
   struct Branch {
-    std::vector<Frame> before;
-    std::vector<Frame> after = {};  // the first alternative
+    std::vector<Scope> before;
+    std::vector<Scope> after = {};  // the first alternative
     bool has_alternative = false;
   };
 
@@ -81,14 +81,14 @@ class Reader {
   std::size_t read_base(std::size_t at, ClassHead& head) const;
   std::size_t end_of_directive(std::size_t at) const;
   std::size_t end_of_group(std::size_t at, std::string_view open, std::string_view close) const;
-  Chain chain_at(std::size_t at) const;
+  NameTokens chain_at(std::size_t at) const;
   void open(std::size_t at);
   void close(std::size_t at);
   void mark(std::size_t at);
 
   const std::vector<Token>& tokens_;
-  std::vector<Frame> frames_ = {Frame{.kind = Frame::Kind::Space}};
-  std::map<std::size_t, Frame> announced_;  // by their brace
+  std::vector<Scope> frames_ = {Scope{.kind = Scope::Kind::Space}};
+  std::map<std::size_t, Scope> announced_;  // by their brace
   std::vector<Branch> branches_;
   int alternatives_ = 0;
   std::size_t blocks_ = 0;

@@ -1,13 +1,105 @@
 #include "adopt/rewrite.h"
 
-#include "adopt/module_names.h"
+#include "adopt/names.h"
 #include "adopt/reader.h"
-#include "adopt/remarks.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <optional>
+#include <string>
+#include <string_view>
 
 namespace tessera::adopt {
+
+inline constexpr const char* kFunctions = "functions stay torch's";
+inline constexpr const char* kCast =
+    "finds torch's modules and Tessera's; calls through what it returns run no hooks";
+inline constexpr const char* kImplPointer =
+    "calls through a reference or pointer to the Impl class run no hooks: take the holder, or its "
+    "::Impl";
+inline constexpr const char* kInDirective = "in a macro or condition: change it by hand";
+inline constexpr const char* kOddMacro = "expected the name of a class in it";
+inline constexpr const char* kOwnName =
+    "the program has something of this name: write torch::nn:: or tessera::nn:: before the one "
+    "that is meant";
+inline constexpr const char* kUnknownSpace =
+    "what nn is stands in a header that was not found: name that file, too";
+
+/// Whether a name found through `using namespace torch::nn` is one of torch's that stay.
+bool is_class_of_torch(std::string_view name);
+
+/// Collects what stays, one note for each reason.
+class NoteCollector {
+ public:
+  void stays(int line, const std::string& name, const std::string& reason);
+  void by_hand(int line, const std::string& name, const std::string& reason);
+  /// A class or function of torch::nn that tessera::nn does not have.
+  void torchs(int line, const std::string& name, bool is_base);
+
+  std::vector<Note> notes() const;  // in the order of their lines
+
+ private:
+  void add(int line, bool needs_hand, const std::string& name, const std::string& reason);
+
+  std::map<std::string, Note> by_reason_;
+};
+
+namespace {
+
+constexpr std::array<std::string_view, 6> kBases = {"Module",   "Cloneable",      "AnyModule",
+                                                    "AnyValue", "NamedAnyModule", "ModuleHolder"};
+
+constexpr std::size_t kMostNames = 6;  // in one note
+
+bool is_options(std::string_view name) { return name.ends_with("Options"); }
+
+}  // namespace
+
+bool is_class_of_torch(std::string_view name) {
+  return std::ranges::find(kBases, name) != kBases.end() ||
+         (is_options(name) && module_names().contains(name.substr(
+                                  0, name.size() - std::string_view("Options").size())));
+}
+
+void NoteCollector::stays(int line, const std::string& name, const std::string& reason) {
+  add(line, false, name, reason);
+}
+
+void NoteCollector::by_hand(int line, const std::string& name, const std::string& reason) {
+  add(line, true, name, reason);
+}
+
+void NoteCollector::torchs(int line, const std::string& name, bool is_base) {
+  const auto whole = "torch::nn::" + name;
+  if (name == "ModuleHolder" && is_base) {
+    by_hand(line, whole, "a holder that is written out runs no hooks: use TESSERA_MODULE");
+  } else if (std::ranges::find(kBases, name) != kBases.end()) {
+    stays(line, whole, "modules of both libraries derive from it and fit into it");
+  } else if (is_options(name)) {
+    stays(line, whole, "options are torch's, tessera::nn takes them");
+  } else {
+    by_hand(line, whole, "tessera::nn has no such name");
+  }
+}
+
+void NoteCollector::add(int line, bool needs_hand, const std::string& name,
+                        const std::string& reason) {
+  auto& note = by_reason_.try_emplace(reason, Note{.line = line}).first->second;
+  note.needs_hand = needs_hand;
+  note.reason = reason;
+  ++note.places;
+  if (note.names.size() > kMostNames || std::ranges::count(note.names, name) > 0) return;
+  note.names.push_back(note.names.size() < kMostNames ? name : "…");
+}
+
+std::vector<Note> NoteCollector::notes() const {
+  std::vector<Note> notes;
+  for (const auto& [reason, note] : by_reason_) notes.push_back(note);
+  std::ranges::stable_sort(notes, {}, &Note::line);
+  return notes;
+}
+
 namespace {
 
 constexpr std::string_view kOurs = "tessera::nn";
@@ -35,7 +127,7 @@ class Rewriter : public Reader {
   Rewrite run() {
     read();
     std::ranges::stable_sort(edits_, {}, &Edit::offset);
-    return {std::move(edits_), remarks_.notes()};
+    return {std::move(edits_), notes_.notes()};
   }
 
  private:
@@ -79,7 +171,7 @@ class Rewriter : public Reader {
       if (is_holder_(head.name)) return;
       const auto name = without_impl(head.name);
       const std::string holder(name.empty() ? head.name : name);
-      remarks_.by_hand(
+      notes_.by_hand(
           token(head.brace).line, (head.is_struct ? "struct " : "class ") + head.name,
           "a module without a holder, whose calls run no hooks: " +
               (name.empty() ? "name it " + holder + "Impl and add" : std::string("add")) +
@@ -88,7 +180,7 @@ class Rewriter : public Reader {
     }
   }
 
-  void on_chain(const Chain& chain) override {
+  void on_chain(const NameTokens& chain) override {
     const auto first = chain.tokens[0];
     const bool is_plain = !chain.is_global && chain.tokens.size() == 1;
     if (is_plain && (token(first).is("TORCH_MODULE") || token(first).is("TORCH_MODULE_IMPL")))
@@ -97,79 +189,80 @@ class Rewriter : public Reader {
       hookable_.insert(std::string(token(first + 2).text) + "Impl");
     if (token(first - 1).is("(") && is_macro(token(first - 2))) return;  // its name
     const auto meaning = names_.look_up(frame().path, words(chain));
-    const bool is_torchs = meaning.way != Meaning::Way::Directive || has_module(meaning.name) ||
-                           has_module(without_impl(meaning.name)) ||
+    const bool is_torchs = meaning.way != LookupResult::Way::Directive ||
+                           has_module(meaning.name) || has_module(without_impl(meaning.name)) ||
                            is_class_of_torch(meaning.name);
     if (meaning.space == kTorchs && is_torchs) return on_torch(chain, meaning);
     const auto& last = token(chain.tokens.back());
     if (meaning.space.starts_with(kTorchs))
-      return remarks_.stays(last.line, meaning.space + "::" + meaning.name, kFunctions);
+      return notes_.stays(last.line, meaning.space + "::" + meaning.name, kFunctions);
     if (const std::string impl(last.text); hookable_.contains(impl)) return on_own_impl(chain);
-    const bool may_be_torchs = meaning.way == Meaning::Way::Unknown && chain.tokens.size() > 1 &&
-                               token(chain.tokens[chain.tokens.size() - 2]).is("nn") &&
-                               has_module(last.text);
-    if (may_be_torchs) remarks_.by_hand(last.line, spelled(chain), kUnknownSpace);
+    const bool may_be_torchs =
+        meaning.way == LookupResult::Way::Unknown && chain.tokens.size() > 1 &&
+        token(chain.tokens[chain.tokens.size() - 2]).is("nn") && has_module(last.text);
+    if (may_be_torchs) notes_.by_hand(last.line, spelled(chain), kUnknownSpace);
   }
 
-  void on_directive_chain(const Chain& chain) override {
+  void on_directive_chain(const NameTokens& chain) override {
     const auto& last = token(chain.tokens.back());
     const auto meaning = names_.look_up(frame().path, words(chain));
-    const bool is_module = meaning.space == kTorchs && meaning.way == Meaning::Way::Written &&
+    const bool is_module = meaning.space == kTorchs && meaning.way == LookupResult::Way::Written &&
                            has_module(meaning.name);
     const bool holds = chain.tokens.size() == 1 && is_macro(last) && !last.is("TESSERA_MODULE");
-    if (is_module || holds) remarks_.by_hand(last.line, spelled(chain), kInDirective);
+    if (is_module || holds) notes_.by_hand(last.line, spelled(chain), kInDirective);
   }
 
-  void on_torch(const Chain& chain, const Meaning& meaning) {
+  void on_torch(const NameTokens& chain, const LookupResult& meaning) {
     const auto at = chain.tokens[meaning.at];
     if (has_module(meaning.name)) {
       on_module(chain, meaning);
     } else if (has_module(without_impl(meaning.name))) {
       on_torch_impl(chain, meaning);
     } else {
-      remarks_.torchs(token(at).line, meaning.name, is_base(chain));
+      notes_.torchs(token(at).line, meaning.name, is_base(chain));
     }
   }
 
-  void on_module(const Chain& chain, const Meaning& meaning) {
+  void on_module(const NameTokens& chain, const LookupResult& meaning) {
     const auto at = chain.tokens[meaning.at];
     const bool is_cast = use_of(chain) == Use::Cast && meaning.at + 1 == chain.tokens.size();
     if (is_cast) {
-      remarks_.stays(token(at).line, "as<" + spelled(chain) + ">", kCast);
+      notes_.stays(token(at).line, "as<" + spelled(chain) + ">", kCast);
       // The using-declaration that gave the name will speak of tessera::nn's.
-      if (meaning.way == Meaning::Way::Using)
+      if (meaning.way == LookupResult::Way::Using)
         replace(chain.tokens[0], at, std::string(kTorchs) + "::" + meaning.name);
-    } else if (meaning.way == Meaning::Way::Directive && own_names_.contains(meaning.name)) {
-      remarks_.by_hand(token(at).line, meaning.name, kOwnName);
+    } else if (meaning.way == LookupResult::Way::Directive && own_names_.contains(meaning.name)) {
+      notes_.by_hand(token(at).line, meaning.name, kOwnName);
     } else {
       qualify(chain, meaning);
     }
   }
 
-  void on_torch_impl(const Chain& chain, const Meaning& meaning) {
+  void on_torch_impl(const NameTokens& chain, const LookupResult& meaning) {
     const auto use = use_of(chain);
     const auto at = chain.tokens[meaning.at];
     const bool is_last = meaning.at + 1 == chain.tokens.size();
     const std::string name(without_impl(meaning.name));
     if (is_last && (use == Use::Access || use == Use::Make)) {
-      if (meaning.way == Meaning::Way::Using) {
+      if (meaning.way == LookupResult::Way::Using) {
         replace(chain.tokens[0], at, std::string(kOurs) + "::" + name + "::Impl");
-      } else if (meaning.way != Meaning::Way::Directive || !own_names_.contains(meaning.name)) {
+      } else if (meaning.way != LookupResult::Way::Directive ||
+                 !own_names_.contains(meaning.name)) {
         if (qualify(chain, meaning)) replace(at, at, name + "::Impl");
       }
     } else if (is_last && is_pointed_to(chain)) {
-      remarks_.by_hand(token(at).line, spelled(chain), kImplPointer);
+      notes_.by_hand(token(at).line, spelled(chain), kImplPointer);
     }
   }
 
   /// The Impl class of a module of the program, where it is hookable.
-  void on_own_impl(const Chain& chain) {
+  void on_own_impl(const NameTokens& chain) {
     const auto use = use_of(chain);
     const auto at = chain.tokens.back();
     if (use == Use::Access || use == Use::Make) {
       replace(at, at, std::string(without_impl(token(at).text)) + "::Impl");
     } else if (is_pointed_to(chain)) {
-      remarks_.by_hand(token(at).line, spelled(chain), kImplPointer);
+      notes_.by_hand(token(at).line, spelled(chain), kImplPointer);
     }
   }
 
@@ -181,9 +274,9 @@ class Rewriter : public Reader {
     const auto what =
         std::string(token(at).text) + (is_call ? "(" + std::string(name.text) + ")" : "");
     if (found == source_.outline.modules.end())
-      return remarks_.by_hand(token(at).line, what, kOddMacro);
+      return notes_.by_hand(token(at).line, what, kOddMacro);
     const auto& line = found->second;
-    if (!line.obstacle.empty()) return remarks_.by_hand(token(at).line, what, line.obstacle);
+    if (!line.obstacle.empty()) return notes_.by_hand(token(at).line, what, line.obstacle);
     hookable_.insert(line.impl);
     replace(at, at, "TESSERA_MODULE");
     if (!token(at).is("TORCH_MODULE_IMPL")) return;
@@ -197,10 +290,10 @@ class Rewriter : public Reader {
   }
 
   /// tessera::nn:: instead of what names torch::nn. False where that is not possible.
-  bool qualify(const Chain& chain, const Meaning& meaning) {
-    if (meaning.way == Meaning::Way::Using) return true;  // the using-declaration is rewritten
+  bool qualify(const NameTokens& chain, const LookupResult& meaning) {
+    if (meaning.way == LookupResult::Way::Using) return true;  // the using-declaration is rewritten
     const auto first = chain.tokens[0];
-    if (meaning.way == Meaning::Way::Directive) {
+    if (meaning.way == LookupResult::Way::Directive) {
       edits_.push_back({offset(first), 0, std::string(kOurs) + "::"});
       return true;
     }
@@ -211,7 +304,7 @@ class Rewriter : public Reader {
     }
     const auto last = chain.tokens[meaning.at - 1];
     if (!are_neighbours(first, last)) {
-      remarks_.by_hand(token(first).line, spelled(chain), "its name has a comment or a line's end");
+      notes_.by_hand(token(first).line, spelled(chain), "its name has a comment or a line's end");
       return false;
     }
     replace(first, last, std::string(kOurs));
@@ -237,11 +330,11 @@ class Rewriter : public Reader {
     edits_.push_back({offset(first), end - offset(first), std::move(text)});
   }
 
-  std::size_t begin(const Chain& chain) const {
+  std::size_t begin(const NameTokens& chain) const {
     return chain.tokens[0] - (chain.is_global ? 1 : 0);
   }
 
-  Use use_of(const Chain& chain) const {
+  Use use_of(const NameTokens& chain) const {
     const auto at = begin(chain);
     if (!token(at - 1).is("<")) return Use::Other;
     const auto& name = token(at - 2);
@@ -253,17 +346,17 @@ class Rewriter : public Reader {
     return name.is("shared_ptr") ? Use::Share : Use::Other;
   }
 
-  bool is_pointed_to(const Chain& chain) const {
+  bool is_pointed_to(const NameTokens& chain) const {
     const auto& behind = token(chain.tokens.back() + 1);
     return behind.is("&") || behind.is("*") || use_of(chain) == Use::Share;
   }
 
-  bool is_base(const Chain& chain) const {
+  bool is_base(const NameTokens& chain) const {
     const auto& before = token(begin(chain) - 1);
     return before.is(":") || before.is("public");
   }
 
-  std::string spelled(const Chain& chain) const {
+  std::string spelled(const NameTokens& chain) const {
     std::string text;
     for (const auto at : chain.tokens)
       text += (text.empty() ? "" : "::") + std::string(token(at).text);
@@ -277,7 +370,7 @@ class Rewriter : public Reader {
   std::set<std::string> hookable_;  // Impl classes
   std::set<const Source*> learned_;
   std::vector<Edit> edits_;
-  Remarks remarks_;
+  NoteCollector notes_;
 };
 
 }  // namespace

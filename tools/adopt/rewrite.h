@@ -1,6 +1,6 @@
 #pragma once
 
-#include "adopt/source.h"
+#include "adopt/outline.h"
 
 #include <cstddef>
 #include <functional>

@@ -1,8 +1,7 @@
 // `tessera inspect`: what lies in a safetensors file, a checkpoint or a run; a program as a page.
 #include "base/text.h"
-#include "inspect/listing.h"
+#include "inspect/checkpoints.h"
 #include "inspect/program.h"
-#include "inspect/subjects.h"
 #include "report/files.h"
 
 #include <CLI/CLI.hpp>

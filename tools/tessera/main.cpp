@@ -1,11 +1,8 @@
 #include "adopt/adopt.h"
-#include "bench.h"
 #include "command_line.h"
-#include "inspect.h"
+#include "programs.h"
 #include "report/report.h"
 #include "run.h"
-#include "train.h"
-#include "unknown_words.h"
 
 #include <CLI/CLI.hpp>
 

@@ -2,10 +2,13 @@
 
 #include "train/batches.h"
 #include "train/model.h"
+#include "train/settings.h"
+#include "train/utilization.h"
 
 #include <nlohmann/json.hpp>
 
 #include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -19,5 +22,11 @@ nlohmann::json facts_of(const Gpt& model, const Layout& layout, const Batches& b
 nlohmann::json with_starts(nlohmann::json facts, const std::string& earlier, int64_t first_step);
 
 int64_t parameter_count(const Gpt& model);
+
+/// What is trained, on what and where: the first lines of a run.
+std::vector<std::string> introduction(const Gpt& model, const Batches& batches,
+                                      const Layout& layout, const std::vector<UsedDevice>& devices,
+                                      const Settings& settings, const CompileChoice& compile,
+                                      const std::string& folder);
 
 }  // namespace tessera::train

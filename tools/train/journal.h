@@ -1,12 +1,48 @@
 #pragma once
 
 #include "train/events/event_writer.h"
-#include "train/progress.h"
 #include "train/run_folder.h"
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
 namespace tessera::train {
+
+/// How a step went, all ranks taken together.
+struct StepReport {
+  int64_t step = 0, steps = 0;  // from 1
+  double loss = 0, learning_rate = 0;
+  double tokens_per_second = 0;  // of all ranks
+  int ranks = 1;
+  double communication = 0;                          // share of time, mean of the ranks
+  int64_t memory = 0;                                // bytes, of the rank that has most
+  std::optional<double> utilization = std::nullopt;  // of what the devices can compute (MFU)
+  double seconds_left = 0;
+  double done = 0;       // share of the run
+  bool is_last = false;  // no step comes after it
+};
+
+/// One line that is rewritten on a terminal; plain lines, now and then, elsewhere.
+class Progress {
+ public:
+  explicit Progress(int64_t log_every);
+  void show(const StepReport& report);
+  /// A line of its own that stays.
+  void say(const std::string& text);
+  /// The line stays as it is; what comes next stands below it.
+  void settle() { line_.clear(); }
+
+ private:
+  int columns_;  // of the terminal; 0: there is none
+  int64_t log_every_;
+  std::string line_;  // that is there and will be rewritten
+};
+
+/// "12.3 MB", "1 h 02 min".
+std::string format_size(int64_t bytes);
+std::string format_duration(double seconds);
 
 /// Tells what happens: to the person who looks, to metrics.jsonl and to TensorBoard. Rank 0 has it;
 /// on others it does nothing.

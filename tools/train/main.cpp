@@ -4,9 +4,9 @@
 #include "numbers.h"
 #include "own_program.h"
 #include "train/agreed.h"
-#include "train/attention.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
+#include "train/step.h"
 #include "train/trainer.h"
 
 #include <ATen/Context.h>

@@ -9,12 +9,40 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <fstream>
 
 namespace tessera::train {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+DeviceEvent::DeviceEvent(c10::Device device) {
+  if (!device.is_cpu()) {
+    const c10::impl::VirtualGuardImpl devices(device.type());
+    event_.emplace(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // one that tells the time
+    event_->record(devices.getStream(device));
+  }
+  made_at_ = now();
+}
+
+bool DeviceEvent::has_come() const { return !event_ || event_->query(); }
+
+void DeviceEvent::wait() const {
+  if (event_) event_->synchronize();
+}
+
+double DeviceEvent::seconds_since(const DeviceEvent& earlier) const {
+  constexpr double kMilliseconds = 1e3;
+  return event_ ? earlier.event_->elapsedTime(*event_) / kMilliseconds
+                : made_at_ - earlier.made_at_;
+}
+
 namespace {
 
 enum Value : int64_t { Loss, Norm };
@@ -34,7 +62,7 @@ int64_t memory_in_use(at::Device device) {
 }
 
 /// What this host has to tell, in the order of Word.
-at::Tensor words_of(const Own& own, at::Device device) {
+at::Tensor words_of(const HostReport& own, at::Device device) {
   const auto signal = noted_signal();
   return at::tensor({own.communication / own.seconds, static_cast<double>(memory_in_use(device)),
                      static_cast<double>(signal.number), signal.when,
@@ -84,7 +112,7 @@ StepValues values_of_all(const at::Tensor& loss, const at::Tensor& norm, bool ma
   return values;
 }
 
-StepMessage::StepMessage(const StepValues& values, const Own& own, bool may_overflow)
+StepMessage::StepMessage(const StepValues& values, const HostReport& own, bool may_overflow)
     : may_overflow_(may_overflow), values_(values.all) {
   const c10::AutoGradMode no_grad(false);
   const auto device = values_.device();
@@ -95,7 +123,7 @@ StepMessage::StepMessage(const StepValues& values, const Own& own, bool may_over
   values_.copy_(values.all, /*non_blocking=*/true);
 }
 
-Told StepMessage::told() const {
+HostReports StepMessage::told() const {
   if (exchange_) exchange_->wait();
   const auto word = [&](Word which) { return words_[0].select(0, which); };
   return {.communication = word(Communication).mean().item<double>(),

@@ -3,9 +3,34 @@
 #include "train/signals.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <optional>
 #include <vector>
+
+namespace tessera::train {
+
+/// Seconds of a clock that only goes forward.
+double now();
+
+/// When a device has done all that this thread has issued to its current stream so far. On the CPU
+/// that is when the object is made.
+class DeviceEvent {
+ public:
+  explicit DeviceEvent(c10::Device device);
+
+  bool has_come() const;
+  void wait() const;
+  /// Both have come.
+  double seconds_since(const DeviceEvent& earlier) const;
+
+ private:
+  std::optional<c10::Event> event_;  // none on the CPU
+  double made_at_;
+};
+
+}  // namespace tessera::train
 
 /// What a step measures is issued with it and read a step later, so that nobody waits within one.
 namespace tessera::train {
@@ -18,14 +43,14 @@ struct Stop {
 };
 
 /// What one rank's host tells the others of a step.
-struct Own {
+struct HostReport {
   double seconds = 0, communication = 0;  // of issuing it
   double elapsed = 0;                     // seconds of the run so far
   bool has_saved = false;
 };
 
 /// What all hosts tell.
-struct Told {
+struct HostReports {
   double communication = 0;
   double elapsed = 0;  // by the clock of rank 0
   int64_t memory = 0;
@@ -48,10 +73,10 @@ StepValues values_of_all(const at::Tensor& loss, const at::Tensor& norm, bool ma
 class StepMessage {
  public:
   /// Every rank makes one.
-  StepMessage(const StepValues& values, const Own& own, bool may_overflow);
+  StepMessage(const StepValues& values, const HostReport& own, bool may_overflow);
 
   /// Waits until the hosts' words are there.
-  Told told() const;
+  HostReports told() const;
 
   // When the device has done the step.
   double loss() const;

@@ -67,7 +67,7 @@ c10::Device place_of(const Gpt& model) { return model->parameters().front().devi
 
 }  // namespace
 
-Extra Trainee::extra_of(const Position& position) const {
+Extra TrainingState::extra_of(const Position& position) const {
   json own;
   for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
   const json state = {{"identity", own},
@@ -86,19 +86,19 @@ Extra Trainee::extra_of(const Position& position) const {
   return extra;
 }
 
-void Trainee::save(const RunFolder& folder, const Position& position) {
+void TrainingState::save(const RunFolder& folder, const Position& position) {
   finish_saving();
   pending_ = save_async(folder.checkpoint(position.step), model_, optimizer_, extra_of(position),
                         {.keep_last = static_cast<int>(settings_.keep_last)});
 }
 
-void Trainee::finish_saving() {
+void TrainingState::finish_saving() {
   if (!pending_) return;
   pending_->wait();
   pending_.reset();
 }
 
-std::vector<std::string> Trainee::checkpoints(const RunFolder& folder) {
+std::vector<std::string> TrainingState::checkpoints(const RunFolder& folder) {
   std::vector<std::string> found;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder.checkpoints(), ignored)) {
@@ -109,7 +109,7 @@ std::vector<std::string> Trainee::checkpoints(const RunFolder& folder) {
   return found;
 }
 
-json Trainee::checked_state(const std::string& checkpoint, const Extra& extra) const {
+json TrainingState::checked_state(const std::string& checkpoint, const Extra& extra) const {
   const auto found = extra.find(kState);
   if (found == extra.end())
     throw AgreedError("--resume: expected a checkpoint of tessera train, got " + checkpoint +
@@ -130,7 +130,7 @@ json Trainee::checked_state(const std::string& checkpoint, const Extra& extra) c
   return state;
 }
 
-void Trainee::load_random_state(const Extra& extra) const {
+void TrainingState::load_random_state(const Extra& extra) const {
   set_random_state(at::kCPU, extra.at(kRandom));
   const auto found = extra.find(kDeviceRandom);
   if (settings_.device != "cpu" && found != extra.end())
@@ -138,11 +138,11 @@ void Trainee::load_random_state(const Extra& extra) const {
 }
 
 /// The same as those draw that this rank shares its part of the batch with.
-void Trainee::draw_anew(uint64_t step) const {
+void TrainingState::draw_anew(uint64_t step) const {
   torch::manual_seed(settings_.seed + 1 + static_cast<uint64_t>(layout_.data_rank) + (step << 20));
 }
 
-Position Trainee::load(const std::string& checkpoint) {
+Position TrainingState::load(const std::string& checkpoint) {
   const auto extra = read_extra(checkpoint);
   const auto state = checked_state(checkpoint, extra);
   tessera::load(checkpoint, model_, optimizer_);

@@ -21,10 +21,11 @@ struct Position {
 };
 
 /// What a checkpoint is made of and loaded into.
-class Trainee {
+class TrainingState {
  public:
-  Trainee(Gpt& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
-          const Layout& layout, const Settings& settings, std::shared_ptr<PowerSGDState> powersgd)
+  TrainingState(Gpt& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
+                const Layout& layout, const Settings& settings,
+                std::shared_ptr<PowerSGDState> powersgd)
       : model_(model),
         optimizer_(optimizer),
         step_(step),

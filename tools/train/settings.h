@@ -1,5 +1,7 @@
 #pragma once
 
+#include "train/settings.h"
+
 #include <CLI/CLI.hpp>
 
 #include <cstdint>
@@ -87,5 +89,15 @@ void check(const Settings& settings, int world_size);
 void check_memory(const Settings& settings, int world_size, int ranks_here);
 /// Whether what is to be read is there and the run's folder can be one. Throws the same.
 void check_paths(const Settings& settings);
+
+/// Whether the step is compiled.
+struct CompileChoice {
+  bool is_on = false;
+  std::string why_not = {};  // of a run that leaves it open; empty if it is compiled or was told
+};
+
+/// What the settings say. Left open: on for what is measured to be faster compiled and is tested
+/// on a device, see Note [compiled by default]. Every rank chooses alike.
+CompileChoice choose_compile(const Settings& settings, int world_size);
 
 }  // namespace tessera::train

@@ -4,14 +4,17 @@
 #include <tessera/optim.h>
 
 #include "train/batches.h"
-#include "train/compile_choice.h"
 #include "train/measured.h"
 #include "train/model.h"
+#include "train/settings.h"
+#include "train/step.h"
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -66,5 +69,16 @@ class TrainStep {
   std::function<std::map<std::string, std::string>()> program_files_;
   std::function<std::string()> explanation_;  // empty unless compiled
 };
+
+/// Which of libtorch's kernels scaled_dot_product_attention asks first on a GPU, as --attention
+/// says; one that cannot compute a call passes it on to the next. auto: cuDNN's with 16 bits, where
+/// it is the faster one, and libtorch's own order with fp32. Holds for the process.
+void choose_attention(const Settings& settings);
+
+/// Runs forward once more, without gradients and without a trace in random numbers or buffers: the
+/// first module whose output is not finite on any rank, as "blocks.3.up on rank 1". Every rank
+/// calls it. None: forward is finite everywhere.
+std::optional<std::string> find_nonfinite(Gpt& model, TrainStep& step,
+                                          const std::vector<Batch>& batches);
 
 }  // namespace tessera::train

@@ -6,12 +6,12 @@
 #include "base/text.h"
 #include "own_program.h"
 #include "train/agreed.h"
+#include "train/facts.h"
 #include "train/generate.h"
-#include "train/introduction.h"
-#include "train/nonfinite.h"
-#include "train/recordings.h"
 #include "train/schedule.h"
 #include "train/signals.h"
+#include "train/step.h"
+#include "train/timeline.h"
 
 #include <torch/utils.h>
 
@@ -72,7 +72,7 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      trainee_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
+      training_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
       devices_(used_devices(device_)),
       peak_flops_(peak_of(devices_, settings.precision)) {
   for (const auto& line :
@@ -101,14 +101,14 @@ int64_t Trainer::sequences_per_part() const {
 
 /// From the newest checkpoint; from the one before it if that is damaged.
 void Trainer::resume(Start start) {
-  const auto checkpoints = trainee_.checkpoints(folder_);
+  const auto checkpoints = training_.checkpoints(folder_);
   if (checkpoints.empty())
     throw AgreedError("--resume: expected a checkpoint in " + folder_.checkpoints() +
                           ", found none; leave --resume out and use another --run",
                       kWrongSettings);
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     try {
-      position_ = trainee_.load(checkpoints[i]);
+      position_ = training_.load(checkpoints[i]);
       break;
     } catch (const c10::ValueError& error) {  // the same on all ranks
       if (i + 1 == checkpoints.size()) throw AgreedError(message_of(error));
@@ -208,7 +208,7 @@ void Trainer::prefetch() {
 
 IssuedStep Trainer::issue_step() {
   const auto begun = now();
-  Moment begun_on_device(device_);
+  DeviceEvent begun_on_device(device_);
   const auto communicated = communication_seconds();
   const auto step = position_.step + std::ssize(issued_);
   // Always by the time two steps before, whether or not the one between is read already.
@@ -225,10 +225,10 @@ IssuedStep Trainer::issue_step() {
                       {.seconds = now() - begun,
                        .communication = communication_seconds() - communicated,
                        .elapsed = now() - clock_start_,
-                       .has_saved = trainee_.has_saved()},
+                       .has_saved = training_.has_saved()},
                       step_.may_overflow());
   return {.begun = std::move(begun_on_device),
-          .done = Moment(device_),
+          .done = DeviceEvent(device_),
           .issued_at = now(),
           .learning_rate = rate,
           .epoch = batches_.epoch(),
@@ -353,14 +353,14 @@ void Trainer::validate() {
 
 void Trainer::save() {
   finish_saving();
-  agree_on_save([&] { trainee_.save(folder_, position_); });
+  agree_on_save([&] { training_.save(folder_, position_); });
   saving_step_ = position_.step;
 }
 
 void Trainer::finish_saving() {
   if (saving_step_ < 0) return;
   const auto step = std::exchange(saving_step_, -1);
-  agree_on_save([&] { trainee_.finish_saving(); });
+  agree_on_save([&] { training_.finish_saving(); });
   saved_step_ = step;
   journal_.event("saved", saved_step_, "");
 }

@@ -3,7 +3,6 @@
 #include "train/facts.h"
 #include "train/journal.h"
 #include "train/measured.h"
-#include "train/moment.h"
 #include "train/resume.h"
 #include "train/utilization.h"
 
@@ -29,8 +28,8 @@ struct Ending {
 
 /// A step that was issued: the device may still be at it, its values are on their way.
 struct IssuedStep {
-  Moment begun, done;  // on the device
-  double issued_at;    // when the host had issued all of it
+  DeviceEvent begun, done;  // on the device
+  double issued_at;         // when the host had issued all of it
   double learning_rate;
   int64_t epoch;
   int64_t place;               // of its batches in the text
@@ -47,7 +46,7 @@ struct Measured {
   std::optional<double> host_lead = std::nullopt;
   int64_t epoch = 0;
   bool is_finite = true;
-  Told told = {};
+  HostReports told = {};
 };
 
 /// Trains a GPT as the settings say; every rank has one. The host issues a step before it reads
@@ -100,16 +99,17 @@ class Trainer {
   TrainStep step_;
   RunFolder folder_;  // outlives what writes into it
   Journal journal_;
-  Trainee trainee_;
+  TrainingState training_;
   std::vector<UsedDevice> devices_;   // of all ranks; none on the CPU
   std::optional<double> peak_flops_;  // of all devices; none: not known
   std::deque<IssuedStep> issued_;     // and not read, at most two
-  std::optional<Moment> last_done_;   // of the step that was read last; none: the device was idle
-  bool last_is_finite_ = true;        // of the same
-  Position position_;                 // of what was read
-  double elapsed_before_ = 0;         // position_.elapsed of a step earlier
-  double clock_start_ = 0;            // when this run would have begun had it never been stopped
-  Stop stop_;                         // what ends the job before its end
+  std::optional<DeviceEvent>
+      last_done_;               // of the step that was read last; none: the device was idle
+  bool last_is_finite_ = true;  // of the same
+  Position position_;           // of what was read
+  double elapsed_before_ = 0;   // position_.elapsed of a step earlier
+  double clock_start_ = 0;      // when this run would have begun had it never been stopped
+  Stop stop_;                   // what ends the job before its end
   bool has_nothing_to_do_ = false;
   int64_t saved_step_ = -1;  // of the last whole checkpoint
   int64_t saving_step_ = -1;

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <tessera/checkpoint/kept_call.h>
 #include <tessera/checkpoint/options.h>
+#include <tessera/detail/checkpoint/kept_call.h>
 
 #include <torch/csrc/api/include/torch/nn/modules/container/sequential.h>
 
@@ -16,11 +16,13 @@ namespace tessera {
 ///   auto y = tessera::checkpoint_call(block, x, mask);
 template <class F, class... A>
 auto checkpoint_call(CheckpointOptions options, F&& function, A&&... arguments) {
-  auto&& callee = recompute::callee(std::forward<F>(function));
-  if (!recompute::is_needed()) return recompute::call(callee, std::forward<A>(arguments)...);
-  using Kept = recompute::KeptCall<std::decay_t<F>, A...>;
+  auto&& callee = detail::checkpoint::callee(std::forward<F>(function));
+  if (!detail::checkpoint::is_needed())
+    return detail::checkpoint::call(callee, std::forward<A>(arguments)...);
+  using Kept = detail::checkpoint::KeptCall<std::decay_t<F>, A...>;
   const auto kept = std::make_shared<Kept>(std::forward<decltype(callee)>(callee), arguments...);
-  recompute::CallScope scope("checkpoint_call", std::move(options), kept->replay(), kept->around());
+  detail::checkpoint::CallScope scope("checkpoint_call", std::move(options), kept->replay(),
+                                      kept->around());
   if constexpr (std::is_void_v<decltype(kept->run_first(std::forward<A>(arguments)...))>) {
     kept->run_first(std::forward<A>(arguments)...);
     scope.succeeded();

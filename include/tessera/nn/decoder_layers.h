@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/nn/hooked.h>
+#include <tessera/detail/nn/hooked.h>
 #include <tessera/nn/modules.h>
 
 #include <optional>

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/nn/hooked.h>
+#include <tessera/detail/nn/hooked.h>
 
 namespace tessera::nn::detail {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <tessera/nn/default_arguments.h>
-#include <tessera/nn/parameter_containers.h>
-#include <tessera/nn/sequential.h>
+#include <tessera/detail/nn/default_arguments.h>
+#include <tessera/detail/nn/parameter_containers.h>
+#include <tessera/detail/nn/sequential.h>
 
 /// tessera::nn::X: torch::nn::X, hookable. Options, functional forms and the Impl classes stay
 /// torch::nn's. Modules that torch's own code calls, such as the layers inside a Transformer, run

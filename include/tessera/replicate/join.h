@@ -1,14 +1,14 @@
 #pragma once
 
 #include <tessera/comm.h>
-#include <tessera/nn.h>
+#include <tessera/nn/module_ref.h>
 
 #include <memory>
 #include <vector>
 
 namespace tessera {
 
-namespace replication {
+namespace detail::replicate {
 class JoinedEngines;
 }
 
@@ -50,7 +50,7 @@ class Join {
   void finish();
 
  private:
-  std::unique_ptr<replication::JoinedEngines> engines_;
+  std::unique_ptr<detail::replicate::JoinedEngines> engines_;
   int exceptions_;  // in flight when it was made
 };
 

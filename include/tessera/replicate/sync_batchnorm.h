@@ -1,7 +1,7 @@
 #pragma once
 
 #include <tessera/comm.h>
-#include <tessera/nn.h>
+#include <tessera/nn/methods.h>
 
 #include <torch/csrc/api/include/torch/nn/modules/batchnorm.h>
 

@@ -3,10 +3,10 @@
 // reductions leave the tensor alone (neither sum nor average multiplies it), gathering repeats it,
 // scattering keeps this rank's own part, broadcast and receive leave the tensor as it is. PyTorch's
 // FakeProcessGroup does the same.
-#include "comm/arguments.h"
+#include "comm/argument_checks.h"
+#include "comm/backend_interfaces.h"
 #include "comm/backends.h"
 #include "comm/completed_work.h"
-#include "comm/releasing.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -178,7 +178,9 @@ class FakeBackend final : public c10d::Backend, public Releasing {
   }
 
  private:
-  Arguments checks(const char* name) const { return {"fake", name, rank_, size_, Devices::Any}; }
+  ArgumentChecks checks(const char* name) const {
+    return {"fake", name, rank_, size_, Devices::Any};
+  }
   WorkPtr done(OpType type, Tensors outputs) {
     return completed_work(type, std::move(outputs), ++sequence_);
   }
@@ -195,12 +197,14 @@ class FakeBackend final : public c10d::Backend, public Releasing {
     to.copy_(from.reshape(to.sizes()));
   }
 
-  void repeat(const Arguments& check, const at::Tensor& output, const at::Tensor& input) const {
+  void repeat(const ArgumentChecks& check, const at::Tensor& output,
+              const at::Tensor& input) const {
     check.check_whole(output, input);
     copy(output, input.reshape({1, -1}).expand({size_, input.numel()}));
   }
 
-  void keep_part(const Arguments& check, const at::Tensor& output, const at::Tensor& input) const {
+  void keep_part(const ArgumentChecks& check, const at::Tensor& output,
+                 const at::Tensor& input) const {
     check.check_whole(input, output);
     copy(output, input.reshape({size_, output.numel()}).select(0, rank_));
   }

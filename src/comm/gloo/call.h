@@ -18,7 +18,7 @@ class GlooBackend::Call {
   Call(GlooBackend& backend, const char* name, c10d::OpType type, std::chrono::milliseconds timeout,
        bool in_background = true);
 
-  const Arguments& check() const { return check_; }
+  const ArgumentChecks& check() const { return check_; }
   /// Throws TypeError if the dtype does not have the operation.
   void check_reduction(const at::Tensor& tensor, const c10d::ReduceOp& op) const;
   /// What it does, for peers and messages, before anything is added; `contributions` are this
@@ -84,7 +84,7 @@ class GlooBackend::Call {
   void afterwards(std::function<void()> function) { afterwards_.push_back(std::move(function)); }
 
   GlooBackend& backend_;
-  const Arguments check_;
+  const ArgumentChecks check_;
   const c10d::OpType type_;
   const std::chrono::milliseconds timeout_;
   const bool in_background_;

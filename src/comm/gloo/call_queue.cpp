@@ -223,7 +223,7 @@ void CallQueue::await_released() {
   lock.unlock();
   for (const auto& [issue, held] : calls) {
     // A thread of gloo's lets go of what it has ended as its next step, of which nobody is told.
-    while (issue->state == Issue::State::Done && !held.expired()) std::this_thread::yield();
+    while (issue->state == CallRecord::State::Done && !held.expired()) std::this_thread::yield();
   }
 }
 

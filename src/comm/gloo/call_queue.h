@@ -1,8 +1,10 @@
 #pragma once
 
+#include "base/signal_block.h"
 #include "comm/call_check.h"
-#include "comm/gloo/engine.h"
 #include "comm/gloo/work.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <condition_variable>
 #include <deque>
@@ -14,6 +16,29 @@
 #include <vector>
 
 namespace tessera::comm::gloo {
+
+/// c10d's gloo as it is. Its collectives call each other by name, so they are kept apart from ours,
+/// which bear the same.
+class Engine final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  void close_connections() {
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+
+  /// Calls `start` with this, one rank of the process at a time: c10d notes every collective in a
+  /// table of the process, which libtorch 2.11 does not lock. To a peer that has gone, gloo writes
+  /// without MSG_NOSIGNAL.
+  template <class Start>
+  auto start(Start start) {
+    const SignalBlock block(SIGPIPE);
+    const std::lock_guard lock(starting_);
+    return start(*this);
+  }
+
+ private:
+  inline static std::mutex starting_;
+};
 
 // Note [headers]
 // gloo ends the process, hangs or mixes bytes up when its ranks do not call the same. So at the
@@ -104,7 +129,8 @@ class CallQueue {
   std::deque<QueuedCall> queue_;
   bool running_ = false;  // somebody runs the front of the queue
   int ending_ = 0;        // calls that are being ended, and are held
-  std::vector<std::pair<IssuePtr, std::weak_ptr<void>>> held_;  // of calls, while gloo holds some
+  std::vector<std::pair<CallRecordPtr, std::weak_ptr<void>>>
+      held_;  // of calls, while gloo holds some
   bool worker_wanted_ = false;
   bool closed_ = false;
   std::thread worker_;

@@ -5,7 +5,7 @@
 #include "base/error_text.h"
 #include "base/text.h"
 #include "comm/gloo/call.h"
-#include "comm/store_keys.h"
+#include "comm/store_exchange.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,6 +16,42 @@
 #include <sstream>
 
 namespace tessera::comm::gloo {
+
+void Watchers::add(std::function<void()> wait, WorkPtr inner) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!closed_) {
+      watchers_.remove_if([](Watcher& watcher) {
+        if (!watcher.done) return false;
+        watcher.thread.join();
+        return true;
+      });
+      auto& watcher = watchers_.emplace_back();
+      watcher.inner = std::move(inner);
+      watcher.thread = std::thread([&watcher, wait = std::move(wait)]() mutable {
+        wait();
+        wait = nullptr;  // the work goes before its thread counts as ended
+        watcher.done = true;
+      });
+      return;
+    }
+  }
+  wait();
+}
+
+void Watchers::close() {
+  std::list<Watcher> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    rest.swap(watchers_);
+  }
+  for (auto& watcher : rest) {
+    if (!watcher.done) watcher.inner->abort();
+  }
+  for (auto& watcher : rest) watcher.thread.join();
+}
+
 namespace {
 
 constexpr const char* kInterfaces = "GLOO_SOCKET_IFNAME";  // comma-separated; PyTorch's name for it
@@ -43,12 +79,12 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> make_options(const BackendRe
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
-  const Meeting group{.store = *request.store,
-                      .rank = request.rank,
-                      .size = request.size,
-                      .timeout = request.timeout,
-                      .caller = c10::str("gloo: group '", request.group_name, "'"),
-                      .processes = request.processes};
+  const StoreGroup group{.store = *request.store,
+                         .rank = request.rank,
+                         .size = request.size,
+                         .timeout = request.timeout,
+                         .caller = c10::str("gloo: group '", request.group_name, "'"),
+                         .processes = request.processes};
   // gloo itself would wait for a missing rank without a word of who it is.
   const std::string own = request.check_calls ? "on" : "off";
   const auto checks = exchange(group, "gloo/arrived", own);
@@ -96,7 +132,7 @@ GlooBackend::GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engin
       queue_(request.check_calls && request.size > 1
                  ? std::make_shared<CallQueue>(request, engine_, log_)
                  : nullptr),
-      lookout_(request, log_, [this] { end_all(); }) {}
+      watchdog_(request, log_, [this] { end_all(); }) {}
 
 GlooBackend::~GlooBackend() {
   shutdown();
@@ -109,7 +145,7 @@ GlooBackend::~GlooBackend() {
 }
 
 void GlooBackend::shutdown() {
-  lookout_.close();
+  watchdog_.close();
   log_->close();
   watchers_->close();
   // What waits for a peer that will never come must not hold up the end of this rank.

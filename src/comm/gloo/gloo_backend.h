@@ -1,17 +1,39 @@
 #pragma once
 
-#include "comm/closing.h"
+#include "comm/backend_interfaces.h"
 #include "comm/gloo/call_queue.h"
-#include "comm/gloo/engine.h"
-#include "comm/gloo/lookout.h"
-#include "comm/gloo/watchers.h"
+#include "comm/gloo/watchdog.h"
 #include "comm/gloo/work.h"
-#include "comm/recorded.h"
-#include "comm/releasing.h"
 
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
 #include <optional>
+#include <thread>
 
 namespace tessera::comm::gloo {
+
+/// Threads that wait for sends and receives whose callers only poll.
+class Watchers {
+ public:
+  ~Watchers() { close(); }
+  /// Runs `wait` on a thread; close() ends it by aborting `inner`.
+  void add(std::function<void()> wait, WorkPtr inner);
+  void close();
+
+ private:
+  struct Watcher {
+    std::thread thread;
+    WorkPtr inner;
+    std::atomic<bool> done{false};
+  };
+
+  std::mutex mutex_;
+  std::list<Watcher> watchers_;
+  bool closed_ = false;
+};
 
 // Note [what gloo lacks]
 // c10d's gloo moves and reduces contiguous tensors of some dtypes with some operations. Here it
@@ -27,7 +49,10 @@ namespace tessera::comm::gloo {
 // completes it, and is there when the work is complete.
 
 /// The collectives, dtypes, operations and errors of the other backends on top of gloo.
-class GlooBackend final : public c10d::Backend, public Recorded, public Closing, public Releasing {
+class GlooBackend final : public c10d::Backend,
+                          public FlightRecorder,
+                          public GracefulShutdown,
+                          public Releasing {
  public:
   GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;
@@ -101,7 +126,7 @@ class GlooBackend final : public c10d::Backend, public Recorded, public Closing,
   uint64_t monitored_barriers_ = 0;
   std::optional<std::vector<WorkPtr>> coalescing_;
   std::optional<Clock::time_point> close_by_;
-  Lookout lookout_;  // last: its thread uses the others
+  Watchdog watchdog_;  // last: its thread uses the others
 };
 
 }  // namespace tessera::comm::gloo

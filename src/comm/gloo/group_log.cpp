@@ -2,7 +2,7 @@
 
 #include "base/error_text.h"
 #include "base/text.h"
-#include "comm/late.h"
+#include "comm/diagnostics.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -73,7 +73,7 @@ std::string GroupLog::explain(const std::exception_ptr& failure, const std::stri
   return c10::str("gloo failed after ", waited, ": ", text);
 }
 
-std::string GroupLog::describe(const Issue& issue, const std::string& what) const {
+std::string GroupLog::describe(const CallRecord& issue, const std::string& what) const {
   return c10::str(backend_, ": ", issue.what, place_, ": ", what);
 }
 
@@ -101,12 +101,12 @@ void GroupLog::close() {
   closed_ = true;
 }
 
-void GroupLog::enter(const IssuePtr& issue, std::function<void()> cancel) {
+void GroupLog::enter(const CallRecordPtr& issue, std::function<void()> cancel) {
   const std::lock_guard lock(mutex_);
   under_way_.emplace(issue, std::move(cancel));
 }
 
-void GroupLog::leave(const IssuePtr& issue) {
+void GroupLog::leave(const CallRecordPtr& issue) {
   std::function<void()>
       cancel;  // may own the last reference to a work: not to be freed under the lock
   const std::lock_guard lock(mutex_);
@@ -134,7 +134,7 @@ bool GroupLog::await_idle(std::chrono::milliseconds grace) {
 std::optional<Clock::time_point> GroupLog::waits_since() const {
   const std::lock_guard lock(mutex_);
   for (const auto& issue : issues_) {
-    if (issue->state == Issue::State::Running) return issue->since;
+    if (issue->state == CallRecord::State::Running) return issue->since;
   }
   return std::nullopt;
 }
@@ -161,8 +161,8 @@ void GroupLog::blame(std::string cause) {
   if (cause_.empty()) cause_ = std::move(cause);
 }
 
-IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
-  auto issue = std::make_shared<Issue>();
+CallRecordPtr GroupLog::add(std::string what, uint64_t sequence) {
+  auto issue = std::make_shared<CallRecord>();
   issue->what = std::move(what);
   issue->sequence = sequence;
   const std::lock_guard lock(mutex_);
@@ -171,7 +171,7 @@ IssuePtr GroupLog::add(std::string what, uint64_t sequence) {
   return issue;
 }
 
-std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause) {
+std::exception_ptr GroupLog::fail(CallRecord& issue, const std::exception_ptr& cause) {
   std::string message;
   {
     const std::lock_guard lock(mutex_);
@@ -186,7 +186,7 @@ std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause)
   } catch (...) {
     message = describe(issue, explain(cause, "a peer", issue.since));
   }
-  issue.state = Issue::State::Failed;
+  issue.state = CallRecord::State::Failed;
   bool is_first = false;
   {
     const std::lock_guard lock(mutex_);
@@ -198,7 +198,7 @@ std::exception_ptr GroupLog::fail(Issue& issue, const std::exception_ptr& cause)
   return make_error(message);
 }
 
-void GroupLog::throw_impatient(const Issue& issue) const {
+void GroupLog::throw_impatient(const CallRecord& issue) const {
   C10_THROW_ERROR(
       DistBackendError,
       describe(issue, c10::str("not complete ", format_seconds(seconds_since(issue.since)),

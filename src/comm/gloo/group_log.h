@@ -33,14 +33,14 @@ class Cause : public std::runtime_error {
 };
 
 /// One call of a collective on this rank.
-struct Issue {
+struct CallRecord {
   enum class State { Running, Done, Failed };
   std::string what;  // "all_reduce #7 (1024 float32, 4 KiB, sum)"
   uint64_t sequence = 0;
   Clock::time_point since = Clock::now();
   std::atomic<State> state = State::Running;
 };
-using IssuePtr = std::shared_ptr<Issue>;
+using CallRecordPtr = std::shared_ptr<CallRecord>;
 
 /// What a group of gloo or nccl did last and whether it still works. Its collectives share it and
 /// may outlive the group.
@@ -58,8 +58,8 @@ class GroupLog {
 
   /// The backend is at work on `issue` until leave(); cancel_all() calls `cancel` of those it is
   /// still at work on, once.
-  void enter(const IssuePtr& issue, std::function<void()> cancel);
-  void leave(const IssuePtr& issue);
+  void enter(const CallRecordPtr& issue, std::function<void()> cancel);
+  void leave(const CallRecordPtr& issue);
   void cancel_all();
   /// Whether the backend has nothing left to do, now or within `grace`.
   bool await_idle(std::chrono::milliseconds grace);
@@ -74,13 +74,13 @@ class GroupLog {
   /// What is under way, or comes, fails because of `cause`, whatever the backend says of it.
   void blame(std::string cause);
 
-  IssuePtr add(std::string what, uint64_t sequence);
+  CallRecordPtr add(std::string what, uint64_t sequence);
   /// The error to give out for `cause`: a DistBackendError with operation, sequence number, group,
   /// rank and cause. The first one makes the group unusable, is what all others say, and writes the
   /// last collectives to standard error.
-  std::exception_ptr fail(Issue& issue, const std::exception_ptr& cause);
+  std::exception_ptr fail(CallRecord& issue, const std::exception_ptr& cause);
   /// The same for a wait that ended before the collective did, which may still complete.
-  [[noreturn]] void throw_impatient(const Issue& issue) const;
+  [[noreturn]] void throw_impatient(const CallRecord& issue) const;
   std::string recent() const;
   /// For spans: collectives of different groups are to be told apart. Valid for ever.
   const char* span_name() const { return span_name_; }
@@ -94,7 +94,7 @@ class GroupLog {
                              Clock::time_point since);
 
  private:
-  std::string describe(const Issue& issue, const std::string& what) const;
+  std::string describe(const CallRecord& issue, const std::string& what) const;
 
   struct Wait {
     int peer;
@@ -113,9 +113,9 @@ class GroupLog {
   std::string failure_;
   std::string cause_;
   bool closed_ = false;
-  std::map<IssuePtr, std::function<void()>> under_way_;
+  std::map<CallRecordPtr, std::function<void()>> under_way_;
   std::condition_variable left_;
-  std::deque<IssuePtr> issues_;
+  std::deque<CallRecordPtr> issues_;
   mutable std::optional<Wait> wait_;
 };
 

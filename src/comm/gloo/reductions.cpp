@@ -43,7 +43,8 @@ namespace {
 
 bool is_half(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-shm::Combine find_combine(const Arguments& check, const at::Tensor& tensor, const ReduceOp& op) {
+shm::Combine find_combine(const ArgumentChecks& check, const at::Tensor& tensor,
+                          const ReduceOp& op) {
   return shm::find_combine(c10::str("gloo: ", check.name()).c_str(), tensor, op);
 }
 

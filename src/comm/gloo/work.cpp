@@ -9,7 +9,7 @@
 
 namespace tessera::comm::gloo {
 
-GlooWork::GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+GlooWork::GlooWork(c10d::OpType type, CallRecordPtr issue, LogPtr log, Tensors outputs,
                    DeviceCallPtr device_call)
     : Work(/*rank=*/-1, type),
       issue_(std::move(issue)),
@@ -54,10 +54,10 @@ void GlooWork::complete(const std::exception_ptr& gloo_error,
         // Here, not where somebody waits: who polls takes a complete work for one that can be read.
         device_call_->await_end();
       }
-      issue_->state = Issue::State::Done;
+      issue_->state = CallRecord::State::Done;
     } catch (...) {
       error = std::current_exception();
-      issue_->state = Issue::State::Failed;
+      issue_->state = CallRecord::State::Failed;
     }
   }
   duration_us_ =
@@ -111,7 +111,7 @@ void CollectiveWork::complete_once(const std::exception_ptr& error) {
   afterwards_ = nullptr;
 }
 
-PointWork::PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+PointWork::PointWork(c10d::OpType type, CallRecordPtr issue, LogPtr log, Tensors outputs,
                      DeviceCallPtr device_call, WorkPtr inner, std::function<void()> afterwards,
                      Watchers watchers)
     : GlooWork(type, std::move(issue), std::move(log), std::move(outputs), std::move(device_call)),

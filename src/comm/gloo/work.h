@@ -1,6 +1,6 @@
 #pragma once
 
-#include "comm/arguments.h"
+#include "comm/argument_checks.h"
 #include "comm/device_call.h"
 #include "comm/gloo/group_log.h"
 
@@ -28,7 +28,7 @@ class CallQueue;
 class GlooWork : public c10d::Work {
  public:
   /// `device_call`: of CUDA tensors, else null.
-  GlooWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+  GlooWork(c10d::OpType type, CallRecordPtr issue, LogPtr log, Tensors outputs,
            DeviceCallPtr device_call);
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -47,7 +47,7 @@ class GlooWork : public c10d::Work {
   /// What the waiting thread has to do itself.
   virtual void prepare_wait(std::chrono::milliseconds /*timeout*/) {}
 
-  const IssuePtr issue_;
+  const CallRecordPtr issue_;
   const LogPtr log_;
 
  private:
@@ -63,7 +63,7 @@ class GlooWork : public c10d::Work {
 class CollectiveWork final : public GlooWork {
  public:
   /// `queue`: where it starts; null if it is not checked.
-  CollectiveWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+  CollectiveWork(c10d::OpType type, CallRecordPtr issue, LogPtr log, Tensors outputs,
                  DeviceCallPtr device_call, std::shared_ptr<CallQueue> queue = nullptr)
       : GlooWork(type, std::move(issue), std::move(log), std::move(outputs),
                  std::move(device_call)),
@@ -77,7 +77,7 @@ class CollectiveWork final : public GlooWork {
                      const std::vector<WorkPtr>& parts);
   void end(const std::exception_ptr& error);
 
-  const IssuePtr& issue() const { return issue_; }
+  const CallRecordPtr& issue() const { return issue_; }
 
   // --- for the queue, under its lock
   bool has_started() const { return has_started_; }
@@ -102,7 +102,7 @@ class CollectiveWork final : public GlooWork {
 class PointWork final : public GlooWork {
  public:
   using Watchers = std::function<void(std::function<void()>)>;  // runs its argument on a thread
-  PointWork(c10d::OpType type, IssuePtr issue, LogPtr log, Tensors outputs,
+  PointWork(c10d::OpType type, CallRecordPtr issue, LogPtr log, Tensors outputs,
             DeviceCallPtr device_call, WorkPtr inner, std::function<void()> afterwards,
             Watchers watch);
 

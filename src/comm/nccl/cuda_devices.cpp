@@ -1,4 +1,4 @@
-#include "comm/cuda_devices.h"
+#include "comm/nccl/cuda_devices.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/cuda/CUDAContext.h>

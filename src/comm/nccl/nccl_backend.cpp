@@ -4,9 +4,9 @@
 #include "base/environment.h"
 #include "base/error_text.h"
 #include "base/text.h"
-#include "comm/backend_choice.h"
+#include "comm/backends.h"
 #include "comm/completed_work.h"
-#include "comm/store_keys.h"
+#include "comm/store_exchange.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -117,7 +117,7 @@ Engine& NcclBackend::engine() {
   if (engine_) return *engine_;
   engine_ = make_engine(request_);
   // Works may keep the watch; it lets go of the engine when it is closed, and must not wait for it.
-  watch_ = std::make_shared<Watch>(request_, log_, [engine = engine_] {
+  watch_ = std::make_shared<Watchdog>(request_, log_, [engine = engine_] {
     std::thread([engine] { end_quietly([](Engine& nccl) { nccl.abort(); }, *engine); }).detach();
   });
   return *engine_;
@@ -203,18 +203,18 @@ WorkPtr NcclBackend::run(Call call, const Start& start) {
     std::rethrow_exception(watch_->fail(*issue, text_of(std::current_exception())));
   }
   if (!inner) {  // nothing was coalesced
-    issue->state = gloo::Issue::State::Done;
+    issue->state = gloo::CallRecord::State::Done;
     return completed_work(call.type, {});
   }
   if (is_captured) {
-    issue->state = gloo::Issue::State::Done;  // events of a capture can't be asked
+    issue->state = gloo::CallRecord::State::Done;  // events of a capture can't be asked
   } else {
     // Completed by c10d's watchdog, when the device has done it.
     inner->getFutureResult()->addCallback(
         [issue, watch = std::weak_ptr(watch_)](c10::ivalue::Future& future) {
           const auto result = static_cast<c10d::WorkResult>(future.constValue().toInt());
           if (result == c10d::WorkResult::SUCCESS) {
-            issue->state = gloo::Issue::State::Done;
+            issue->state = gloo::CallRecord::State::Done;
           } else if (const auto known = watch.lock()) {
             known->fail(*issue, "a peer or the connection to it is gone");
           }
@@ -238,12 +238,12 @@ void NcclBackend::note_replay(int64_t calls) {
       log_->add(c10::str("CUDA graph up to #", sequence_, " (", calls, " collectives)"), sequence_);
   watch_->add(issue, timeout_, /*peer=*/-1);
   // Told by the stream: who asks the driver while a graph stands still may have to wait for it.
-  auto told = std::make_unique<IssuePtr>(issue);
+  auto told = std::make_unique<CallRecordPtr>(issue);
   C10_CUDA_CHECK(cudaLaunchHostFunc(
       c10::cuda::getCurrentCUDAStream(),
       [](void* given) {
-        const std::unique_ptr<IssuePtr> done(static_cast<IssuePtr*>(given));
-        (*done)->state = gloo::Issue::State::Done;
+        const std::unique_ptr<CallRecordPtr> done(static_cast<CallRecordPtr*>(given));
+        (*done)->state = gloo::CallRecord::State::Done;
       },
       told.get()));
   [[maybe_unused]] const auto* its = told.release();

@@ -1,12 +1,9 @@
 #pragma once
 
-#include "comm/arguments.h"
+#include "comm/argument_checks.h"
+#include "comm/backend_interfaces.h"
 #include "comm/call_check.h"
-#include "comm/capturable.h"
-#include "comm/closing.h"
 #include "comm/nccl/nccl_work.h"
-#include "comm/nccl/watch.h"
-#include "comm/recorded.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -22,7 +19,10 @@ using EnginePtr = c10::intrusive_ptr<Engine>;
 
 /// c10d's NCCL with the checks, errors and records of the other backends. Nothing of CUDA or NCCL
 /// is set up before the first call, unless the program bound the rank to its device.
-class NcclBackend final : public c10d::Backend, public Recorded, public Closing, public Capturable {
+class NcclBackend final : public c10d::Backend,
+                          public FlightRecorder,
+                          public GracefulShutdown,
+                          public Capturable {
  public:
   explicit NcclBackend(const BackendRequest& request);
   ~NcclBackend() override;
@@ -95,10 +95,11 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing,
 
   /// Checks of one call; if it throws, what was being coalesced ends there, so that later calls are
   /// not swallowed.
-  class Check : public Arguments {
+  class Check : public ArgumentChecks {
    public:
     Check(NcclBackend& backend, const char* name)
-        : Arguments("nccl", name, backend.rank_, backend.size_, Devices::Cuda), backend_(backend) {}
+        : ArgumentChecks("nccl", name, backend.rank_, backend.size_, Devices::Cuda),
+          backend_(backend) {}
     ~Check();
 
    private:
@@ -119,8 +120,8 @@ class NcclBackend final : public c10d::Backend, public Recorded, public Closing,
   const BackendRequest request_;
   const std::shared_ptr<GroupLog> log_;
   std::chrono::milliseconds timeout_;
-  EnginePtr engine_;              // null before the first call
-  std::shared_ptr<Watch> watch_;  // likewise
+  EnginePtr engine_;                 // null before the first call
+  std::shared_ptr<Watchdog> watch_;  // likewise
   bool has_met_ = false;
   std::set<int> met_peers_;
   bool has_ended_ = false;

@@ -1,8 +1,7 @@
 // c10d's collectives: arguments are checked, and tensors shown to NCCL as what it knows.
 #include "comm/completed_work.h"
-#include "comm/dtype_names.h"
 #include "comm/nccl/nccl_backend.h"
-#include "comm/reduce_op.h"
+#include "comm/type_names.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -44,7 +43,7 @@ Descriptor describe_call(Kind kind, const Tensors& contributions, int reduce = -
   return descriptor;
 }
 
-void check_plain(const Arguments& check, const at::Tensor& tensor) {
+void check_plain(const ArgumentChecks& check, const at::Tensor& tensor) {
   check.check_tensor(tensor);
   TORCH_CHECK_VALUE(tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(),
                     "nccl: ", check.name(), ": expected a contiguous tensor, got sizes ",
@@ -53,7 +52,7 @@ void check_plain(const Arguments& check, const at::Tensor& tensor) {
 }
 
 /// What NCCL moves instead: bytes, in the same rows, if it does not know the dtype.
-at::Tensor as_moved(const Arguments& check, const at::Tensor& tensor) {
+at::Tensor as_moved(const ArgumentChecks& check, const at::Tensor& tensor) {
   check_plain(check, tensor);
   if (has_numbers(tensor.scalar_type())) return tensor;
   const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
@@ -61,7 +60,7 @@ at::Tensor as_moved(const Arguments& check, const at::Tensor& tensor) {
   return tensor.view({rows, -1}).view(at::kByte);
 }
 
-Tensors as_moved(const Arguments& check, const Tensors& tensors) {
+Tensors as_moved(const ArgumentChecks& check, const Tensors& tensors) {
   Tensors moved;
   for (const auto& tensor : tensors) moved.push_back(as_moved(check, tensor));
   return moved;
@@ -69,7 +68,7 @@ Tensors as_moved(const Arguments& check, const Tensors& tensors) {
 
 /// What NCCL reduces instead: a complex number is two real ones. Throws TypeError for what it
 /// can't.
-at::Tensor as_reduced(const Arguments& check, const at::Tensor& tensor, const ReduceOp& op) {
+at::Tensor as_reduced(const ArgumentChecks& check, const at::Tensor& tensor, const ReduceOp& op) {
   check_plain(check, tensor);
   const auto dtype = tensor.scalar_type();
   const bool is_sum = op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::AVG;

@@ -1,6 +1,6 @@
 // Stands in for the other files of this folder in builds without CUDA.
 #include "comm/backends.h"
-#include "comm/cuda_devices.h"
+#include "comm/nccl/cuda_devices.h"
 
 #include <c10/util/Exception.h>
 

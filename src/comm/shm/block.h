@@ -1,7 +1,7 @@
 #pragma once
 
 #include "comm/call_check.h"
-#include "comm/shm/futex.h"
+#include "comm/shm/shared_memory.h"
 
 #include <array>
 #include <atomic>
@@ -19,7 +19,7 @@ inline constexpr uint64_t kDescriptors = 8;  // collectives a rank may be ahead 
 inline constexpr uint64_t kDescriptorRing =
     2 * kDescriptors;  // so that those of peers that are ahead stay readable
 inline constexpr size_t kFlightEntries = 32;
-inline constexpr size_t kMailEntries = 16;  // messages under way from one rank to another
+inline constexpr size_t kP2PEntries = 16;  // messages under way from one rank to another
 inline constexpr size_t kReasonBytes = 1024;
 inline constexpr uint64_t kDeviceSlots = 4;  // of a rank on a GPU
 inline constexpr size_t kDeviceHandleBytes = 64;
@@ -86,7 +86,7 @@ struct alignas(64) RankBlock {
 
   alignas(64) Bell bell;  // rung by the owner after any change above; sleepers are peers
   alignas(64)
-      Bell mail_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
+      Bell p2p_bell;  // rung by peers that sent to or took from the owner; the owner sleeps on it
   alignas(64) std::atomic<Health> health;
   std::array<char, kReasonBytes> reason;  // why it failed; written before `health`
   About about;                            // likewise
@@ -102,7 +102,7 @@ struct alignas(64) RankBlock {
 };
 
 /// A message from the block's owner to one peer.
-struct alignas(64) MailEntry {
+struct alignas(64) P2PEntry {
   enum State : uint32_t { Free, Full, Taken };
   std::atomic<uint32_t> state;  // Free -> Full by the sender, Full -> Taken by the receiver, Taken
                                 // -> Free by the sender
@@ -113,7 +113,7 @@ struct alignas(64) MailEntry {
   uint64_t offset;       // in the sender's arena
   uint32_t is_buffered;  // the memory belongs to the message, not to a tensor
 };
-using Outbox = std::array<MailEntry, kMailEntries>;
+using Outbox = std::array<P2PEntry, kP2PEntries>;
 
 /// Sizes that depend on the number of ranks. Equal on all ranks of a group.
 struct Layout {

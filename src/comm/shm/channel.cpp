@@ -3,10 +3,8 @@
 #include <tessera/trace.h>
 
 #include "base/text.h"
-#include "comm/late.h"
-#include "comm/shm/graveyard.h"
-#include "comm/shm/join.h"
-#include "comm/shm/phase.h"
+#include "comm/diagnostics.h"
+#include "comm/shm/member.h"
 
 #include <c10/util/Exception.h>
 #include <sched.h>
@@ -74,7 +72,7 @@ void Channel::leave() {
   auto alive = Health::Alive;
   self().block->health.compare_exchange_strong(alive, Health::Left);
   ring();
-  for (const auto& member : members_) member.block->mail_bell.ring();
+  for (const auto& member : members_) member.block->p2p_bell.ring();
 }
 
 Channel::~Channel() {
@@ -84,7 +82,7 @@ Channel::~Channel() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) members_[peer].block->departed.fetch_or(uint64_t{1} << rank_);
   }
-  bury(arena_, block_offset_, rank_, std::move(members_), std::move(kept_));
+  free_when_unused(arena_, block_offset_, rank_, std::move(members_), std::move(kept_));
 }
 
 void Channel::enter(const Descriptor& descriptor, std::chrono::milliseconds timeout) {
@@ -267,7 +265,7 @@ void Channel::check(const Pending& pending, int watched, c10::function_ref<bool(
 void Channel::tell_late(const Pending& pending, int watched, Clock::time_point deadline) const {
   if (watched == kAnyPeer) return;
   const auto& call = pending.descriptor;
-  const bool is_collective = !is_mail(call.kind) && call.kind != Kind::Gate;
+  const bool is_collective = !is_outside_sequence(call.kind) && call.kind != Kind::Gate;
   for (int peer = 0; is_collective && peer < rank_; ++peer) {
     const auto& block = *members_[peer].block;
     const bool waits_too = block.started.load(std::memory_order_acquire) >= call.sequence &&
@@ -312,7 +310,7 @@ std::optional<Problem> Channel::problem_of(const Pending& pending, int peer, boo
   // A peer that is through with this collective may leave; only the one waited for still owes
   // something.
   const bool is_through =
-      is_mail(pending.descriptor.kind) ||
+      is_outside_sequence(pending.descriptor.kind) ||
       block.finished.load(std::memory_order_acquire) >= pending.descriptor.sequence;
   if (!owes && is_through) return std::nullopt;
   if (health == Health::Failed) {
@@ -368,7 +366,7 @@ std::string Channel::describe_timeout(const Pending& pending, int watched) const
   const double waited = std::chrono::duration<double>(Clock::now() - pending.since).count();
   auto text = "timed out after " + format_seconds(waited) + " of waiting for " +
               (watched == kAnyPeer ? "any rank" : label(watched));
-  if (!is_mail(pending.descriptor.kind)) {
+  if (!is_outside_sequence(pending.descriptor.kind)) {
     text += "; arrived: " + format_list(arrived) + "; missing: " + format_list(missing) + last;
     if (missing.empty()) text += "; furthest behind in it: " + format_list(stragglers());
   }

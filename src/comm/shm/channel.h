@@ -87,7 +87,7 @@ class Channel {
   /// Tells the peers that this rank takes part in nothing any more.
   void leave();
   /// Until no peer can look at this rank's block any more.
-  void keep_until_forgotten(std::shared_ptr<void> shared) { kept_.push_back(std::move(shared)); }
+  void keep_until_unused(std::shared_ptr<void> shared) { kept_.push_back(std::move(shared)); }
   /// False in a process forked from the rank: it must not act in the rank's name.
   bool is_own_process() const;
   /// Throws if `peer`, whose memory was just read by address, has failed: it may have changed that

@@ -66,7 +66,7 @@ void Channel::fail(const Pending& pending, const std::string& cause, About about
     block.health.compare_exchange_strong(alive, Health::Failed);
     failed_.store(true, std::memory_order_release);
     block.bell.ring();
-    for (const auto& member : members_) member.block->mail_bell.ring();
+    for (const auto& member : members_) member.block->p2p_bell.ring();
     std::cerr << recent() << std::flush;  // the cause comes with the exception
   }
   TORCH_CHECK_WITH(DistBackendError, false, failure_);

@@ -1,5 +1,5 @@
 // The collectives of c10d's interface: arguments, memory, and which algorithm carries them.
-#include "comm/shm/issue.h"
+#include "comm/shm/call.h"
 #include "comm/shm/shm_backend.h"
 #include "comm/shm/tensors.h"
 
@@ -52,37 +52,37 @@ WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
   const auto& tensor = check.only(tensors);
   check.check_root(opts.rootRank);
   check.check_written(tensor);
-  Issue issue(*this, "tessera:broadcast", OpType::BROADCAST, opts.timeout, opts.asyncOp);
-  const auto descriptor = issue.describe(Kind::Broadcast, tensor, -1, opts.rootRank);
-  const auto place = issue.place(tensor, tensor.nbytes());
-  issue.add(make_broadcast(place, descriptor, issue.update(tensor)));
-  return issue.submit();
+  Call call(*this, "tessera:broadcast", OpType::BROADCAST, opts.timeout, opts.asyncOp);
+  const auto descriptor = call.describe(Kind::Broadcast, tensor, -1, opts.rootRank);
+  const auto place = call.place(tensor, tensor.nbytes());
+  call.add(make_broadcast(place, descriptor, call.update(tensor)));
+  return call.submit();
 }
 
-void ShmBackend::add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+void ShmBackend::add_all_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   const auto combine = find_combine("shm: all_reduce", tensor, op);
-  const auto place = issue.place(tensor, tensor.nbytes());
-  issue.add(make_all_reduce(place, issue.describe(Kind::AllReduce, tensor, op.op_),
-                            issue.update(tensor), combine));
+  const auto place = call.place(tensor, tensor.nbytes());
+  call.add(make_all_reduce(place, call.describe(Kind::AllReduce, tensor, op.op_),
+                           call.update(tensor), combine));
 }
 
 WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const Check check = arguments("all_reduce");
   const auto& tensor = check.only(tensors);
   check.check_written(tensor);
-  Issue issue(*this, "tessera:all_reduce", OpType::ALLREDUCE, opts.timeout, opts.asyncOp);
-  add_all_reduce(issue, tensor, opts.reduceOp);
-  return issue.submit();
+  Call call(*this, "tessera:all_reduce", OpType::ALLREDUCE, opts.timeout, opts.asyncOp);
+  add_all_reduce(call, tensor, opts.reduceOp);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
                                         const c10d::AllreduceCoalescedOptions& opts) {
   const Check check = arguments("all_reduce_coalesced");
   for (const auto& tensor : tensors) check.check_written(tensor);
-  Issue issue(*this, "tessera:all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, opts.timeout,
-              opts.asyncOp);
-  for (const auto& tensor : tensors) add_all_reduce(issue, tensor, opts.reduceOp);
-  return issue.submit();
+  Call call(*this, "tessera:all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, opts.timeout,
+            opts.asyncOp);
+  for (const auto& tensor : tensors) add_all_reduce(call, tensor, opts.reduceOp);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -90,12 +90,12 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   const auto& tensor = check.only(tensors);
   check.check_root(opts.rootRank);
   check.check_written(tensor);
-  Issue issue(*this, "tessera:reduce", OpType::REDUCE, opts.timeout, opts.asyncOp);
+  Call call(*this, "tessera:reduce", OpType::REDUCE, opts.timeout, opts.asyncOp);
   const auto combine = find_combine("shm: reduce", tensor, opts.reduceOp);
-  const auto descriptor = issue.describe(Kind::Reduce, tensor, opts.reduceOp.op_, opts.rootRank);
-  const auto place = issue.place(tensor, tensor.nbytes());
-  issue.add(make_reduce(place, descriptor, issue.update(tensor), combine));
-  return issue.submit();
+  const auto descriptor = call.describe(Kind::Reduce, tensor, opts.reduceOp.op_, opts.rootRank);
+  const auto place = call.place(tensor, tensor.nbytes());
+  call.add(make_reduce(place, descriptor, call.update(tensor), combine));
+  return call.submit();
 }
 
 WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -106,19 +106,19 @@ WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
   check.check_parts("outputs", parts, input, /*uneven=*/true);
   check.check_own_part(input.numel(), parts[rank_].numel());
   for (const auto& part : parts) check.check_written(part);
-  Issue issue(*this, "tessera:all_gather", OpType::ALLGATHER, opts.timeout, opts.asyncOp);
-  const auto place = issue.place(input, total_bytes(parts));
-  const auto memory = issue.read(input);
-  issue.add(make_all_gather(place, issue.describe(Kind::AllGather, input), memory,
-                            issue.write_all(parts)));
-  return issue.submit();
+  Call call(*this, "tessera:all_gather", OpType::ALLGATHER, opts.timeout, opts.asyncOp);
+  const auto place = call.place(input, total_bytes(parts));
+  const auto memory = call.read(input);
+  call.add(
+      make_all_gather(place, call.describe(Kind::AllGather, input), memory, call.write_all(parts)));
+  return call.submit();
 }
 
-void ShmBackend::add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output) {
-  const auto place = issue.place(input, output.nbytes());
-  auto parts = cut(issue.write(output), size_);
-  issue.add(make_all_gather(place, issue.describe(Kind::AllGather, input), issue.read(input),
-                            std::move(parts)));
+void ShmBackend::add_all_gather(Call& call, const at::Tensor& input, const at::Tensor& output) {
+  const auto place = call.place(input, output.nbytes());
+  auto parts = cut(call.write(output), size_);
+  call.add(make_all_gather(place, call.describe(Kind::AllGather, input), call.read(input),
+                           std::move(parts)));
 }
 
 WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -126,10 +126,10 @@ WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
   const Check check = arguments("all_gather_into_tensor");
   check.check_whole(output, input);
   check.check_written(output);
-  Issue issue(*this, "tessera:all_gather_into_tensor", OpType::_ALLGATHER_BASE, opts.timeout,
-              opts.asyncOp);
-  add_all_gather(issue, input, output);
-  return issue.submit();
+  Call call(*this, "tessera:all_gather_into_tensor", OpType::_ALLGATHER_BASE, opts.timeout,
+            opts.asyncOp);
+  add_all_gather(call, input, output);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -140,10 +140,10 @@ WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
     check.check_whole(outputs[i], inputs[i]);
     check.check_written(outputs[i]);
   }
-  Issue issue(*this, "tessera:all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout,
-              opts.asyncOp);
-  for (size_t i = 0; i < inputs.size(); ++i) add_all_gather(issue, inputs[i], outputs[i]);
-  return issue.submit();
+  Call call(*this, "tessera:all_gather_into_tensor_coalesced", OpType::COALESCED, opts.timeout,
+            opts.asyncOp);
+  for (size_t i = 0; i < inputs.size(); ++i) add_all_gather(call, inputs[i], outputs[i]);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -174,13 +174,13 @@ WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::Ga
   check.check_root_list("outputs", outputs, opts.rootRank, input);
   const bool is_root = rank_ == opts.rootRank;
   for (size_t i = 0; is_root && i < outputs[0].size(); ++i) check.check_written(outputs[0][i]);
-  Issue issue(*this, "tessera:gather", OpType::GATHER, opts.timeout, opts.asyncOp);
-  const auto place = issue.place(input, input.nbytes());
+  Call call(*this, "tessera:gather", OpType::GATHER, opts.timeout, opts.asyncOp);
+  const auto place = call.place(input, input.nbytes());
   std::vector<Bytes> parts;
-  if (is_root) parts = issue.write_all(outputs[0]);
-  const auto descriptor = issue.describe(Kind::Gather, input, -1, opts.rootRank);
-  issue.add(make_gather(place, descriptor, issue.read(input), std::move(parts)));
-  return issue.submit();
+  if (is_root) parts = call.write_all(outputs[0]);
+  const auto descriptor = call.describe(Kind::Gather, input, -1, opts.rootRank);
+  call.add(make_gather(place, descriptor, call.read(input), std::move(parts)));
+  return call.submit();
 }
 
 WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -190,13 +190,13 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
   check.check_root(opts.rootRank);
   check.check_root_list("inputs", inputs, opts.rootRank, output);
   check.check_written(output);
-  Issue issue(*this, "tessera:scatter", OpType::SCATTER, opts.timeout, opts.asyncOp);
-  const auto place = issue.place(output, output.nbytes());
+  Call call(*this, "tessera:scatter", OpType::SCATTER, opts.timeout, opts.asyncOp);
+  const auto place = call.place(output, output.nbytes());
   std::vector<Bytes> parts;
-  if (rank_ == opts.rootRank) parts = issue.read_all(inputs[0]);
-  const auto descriptor = issue.describe(Kind::Scatter, output, -1, opts.rootRank);
-  issue.add(make_scatter(place, descriptor, std::move(parts), issue.write(output)));
-  return issue.submit();
+  if (rank_ == opts.rootRank) parts = call.read_all(inputs[0]);
+  const auto descriptor = call.describe(Kind::Scatter, output, -1, opts.rootRank);
+  call.add(make_scatter(place, descriptor, std::move(parts), call.write(output)));
+  return call.submit();
 }
 
 WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -206,24 +206,24 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   const auto& list = check.only(inputs);
   check.check_parts("inputs", list, output, /*uneven=*/false);
   check.check_written(output);
-  Issue issue(*this, "tessera:reduce_scatter", OpType::REDUCE_SCATTER, opts.timeout, opts.asyncOp);
+  Call call(*this, "tessera:reduce_scatter", OpType::REDUCE_SCATTER, opts.timeout, opts.asyncOp);
   const auto combine = find_combine("shm: reduce_scatter", output, opts.reduceOp);
-  const auto descriptor = issue.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
-  const auto place = issue.place(output, output.nbytes());
-  auto parts = issue.read_all(list);
-  issue.add(make_reduce_scatter(place, descriptor, std::move(parts), false, issue.write(output),
-                                combine));
-  return issue.submit();
+  const auto descriptor = call.describe(Kind::ReduceScatter, output, opts.reduceOp.op_);
+  const auto place = call.place(output, output.nbytes());
+  auto parts = call.read_all(list);
+  call.add(
+      make_reduce_scatter(place, descriptor, std::move(parts), false, call.write(output), combine));
+  return call.submit();
 }
 
-void ShmBackend::add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
+void ShmBackend::add_reduce_scatter(Call& call, const at::Tensor& input, const at::Tensor& output,
                                     const c10d::ReduceOp& op) {
   const auto combine = find_combine("shm: reduce_scatter_tensor", output, op);
-  const auto place = issue.place(output, output.nbytes());
-  auto parts = cut(issue.read(input), size_);
-  const auto descriptor = issue.describe(Kind::ReduceScatter, output, op.op_);
-  issue.add(
-      make_reduce_scatter(place, descriptor, std::move(parts), true, issue.write(output), combine));
+  const auto place = call.place(output, output.nbytes());
+  auto parts = cut(call.read(input), size_);
+  const auto descriptor = call.describe(Kind::ReduceScatter, output, op.op_);
+  call.add(
+      make_reduce_scatter(place, descriptor, std::move(parts), true, call.write(output), combine));
 }
 
 WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -231,10 +231,10 @@ WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
   const Check check = arguments("reduce_scatter_tensor");
   check.check_whole(input, output);
   check.check_written(output);
-  Issue issue(*this, "tessera:reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, opts.timeout,
-              opts.asyncOp);
-  add_reduce_scatter(issue, input, output, opts.reduceOp);
-  return issue.submit();
+  Call call(*this, "tessera:reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, opts.timeout,
+            opts.asyncOp);
+  add_reduce_scatter(call, input, output, opts.reduceOp);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -245,11 +245,11 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
     check.check_whole(inputs[i], outputs[i]);
     check.check_written(outputs[i]);
   }
-  Issue issue(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
-              opts.asyncOp);
+  Call call(*this, "tessera:reduce_scatter_tensor_coalesced", OpType::COALESCED, opts.timeout,
+            opts.asyncOp);
   for (size_t i = 0; i < inputs.size(); ++i)
-    add_reduce_scatter(issue, inputs[i], outputs[i], opts.reduceOp);
-  return issue.submit();
+    add_reduce_scatter(call, inputs[i], outputs[i], opts.reduceOp);
+  return call.submit();
 }
 
 WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
@@ -260,12 +260,12 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
   check.check_parts("outputs", outputs, inputs[0], /*uneven=*/true);
   check.check_own_part(inputs[rank_].numel(), outputs[rank_].numel());
   for (const auto& output : outputs) check.check_written(output);
-  Issue issue(*this, "tessera:all_to_all", OpType::ALLTOALL, opts.timeout, opts.asyncOp);
-  const auto place = issue.place(inputs[0], kAnySize);
-  auto parts = issue.read_all(inputs);
-  const auto descriptor = issue.describe(Kind::AllToAll, inputs[0]);
-  issue.add(make_all_to_all(place, descriptor, std::move(parts), issue.write_all(outputs)));
-  return issue.submit();
+  Call call(*this, "tessera:all_to_all", OpType::ALLTOALL, opts.timeout, opts.asyncOp);
+  const auto place = call.place(inputs[0], kAnySize);
+  auto parts = call.read_all(inputs);
+  const auto descriptor = call.describe(Kind::AllToAll, inputs[0]);
+  call.add(make_all_to_all(place, descriptor, std::move(parts), call.write_all(outputs)));
+  return call.submit();
 }
 
 WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -278,16 +278,15 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
   check.check_same_dtype(output, input);
   const auto sent = check.rows("input", input, input_splits);
   const auto received = check.rows("output", output, output_splits);
-  Issue issue(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout,
-              opts.asyncOp);
-  const auto place = issue.place(input, kAnySize);
-  auto inputs = cut_rows(issue.read(input), sent);
-  auto outputs = cut_rows(issue.write(output), received);
+  Call call(*this, "tessera:all_to_all_single", OpType::ALLTOALL_BASE, opts.timeout, opts.asyncOp);
+  const auto place = call.place(input, kAnySize);
+  auto inputs = cut_rows(call.read(input), sent);
+  auto outputs = cut_rows(call.write(output), received);
   check.check_own_part(static_cast<int64_t>(inputs[rank_].size),
                        static_cast<int64_t>(outputs[rank_].size));
-  issue.add(make_all_to_all(place, issue.describe(Kind::AllToAll, input), std::move(inputs),
-                            std::move(outputs)));
-  return issue.submit();
+  call.add(make_all_to_all(place, call.describe(Kind::AllToAll, input), std::move(inputs),
+                           std::move(outputs)));
+  return call.submit();
 }
 
 }  // namespace tessera::comm::shm

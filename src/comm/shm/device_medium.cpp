@@ -1,7 +1,6 @@
 #include "comm/shm/device_medium.h"
 
 #include "base/environment.h"
-#include "comm/shm/device_reduce.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -182,7 +181,7 @@ class DeviceMedium final : public Medium {
     // Nothing of the group's is under way on this device after it; the peers' memory may go.
     C10_CUDA_IGNORE_ERROR(cudaStreamSynchronize(last_stream_));
     for (const auto& peer : peers_) close(peer);
-    channel_.keep_until_forgotten(std::move(shared_));
+    channel_.keep_until_unused(std::move(shared_));
   }
 
   void offer_own(DeviceHandles& handles) {
@@ -224,7 +223,7 @@ class DeviceMedium final : public Medium {
     record(shared_->read, consumed_, end);
     channel_.consume_through(end);
   }
-  void copy(uint8_t* to, const uint8_t* from, size_t bytes, Fate /*fate*/) override {
+  void copy(uint8_t* to, const uint8_t* from, size_t bytes, CopyHint /*hint*/) override {
     if (bytes == 0 || to == from) return;
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "a copy of slots");
   }

@@ -32,4 +32,9 @@ DeviceMediumResult make_device_medium(Channel& channel, c10::Device device, cons
 /// Throws if the current stream of the device is being captured into a graph.
 void check_not_captured(const char* collective, c10::Device device);
 
+/// What the host's kernels do, by operators of libtorch on the current stream: operands in their
+/// order, half types accumulated in float32 and rounded once.
+void combine_on_device(c10::Device device, const Combine& how, void* out,
+                       const std::vector<const void*>& operands, size_t bytes);
+
 }  // namespace tessera::comm::shm

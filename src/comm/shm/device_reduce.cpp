@@ -1,4 +1,4 @@
-#include "comm/shm/device_reduce.h"
+#include "comm/shm/device_medium.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>

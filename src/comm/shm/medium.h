@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/memory.h"
 #include "comm/shm/channel.h"
 #include "comm/shm/reduce.h"
 
@@ -14,6 +15,10 @@
 
 namespace tessera::comm::shm {
 
+/// memcpy into memory that other ranks read next: in cache or past it, whichever has been faster
+/// lately.
+void copy_for_peers(void* to, const void* from, size_t bytes);
+
 /// How elements are combined; equal on all ranks.
 struct Combine {
   Reduce kernel = nullptr;
@@ -23,7 +28,7 @@ struct Combine {
 };
 
 /// What becomes of copied bytes next.
-enum class Fate { ReadSoon, ReadByPeers, NotReadSoon };
+enum class CopyHint { ReadSoon, ReadByPeers, NotReadSoon };
 
 /// Where the slots of a group's rounds lie (Note [rounds]) and who moves bytes to and from them:
 /// the calling thread in host memory, or a device in its own. The algorithms are the same.
@@ -46,7 +51,7 @@ class Medium {
   virtual void post_through(uint64_t end) = 0;
   virtual void consume_through(uint64_t end) = 0;
 
-  virtual void copy(uint8_t* to, const uint8_t* from, size_t bytes, Fate fate) = 0;
+  virtual void copy(uint8_t* to, const uint8_t* from, size_t bytes, CopyHint hint) = 0;
   /// In the order of `operands`; `out` may be one of them.
   virtual void combine(const Combine& how, uint8_t* out, const std::vector<const void*>& operands,
                        size_t bytes) = 0;
@@ -69,7 +74,7 @@ class HostMedium final : public Medium {
   }
   void post_through(uint64_t end) override { channel_.post_through(end); }
   void consume_through(uint64_t end) override { channel_.consume_through(end); }
-  void copy(uint8_t* to, const uint8_t* from, size_t bytes, Fate fate) override;
+  void copy(uint8_t* to, const uint8_t* from, size_t bytes, CopyHint hint) override;
   void combine(const Combine& how, uint8_t* out, const std::vector<const void*>& operands,
                size_t bytes) override;
   std::optional<size_t> offset_of(const void* data, size_t bytes) const override;

@@ -1,12 +1,15 @@
 #pragma once
 
+#include "comm/backends.h"
 #include "comm/peer_process.h"
-#include "comm/shm/arena.h"
 #include "comm/shm/block.h"
+#include "comm/shm/shared_memory.h"
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace tessera::comm::shm {
 
@@ -46,5 +49,23 @@ struct Problem {
   std::string cause;
   About about = About::Peer;
 };
+
+/// Publishes this rank's block in the group's store and maps everybody else's. Blocks until all
+/// have published, at most request.timeout; the error then names the missing ranks.
+std::vector<Member> join(const BackendRequest& request, Arena& arena, size_t block_offset,
+                         const Layout& layout);
+
+/// Takes over the block of a channel that has left its group and frees it once no peer can read it
+/// any more: each has left too, or its process has ended; with it what else they could reach
+/// (`kept`). Looks whenever a channel is buried; what is left at exit the kernel frees.
+void free_when_unused(std::shared_ptr<Arena> arena, size_t block_offset, int rank,
+                      std::vector<Member> members, std::vector<std::shared_ptr<void>> kept);
+
+/// Where a test may stop or kill a rank. Null outside tests.
+enum class Phase { Announced, Filled, Posted, Drained, Concluded };
+extern std::atomic<void (*)(Phase, const Descriptor&)> phase_hook;
+inline void reach(Phase phase, const Descriptor& descriptor) {
+  if (auto* hook = phase_hook.load(std::memory_order_relaxed)) hook(phase, descriptor);
+}
 
 }  // namespace tessera::comm::shm

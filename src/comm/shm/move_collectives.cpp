@@ -1,5 +1,5 @@
 // Collectives that move bytes and leave them as they are.
-#include "comm/shm/rounds.h"
+#include "comm/shm/collective.h"
 
 #include <algorithm>
 
@@ -10,8 +10,8 @@ namespace {
 constexpr size_t kStreamedBytes = size_t{4} << 20;
 
 /// Of a part of a result of `total` bytes.
-Fate fate_of_result(size_t total) {
-  return total < kStreamedBytes ? Fate::ReadSoon : Fate::NotReadSoon;
+CopyHint fate_of_result(size_t total) {
+  return total < kStreamedBytes ? CopyHint::ReadSoon : CopyHint::NotReadSoon;
 }
 
 /// Bytes of a stream of `total` that go into chunk `chunk` of at most `chunk_bytes`.
@@ -40,7 +40,7 @@ class Broadcast final : public RoundsCollective {
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     medium_.copy(slot, data_.data + chunk * chunk_bytes_,
-                 chunk_length(data_.size, chunk, chunk_bytes_), Fate::ReadSoon);
+                 chunk_length(data_.size, chunk, chunk_bytes_), CopyHint::ReadSoon);
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {
     const size_t at = chunk * chunk_bytes_;
@@ -88,12 +88,12 @@ class Gather final : public RoundsCollective {
   void move_own_part() override {
     // Otherwise fill() does it, while the chunk is in the cache.
     if (!outputs_.empty() && (!fills_ || is_offered()))
-      medium_.copy(outputs_[rank_].data, input_.data, input_.size, Fate::ReadSoon);
+      medium_.copy(outputs_[rank_].data, input_.data, input_.size, CopyHint::ReadSoon);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     const size_t at = chunk * chunk_bytes_;
     const size_t length = chunk_length(input_.size, chunk, chunk_bytes_);
-    medium_.copy(slot, input_.data + at, length, Fate::ReadSoon);
+    medium_.copy(slot, input_.data + at, length, CopyHint::ReadSoon);
     if (!outputs_.empty())
       medium_.copy(outputs_[rank_].data + at, input_.data + at, length, fate_of_result(total_));
   }
@@ -161,13 +161,13 @@ class Exchange final : public RoundsCollective {
   void move_own_part() override {
     if (inputs_.empty()) return;
     const auto& output = output_from(rank_);
-    medium_.copy(output.data, inputs_[rank_].data, output.size, Fate::ReadSoon);
+    medium_.copy(output.data, inputs_[rank_].data, output.size, CopyHint::ReadSoon);
   }
   void fill(uint64_t chunk, uint8_t* slot) override {
     for (size_t peer = 0; peer < inputs_.size(); ++peer) {
       if (static_cast<int>(peer) == rank_) continue;
       medium_.copy(slot + peer * chunk_bytes_, inputs_[peer].data + chunk * chunk_bytes_,
-                   chunk_length(inputs_[peer].size, chunk, chunk_bytes_), Fate::ReadSoon);
+                   chunk_length(inputs_[peer].size, chunk, chunk_bytes_), CopyHint::ReadSoon);
     }
   }
   void drain(Channel& channel, uint64_t chunk, uint64_t round) override {

@@ -1,10 +1,10 @@
 // Making, ending and the parts of a group that are no collectives of tensors.
 #include "comm/shm/shm_backend.h"
 
+#include "comm/shm/call.h"
 #include "comm/shm/device_medium.h"
-#include "comm/shm/issue.h"
-#include "comm/shm/join.h"
-#include "comm/shm/shared_tensor.h"
+#include "comm/shm/member.h"
+#include "comm/shm/shared_memory.h"
 #include "comm/shm/tensors.h"
 
 #include <ATen/ops/empty.h>
@@ -39,8 +39,8 @@ bool supports(c10::DeviceType device, c10::ScalarType dtype) {
 ShmBackend::ShmBackend(const BackendRequest& request)
     : Backend(request.rank, request.size),
       executor_(std::make_shared<Executor>(request)),
-      mailroom_(
-          std::make_shared<Mailroom>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
+      queue_(
+          std::make_shared<P2PQueue>(std::shared_ptr<Channel>(executor_, &executor_->channel()))),
       timeout_(request.timeout),
       host_medium_(executor_->channel()) {}
 
@@ -51,7 +51,7 @@ ShmBackend::~ShmBackend() {
   }
   // In a process forked from the rank: destroying them would wait for threads that are not here.
   static_cast<void>(new std::shared_ptr<Executor>(std::move(executor_)));
-  static_cast<void>(new std::shared_ptr<Mailroom>(std::move(mailroom_)));
+  static_cast<void>(new std::shared_ptr<P2PQueue>(std::move(queue_)));
   static_cast<void>(new std::shared_ptr<Medium>(std::move(device_medium_)));
 }
 
@@ -59,7 +59,7 @@ void ShmBackend::shutdown() {
   if (!channel().is_own_process()) return;
   if (!channel().has_limit()) channel().set_limit(Clock::now() + kCloseTimeout);
   executor_->close();
-  mailroom_->close();
+  queue_->close();
   device_medium_.reset();
   channel().leave();
 }
@@ -109,10 +109,10 @@ Medium* ShmBackend::device_medium(const char* collective, c10::Device device) {
     const Bookkeeping function(collective);
     const CallNote note("sharing memory of the GPUs, once per group");
     auto coalesced = std::move(coalescing_);
-    Issue issue(*this, "tessera:device_meeting", c10d::OpType::BARRIER, timeout_, false);
-    issue.add(std::make_unique<DeviceMeeting>(host_medium_, issue.describe(Kind::Barrier, {}),
-                                              device, result));
-    issue.submit()->wait();
+    Call call(*this, "tessera:device_meeting", c10d::OpType::BARRIER, timeout_, false);
+    call.add(std::make_unique<DeviceMeeting>(host_medium_, call.describe(Kind::Barrier, {}), device,
+                                             result));
+    call.submit()->wait();
     coalescing_ = std::move(coalesced);
   }
   if (!result.medium && rank_ == 0)
@@ -151,30 +151,30 @@ ShmBackend::Check::~Check() {
 
 void ShmBackend::startCoalescing() {
   TORCH_CHECK(!coalescing_, "shm: startCoalescing: already coalescing; call endCoalescing first");
-  coalescing_ = std::make_unique<Issue>(*this, "tessera:coalesced", OpType::COALESCED,
-                                        c10d::kUnsetTimeout, true);
+  coalescing_ = std::make_unique<Call>(*this, "tessera:coalesced", OpType::COALESCED,
+                                       c10d::kUnsetTimeout, true);
 }
 
 WorkPtr ShmBackend::endCoalescing() {
   TORCH_CHECK(coalescing_, "shm: endCoalescing: call startCoalescing first");
-  const auto issue = std::move(coalescing_);
-  return issue->submit();
+  const auto call = std::move(coalescing_);
+  return call->submit();
 }
 
 WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& opts) {
-  Issue issue(*this, "tessera:barrier", OpType::BARRIER, opts.timeout, opts.asyncOp);
-  issue.add(make_barrier({channel(), host_medium_}, issue.describe(Kind::Barrier, {})));
-  return issue.submit();
+  Call call(*this, "tessera:barrier", OpType::BARRIER, opts.timeout, opts.asyncOp);
+  call.add(make_barrier({channel(), host_medium_}, call.describe(Kind::Barrier, {})));
+  return call.submit();
 }
 
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
-  Issue issue(*this, "tessera:monitored_barrier", OpType::BARRIER, opts.timeout, false);
-  issue.add(make_barrier({channel(), host_medium_}, issue.describe(Kind::MonitoredBarrier, {})));
-  issue.submit()->wait();
+  Call call(*this, "tessera:monitored_barrier", OpType::BARRIER, opts.timeout, false);
+  call.add(make_barrier({channel(), host_medium_}, call.describe(Kind::MonitoredBarrier, {})));
+  call.submit()->wait();
 }
 
-WorkPtr ShmBackend::post(Mailroom::Message message) {
-  auto work = mailroom_->submit(std::move(message));
+WorkPtr ShmBackend::post(P2PQueue::Message message) {
+  auto work = queue_->submit(std::move(message));
   return coalescing_ ? coalescing_->join(std::move(work)) : work;
 }
 

@@ -1,12 +1,10 @@
 #pragma once
 
-#include "comm/arguments.h"
-#include "comm/closing.h"
+#include "comm/argument_checks.h"
+#include "comm/backend_interfaces.h"
 #include "comm/device_call.h"
-#include "comm/recorded.h"
-#include "comm/releasing.h"
 #include "comm/shm/executor.h"
-#include "comm/shm/mailroom.h"
+#include "comm/shm/point_to_point.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -20,7 +18,10 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 /// c10d's interface to collectives in shared memory. Checks arguments, makes tensors contiguous and
 /// queues.
-class ShmBackend final : public c10d::Backend, public Recorded, public Closing, public Releasing {
+class ShmBackend final : public c10d::Backend,
+                         public FlightRecorder,
+                         public GracefulShutdown,
+                         public Releasing {
  public:
   explicit ShmBackend(const BackendRequest& request);
   ~ShmBackend() override;
@@ -81,19 +82,19 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing, 
   uint64_t issued() const { return issued_.load(); }
 
  private:
-  class Issue;
-  friend class Issue;
-  void add_all_gather(Issue& issue, const at::Tensor& input, const at::Tensor& output);
-  void add_reduce_scatter(Issue& issue, const at::Tensor& input, const at::Tensor& output,
+  class Call;
+  friend class Call;
+  void add_all_gather(Call& call, const at::Tensor& input, const at::Tensor& output);
+  void add_reduce_scatter(Call& call, const at::Tensor& input, const at::Tensor& output,
                           const c10d::ReduceOp& op);
-  void add_all_reduce(Issue& issue, const at::Tensor& tensor, const c10d::ReduceOp& op);
+  void add_all_reduce(Call& call, const at::Tensor& tensor, const c10d::ReduceOp& op);
   /// Checks of one call; if it throws, what was being coalesced is dropped, so that later calls are
   /// not swallowed.
-  class Check : public Arguments {
+  class Check : public ArgumentChecks {
    public:
     Check(ShmBackend& backend, const char* collective)
-        : Arguments("shm", collective, backend.rank_, backend.size_,
-                    supports(c10::kCUDA, c10::kFloat) ? Devices::CpuAndCuda : Devices::Cpu),
+        : ArgumentChecks("shm", collective, backend.rank_, backend.size_,
+                         supports(c10::kCUDA, c10::kFloat) ? Devices::CpuAndCuda : Devices::Cpu),
           backend_(backend) {}
     ~Check();
 
@@ -107,15 +108,15 @@ class ShmBackend final : public c10d::Backend, public Recorded, public Closing, 
   Medium* device_medium(const char* collective, c10::Device device);
   const c10::Stream& device_stream(c10::Device device);
   at::Tensor copy_to_host(const at::Tensor& tensor);
-  WorkPtr post(Mailroom::Message message);
+  WorkPtr post(P2PQueue::Message message);
   WorkPtr receive(const char* caller, Tensors& tensors, int source, int tag);
   std::chrono::milliseconds timeout_of(std::chrono::milliseconds given) const;
 
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Mailroom> mailroom_;
+  std::shared_ptr<P2PQueue> queue_;
   std::chrono::milliseconds timeout_;
   std::atomic<uint64_t> issued_{0};
-  std::unique_ptr<Issue> coalescing_;  // between startCoalescing and endCoalescing
+  std::unique_ptr<Call> coalescing_;  // between startCoalescing and endCoalescing
   HostMedium host_medium_;
   std::optional<c10::Stream> device_stream_;
   bool has_met_on_device_ = false;

@@ -1,7 +1,6 @@
 #include "comm/shm/tensors.h"
 
-#include "comm/dtype_names.h"
-#include "comm/reduce_op.h"
+#include "comm/type_names.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

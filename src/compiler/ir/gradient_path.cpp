@@ -1,6 +1,6 @@
 #include "compiler/ir/gradient_path.h"
 
-#include "comm/foreground.h"
+#include "comm/backends.h"
 #include "compiler/ir/operators.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>

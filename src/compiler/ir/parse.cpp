@@ -1,9 +1,7 @@
-#include "compiler/ir/constants.h"
-#include "compiler/ir/cursor.h"
-#include "compiler/ir/fit.h"
+#include "compiler/ir/line_parser.h"
 #include "compiler/ir/operators.h"
-#include "compiler/ir/parse_argument.h"
 #include "compiler/ir/text.h"
+#include "compiler/ir/verify.h"
 
 #include <algorithm>
 #include <array>
@@ -223,7 +221,7 @@ class Parser {
     graph_.outputs.push_back(output);
   }
 
-  Known known() const {
+  DefinedValues known() const {
     return {[this](ValueId value) { return types_.count(value) != 0; }};
   }
 
@@ -246,7 +244,7 @@ class Parser {
       if (depth_ == kDeepest) cursor.fail("bodies not deeper than 4 in each other");
       node.body = std::make_shared<const Graph>(Parser(lines_, next_, room_, depth_ + 1).graph());
     }
-    if (const auto complaint = misfit(node); !complaint.empty())
+    if (const auto complaint = schema_mismatch(node); !complaint.empty())
       cursor.fail(complaint.substr(std::string_view("expected ").size()) + ";");
     graph_.nodes.push_back(std::move(node));
   }

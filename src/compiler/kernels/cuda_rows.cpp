@@ -1,6 +1,6 @@
-#include "compiler/kernels/expression.h"
-#include "compiler/kernels/kernel.h"
-#include "compiler/kernels/row_text.h"
+#include "compiler/kernels/kernels.h"
+#include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/row_emitter.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -22,7 +22,7 @@ constexpr int64_t kMostShared = int64_t{112} << 10;  // of the 227 KiB that a pr
 constexpr int64_t kMostSharedOfOne = int64_t{220} << 10;
 
 /// How the threads of a block share rows: `threads` for each, `block / threads` rows at once.
-struct Shares {
+struct ThreadTiling {
   int64_t vector;    // elements that a thread reads at once
   int64_t threads;   // of a row
   int64_t turns;     // of a thread over its row
@@ -49,60 +49,60 @@ bool is_read_again(const RowPlan& plan, size_t read) {
 }
 
 /// Of what all threads read in so many turns.
-int64_t shared_bytes(const ValueType& type, const Shares& shares, int64_t turns) {
-  const int64_t elements = turns * shares.threads * shares.vector;
+int64_t shared_bytes(const ValueType& type, const ThreadTiling& tiling, int64_t turns) {
+  const int64_t elements = turns * tiling.threads * tiling.vector;
   return (elements * static_cast<int64_t>(c10::elementSize(type.dtype)) + 15) / 16 * 16;
 }
 
-int64_t turns_of(const Shares& shares, int64_t columns) {
-  const int64_t run = shares.threads * shares.vector;
+int64_t turns_of(const ThreadTiling& tiling, int64_t columns) {
+  const int64_t run = tiling.threads * tiling.vector;
   return (columns + run - 1) / run;
 }
 
 /// As few threads as have registers for the row: one warp adds up by shuffles alone, without a
 /// barrier. A row that is too long for the registers of any block is kept in shared memory, each
 /// thread's part by itself, as far as that goes, and read again in each phase beyond.
-Shares share_out(const Graph& body, const RowPlan& plan, int64_t vector) {
+ThreadTiling choose_tiling(const Graph& body, const RowPlan& plan, int64_t vector) {
   int64_t reads = 0;
   for (size_t i = 0; i < plan.reads.size(); ++i) reads += plan.is_element_read(i) ? 1 : 0;
   const int64_t most = plan.parts > 0 || reads > 3 ? kElements : 2 * kElements;
-  Shares shares{
+  ThreadTiling tiling{
       .vector = vector, .threads = 32, .turns = 0, .keeps_reads = true, .kept = 0, .shared = 0};
-  while (plan.columns > shares.threads * most && shares.threads < kMostThreads) shares.threads *= 2;
-  shares.keeps_reads = plan.columns <= shares.threads * most;
-  if (shares.keeps_reads) {
-    shares.threads = fitted(shares.threads, vector, plan.columns);
-    shares.turns = turns_of(shares, plan.columns);
-    return shares;
+  while (plan.columns > tiling.threads * most && tiling.threads < kMostThreads) tiling.threads *= 2;
+  tiling.keeps_reads = plan.columns <= tiling.threads * most;
+  if (tiling.keeps_reads) {
+    tiling.threads = fitted(tiling.threads, vector, plan.columns);
+    tiling.turns = turns_of(tiling, plan.columns);
+    return tiling;
   }
   for (const bool is_alone : {false, true}) {
-    shares.threads = is_alone ? kMostThreads : kLongRowThreads;
-    shares.turns = turns_of(shares, plan.columns);
+    tiling.threads = is_alone ? kMostThreads : kLongRowThreads;
+    tiling.turns = turns_of(tiling, plan.columns);
     int64_t of_turn = 0;
     for (size_t i = 0; i < plan.reads.size(); ++i) {
-      if (is_read_again(plan, i)) of_turn += shared_bytes(body.type(plan.reads[i]), shares, 1);
+      if (is_read_again(plan, i)) of_turn += shared_bytes(body.type(plan.reads[i]), tiling, 1);
     }
     const int64_t most_shared = is_alone ? kMostSharedOfOne : kMostShared;
-    shares.kept = of_turn == 0 ? 0 : std::min(shares.turns, most_shared / of_turn);
-    shares.shared = shares.kept * of_turn;
-    if (of_turn == 0 || shares.kept == shares.turns) break;
+    tiling.kept = of_turn == 0 ? 0 : std::min(tiling.turns, most_shared / of_turn);
+    tiling.shared = tiling.kept * of_turn;
+    if (of_turn == 0 || tiling.kept == tiling.turns) break;
   }
-  return shares;
+  return tiling;
 }
 
-class CudaRows : RowText {
+class CudaRows : RowEmitter {
  public:
   CudaRows(const Graph& body, const std::vector<std::string>& names, const RowPlan& plan,
-           const Shares& shares)
-      : RowText(body, names, plan), shares_(shares) {}
+           const ThreadTiling& tiling)
+      : RowEmitter(body, names, plan), tiling_(tiling) {}
 
   std::string write() {
     parameters();
     line("const int thread = threadIdx.x % " + threads() + ";");
     for (const auto& phase : plan_.phases) shared_memory(phase);
-    if (shares_.shared > 0) row_memory();
+    if (tiling_.shared > 0) row_memory();
     columns_begin();
-    if (plan_.parts > 0 && shares_.rows() > 1) column_memory();
+    if (plan_.parts > 0 && tiling_.rows() > 1) column_memory();
     rows_begin();
     row_loads();
     row_columns();
@@ -132,16 +132,16 @@ class CudaRows : RowText {
            std::to_string(plan_.columns) + " ? static_cast<int>(" + from + ") : -1;");
     }
   }
-  std::string threads() const { return std::to_string(shares_.threads); }
-  std::string vector() const { return std::to_string(shares_.vector); }
+  std::string threads() const { return std::to_string(tiling_.threads); }
+  std::string vector() const { return std::to_string(tiling_.vector); }
   bool is_even() const {
     const int64_t rows = plan_.parts > 0 ? plan_.rows / plan_.parts : plan_.rows;
-    return rows % shares_.rows() == 0;
+    return rows % tiling_.rows() == 0;
   }
 
   void parameters() {
-    text_ = "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(shares_.block()) +
-            ") " + kKernelName + (shares_.vector == 1 ? "" : kVectorSuffix) + "(";
+    text_ = "extern \"C\" __global__ void __launch_bounds__(" + std::to_string(tiling_.block()) +
+            ") " + kKernelName + (tiling_.vector == 1 ? "" : kVectorSuffix) + "(";
     std::string list;
     for (size_t i = 0; i < plan_.reads.size(); ++i)
       list +=
@@ -152,28 +152,28 @@ class CudaRows : RowText {
   }
 
   void shared_memory(const RowPlan::Phase& phase) {
-    if (shares_.threads == 32) return;
+    if (tiling_.threads == 32) return;
     for (const size_t node : phase.reductions)
       line("__shared__ " + sum_type(node) + " shared" + std::to_string(node) + "[" +
-           std::to_string(shares_.block() / 32) + "];");
+           std::to_string(tiling_.block() / 32) + "];");
   }
 
   /// For rows: the launch says whether there is any.
   void row_memory() {
     line("extern __shared__ __align__(16) char shared_rows[];");
-    line("const bool has_shared = shared_size() >= " + std::to_string(shares_.shared) + ";");
+    line("const bool has_shared = shared_size() >= " + std::to_string(tiling_.shared) + ";");
     int64_t at = 0;
     for (size_t read = 0; read < plan_.reads.size(); ++read) {
       if (!is_read_again(plan_, read)) continue;
       const std::string type = pack(type_of_read(read));
       line(type + "* const k" + std::to_string(read) + " = reinterpret_cast<" + type +
            "*>(shared_rows + " + std::to_string(at) + ") + thread;");
-      at += shared_bytes(type_of_read(read), shares_, shares_.kept);
+      at += shared_bytes(type_of_read(read), tiling_, tiling_.kept);
     }
   }
 
   void rows_begin() {
-    const std::string at_once = std::to_string(shares_.rows());
+    const std::string at_once = std::to_string(tiling_.rows());
     const std::string rows = std::to_string(plan_.rows);
     if (plan_.parts > 0) {
       const std::string part = std::to_string(plan_.rows / plan_.parts);
@@ -206,18 +206,18 @@ class CudaRows : RowText {
   void pass(const RowPlan::Phase& phase, std::vector<bool>& is_kept) {
     for (const size_t node : phase.reductions)
       line(sum_type(node) + " r" + std::to_string(node) + " = " + reduction(node).identity + ";");
-    if (shares_.keeps_reads) {
+    if (tiling_.keeps_reads) {
       for (const size_t read : phase.reads) {
         if (!is_kept[read])
           line(pack(type_of_read(read)) + " p" + std::to_string(read) + "[" +
-               std::to_string(shares_.turns) + "];");
+               std::to_string(tiling_.turns) + "];");
       }
     }
-    const int64_t whole = plan_.columns / (shares_.threads * shares_.vector);
-    const int64_t kept = std::min(shares_.kept, whole);
+    const int64_t whole = plan_.columns / (tiling_.threads * tiling_.vector);
+    const int64_t kept = std::min(tiling_.kept, whole);
     turns(phase, is_kept, 0, kept);
     turns(phase, is_kept, kept, whole);
-    if (whole < shares_.turns) turns(phase, is_kept, whole, shares_.turns);
+    if (whole < tiling_.turns) turns(phase, is_kept, whole, tiling_.turns);
     for (const size_t read : phase.reads) is_kept[read] = true;
   }
 
@@ -226,13 +226,13 @@ class CudaRows : RowText {
   void turns(const RowPlan::Phase& phase, const std::vector<bool>& is_kept, int64_t begin,
              int64_t end) {
     if (begin == end) return;
-    line(shares_.keeps_reads ? "#pragma unroll" : "#pragma unroll 4");
+    line(tiling_.keeps_reads ? "#pragma unroll" : "#pragma unroll 4");
     open("for (int turn = " + std::to_string(begin) + "; turn < " + std::to_string(end) +
          "; ++turn) {");
     line("const int at = (turn * " + threads() + " + thread) * " + vector() + ";");
-    const bool is_cut = end * shares_.threads * shares_.vector > plan_.columns;
+    const bool is_cut = end * tiling_.threads * tiling_.vector > plan_.columns;
     if (is_cut) open("if (at < " + std::to_string(plan_.columns) + ") {");
-    for (const size_t read : phase.reads) read_pack(read, is_kept[read], end <= shares_.kept);
+    for (const size_t read : phase.reads) read_pack(read, is_kept[read], end <= tiling_.kept);
     elements(phase);
     if (is_cut) close();
     close();
@@ -243,7 +243,7 @@ class CudaRows : RowText {
     const std::string type = pack(type_of_read(read));
     const std::string from =
         "*reinterpret_cast<const " + type + "*>(in" + number + " + " + place(read, "at") + ")";
-    if (shares_.keeps_reads) {
+    if (tiling_.keeps_reads) {
       if (!is_kept) line("p" + number + "[turn] = " + from + ";");
       return;
     }
@@ -255,7 +255,7 @@ class CudaRows : RowText {
   }
 
   void elements(const RowPlan::Phase& phase) {
-    const std::string turn = shares_.keeps_reads ? "[turn]" : "";
+    const std::string turn = tiling_.keeps_reads ? "[turn]" : "";
     for (const size_t write : phase.writes)
       line(pack_of(register_type(type_of_write(write).dtype)) + " q" + std::to_string(write) + ";");
     line("#pragma unroll");
@@ -285,7 +285,7 @@ class CudaRows : RowText {
   void reduce(size_t node) {
     const std::string number = std::to_string(node);
     const std::string combine = reduction(node).combine;
-    const std::string sum = shares_.threads == 32 ? "across_warp<" + combine + ">(r" + number + ")"
+    const std::string sum = tiling_.threads == 32 ? "across_warp<" + combine + ">(r" + number + ")"
                                                   : "across_block<" + combine + ", " + threads() +
                                                         ">(r" + number + ", shared" + number + ")";
     line(reduced(node, sum));
@@ -308,7 +308,7 @@ class CudaRows : RowText {
   void columns_begin() {
     for_columns([&](size_t node) {
       line(sum_type(node) + " c" + std::to_string(node) + "[" +
-           std::to_string(shares_.turns * shares_.vector) + "] = {};");
+           std::to_string(tiling_.turns * tiling_.vector) + "] = {};");
     });
   }
 
@@ -330,8 +330,8 @@ class CudaRows : RowText {
                               columns + "} + at + v]";
       const std::string own = "c" + number + "[turn * " + vector() + " + v]";
       open("{");
-      if (shares_.rows() > 1) {
-        open("for (int group = 0; group < " + std::to_string(shares_.rows()) + "; ++group) {");
+      if (tiling_.rows() > 1) {
+        open("for (int group = 0; group < " + std::to_string(tiling_.rows()) + "; ++group) {");
         open("if (threadIdx.x / " + threads() + " == group) {");
         over_own_columns("sums[at + v] = group == 0 ? " + own + " : sums[at + v] + " + own + ";");
         close();
@@ -350,7 +350,7 @@ class CudaRows : RowText {
 
   void over_own_columns(const std::string& statement) {
     line("#pragma unroll");
-    open("for (int turn = 0; turn < " + std::to_string(shares_.turns) + "; ++turn) {");
+    open("for (int turn = 0; turn < " + std::to_string(tiling_.turns) + "; ++turn) {");
     line("const int at = (turn * " + threads() + " + thread) * " + vector() + ";");
     line("#pragma unroll");
     open("for (int v = 0; v < " + vector() + "; ++v) {");
@@ -359,7 +359,7 @@ class CudaRows : RowText {
     close();
   }
 
-  const Shares shares_;
+  const ThreadTiling tiling_;
 };
 
 /// Elements of 16 bytes of the widest dtype, if rows can be cut into runs of that in every tensor.
@@ -379,11 +379,11 @@ int64_t vector_of(const Graph& body, const RowPlan& plan) {
   return std::max<int64_t>(vector, 1);
 }
 
-Kernel::Grid grid_of(const RowPlan& plan, const Shares& shares) {
+Kernel::Grid grid_of(const RowPlan& plan, const ThreadTiling& tiling) {
   constexpr int64_t kMostBlocks = int64_t{1} << 30;
-  const int64_t blocks = (plan.rows + shares.rows() - 1) / shares.rows();
-  return {plan.parts > 0 ? plan.parts : std::min(blocks, kMostBlocks), shares.block(),
-          shares.shared};
+  const int64_t blocks = (plan.rows + tiling.rows() - 1) / tiling.rows();
+  return {plan.parts > 0 ? plan.parts : std::min(blocks, kMostBlocks), tiling.block(),
+          tiling.shared};
 }
 
 }  // namespace
@@ -391,11 +391,11 @@ Kernel::Grid grid_of(const RowPlan& plan, const Shares& shares) {
 void write_cuda_rows(const Graph& body, const std::vector<std::string>& names, Kernel& kernel) {
   const RowPlan plan = plan_rows(body);
   kernel.vector = vector_of(body, plan);
-  const Shares shares = share_out(body, plan, 1);
-  kernel.grid = grid_of(plan, shares);
-  kernel.text = CudaRows(body, names, plan, shares).write();
+  const ThreadTiling tiling = choose_tiling(body, plan, 1);
+  kernel.grid = grid_of(plan, tiling);
+  kernel.text = CudaRows(body, names, plan, tiling).write();
   if (kernel.vector == 1) return;
-  const Shares by_vector = share_out(body, plan, kernel.vector);
+  const ThreadTiling by_vector = choose_tiling(body, plan, kernel.vector);
   kernel.vector_grid = grid_of(plan, by_vector);
   kernel.text += "\n" + CudaRows(body, names, plan, by_vector).write();
 }

@@ -48,7 +48,7 @@ bool is_reserved(const std::string& name) {
 }
 
 /// Hands out names, each once.
-class Taken {
+class UniqueNames {
  public:
   std::string take(const std::string& wanted) {
     const bool is_taken = is_reserved(wanted) || looks_like_macro(wanted) ||
@@ -137,7 +137,7 @@ std::string identifier(const std::string& text) {
 
 std::vector<std::string> name_values(const Graph& graph) {
   std::vector<std::string> names(graph.value_count());
-  Taken taken;
+  UniqueNames taken;
   for (const GraphInput& input : graph.inputs)
     names.at(static_cast<size_t>(input.value)) = taken.take(identifier(input.name));
   for (const Node& node : graph.nodes) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "compiler/kernels/kernel.h"
+#include "compiler/kernels/kernels.h"
 
 #include <memory>
 #include <optional>

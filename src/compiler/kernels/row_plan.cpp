@@ -1,6 +1,6 @@
 #include "compiler/kernels/row_plan.h"
 
-#include "compiler/kernels/lane.h"
+#include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/pointwise_rules.h"
 
 #include <ATen/ops/arange.h>

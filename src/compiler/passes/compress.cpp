@@ -1,8 +1,8 @@
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/rewrite.h"
+#include "compiler/passes/gradient_reductions.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/reductions.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -62,7 +62,7 @@ class Compressor {
  public:
   Compressor(Graph& graph, at::ScalarType dtype) : graph_(graph), dtype_(dtype) {}
 
-  void rewrite(const Reduction& reduction) {
+  void rewrite(const GradientReduction& reduction) {
     Node& division = node_at(*reduction.division);
     Node& launch = node_at(reduction.launch);
     const ValueId small = narrow(reduction.source);
@@ -138,7 +138,7 @@ void compress(Graph& graph, at::ScalarType dtype) {
   reductions.insert(reductions.end(), scatters.begin(), scatters.end());
   const auto averages = find_averages(graph);
   Compressor compressor(graph, dtype);
-  for (const Reduction& each : reductions) {
+  for (const GradientReduction& each : reductions) {
     const auto& launch = graph.nodes[static_cast<size_t>(each.launch)];
     // Sums without division are not gradients, but parts of activations.
     if (each.division && is_wide(graph, each.source) && !averaged_over(launch))

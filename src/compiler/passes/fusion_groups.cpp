@@ -4,8 +4,8 @@
 #include "compiler/ir/operators.h"
 #include "compiler/kernels/loop_nest.h"
 #include "compiler/kernels/pointwise_rules.h"
+#include "compiler/kernels/pointwise_table.h"
 #include "compiler/kernels/row_plan.h"
-#include "compiler/kernels/uniform.h"
 
 #include <algorithm>
 #include <optional>

@@ -15,13 +15,13 @@
 #include "compiler/passes/recompute.h"
 
 #include "compiler/ir/operators.h"
+#include "compiler/ir/rewrite.h"
+#include "compiler/kernels/buffers.h"
 #include "compiler/kernels/pointwise_rules.h"
-#include "compiler/kernels/traffic.h"
-#include "compiler/kernels/uniform.h"
+#include "compiler/kernels/pointwise_table.h"
 #include "compiler/passes/fuse.h"
 #include "compiler/passes/fusion_groups.h"
 #include "compiler/passes/passes.h"
-#include "compiler/passes/recompute_chain.h"
 
 #include <algorithm>
 #include <map>
@@ -66,15 +66,16 @@ class KernelRecomputer {
   }
 
   /// The chains of values that are worth it, but for those in `refused`.
-  std::map<ValueId, std::vector<Chain>> find(const std::set<ValueId>& refused) {
-    std::map<ValueId, std::vector<Chain>> found;
+  std::map<ValueId, std::vector<RecomputeChain>> find(const std::set<ValueId>& refused) {
+    std::map<ValueId, std::vector<RecomputeChain>> found;
     for (const Node& node : graph_.nodes) {
       if (!is_in_kernels(node)) continue;
       const ValueId value = node.defined()[0];
       if (refused.contains(value)) continue;
       auto chains = late_chains(value);
       if (chains.empty()) continue;
-      for (const Chain& chain : chains) kept_.insert(chain.leaves.begin(), chain.leaves.end());
+      for (const RecomputeChain& chain : chains)
+        kept_.insert(chain.leaves.begin(), chain.leaves.end());
       recomputed_.insert(value);
       found[value] = std::move(chains);
     }
@@ -115,8 +116,8 @@ class KernelRecomputer {
     });
   }
 
-  std::optional<Chain> chain_of(ValueId value, const std::vector<size_t>& users) const {
-    Chain chain{.values = {value}, .users = users, .at = users.front()};
+  std::optional<RecomputeChain> chain_of(ValueId value, const std::vector<size_t>& users) const {
+    RecomputeChain chain{.values = {value}, .users = users, .at = users.front()};
     const size_t time = time_of(users.front());
     const bool is_possible = finder_.extend(
         chain, value,
@@ -127,7 +128,7 @@ class KernelRecomputer {
 
   /// One for each kernel that reads the value when nothing else needs it any more; none if that
   /// moves no fewer bytes.
-  std::vector<Chain> late_chains(ValueId value) const {
+  std::vector<RecomputeChain> late_chains(ValueId value) const {
     const int64_t bytes = graph_.type(value).bytes();
     if (bytes < least_bytes_ || !finder_.is_private(value) || kept_.contains(value)) return {};
     const auto made = static_cast<size_t>(memory_.uses().definition(value));
@@ -141,7 +142,7 @@ class KernelRecomputer {
       else if (group != group_of_[made])
         kernels[time_of(user)].push_back(user);
     }
-    std::vector<Chain> chains;
+    std::vector<RecomputeChain> chains;
     for (const auto& [time, users] : kernels) {
       auto chain = chain_of(value, users);
       if (chain)
@@ -149,15 +150,15 @@ class KernelRecomputer {
       else
         needed = std::max(needed, time);
     }
-    std::erase_if(chains, [&](const Chain& chain) { return time_of(chain.at) <= needed; });
+    std::erase_if(chains, [&](const RecomputeChain& chain) { return time_of(chain.at) <= needed; });
     const bool is_stored =
         group_of_[made] == kNoGroup || chains.size() < kernels.size() || needed > time_of(made);
     int64_t saved = is_stored ? 0 : bytes;
-    for (const Chain& chain : chains) saved += bytes - added_loads(chain);
-    return saved > 0 ? chains : std::vector<Chain>();
+    for (const RecomputeChain& chain : chains) saved += bytes - added_loads(chain);
+    return saved > 0 ? chains : std::vector<RecomputeChain>();
   }
 
-  int64_t added_loads(const Chain& chain) const {
+  int64_t added_loads(const RecomputeChain& chain) const {
     const auto& loads = loads_[group_of_[chain.at]];
     int64_t bytes = 0;
     for (const ValueId leaf : chain.leaves) {
@@ -219,7 +220,7 @@ Recomputation recompute_in_kernels(Graph& graph, int64_t least_bytes) {
     const auto found = KernelRecomputer(graph, least_bytes).find(refused);
     if (found.empty()) return {};
     Recomputation done{.values = static_cast<int64_t>(found.size())};
-    std::vector<Chain> chains;
+    std::vector<RecomputeChain> chains;
     for (const auto& [value, of_value] : found) {
       done.bytes += graph.type(value).bytes();
       chains.insert(chains.end(), of_value.begin(), of_value.end());
@@ -245,5 +246,124 @@ Recomputation recompute_in_kernels(Graph& graph, int64_t least_bytes) {
 }
 
 void recompute(Graph& graph) { recompute_in_kernels(graph); }
+
+ChainFinder::ChainFinder(const Graph& graph, const MemoryAnalysis& memory)
+    : graph_(graph), memory_(memory) {
+  const auto mark = std::ranges::find(graph.nodes, std::string(kNextIteration), &Node::op);
+  mark_ = static_cast<size_t>(mark - graph.nodes.begin());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    for (size_t k = 0; k < node.arguments.size(); ++k) {
+      if (!writes(node, k)) continue;
+      for (const ValueId value : node.arguments[k].values) {
+        if (value != kNoValue) writes_.push_back({static_cast<int>(i), value});
+      }
+    }
+  }
+}
+
+bool ChainFinder::is_private(ValueId value) const {
+  return memory_.inputs(value).empty() && !memory_.is_consumed(value) &&
+         !memory_.is_returned(value) && !memory_.is_written(value);
+}
+
+bool ChainFinder::is_unchanged(ValueId value, size_t at) const {
+  const int made = memory_.uses().definition(value), end = static_cast<int>(at);
+  return made < end && std::ranges::none_of(
+                           writes_,
+                           [&](const Write& write) {
+                             return write.position > made && write.position < end &&
+                                    memory_.overlap(value, write.value);
+                           });
+}
+
+bool ChainFinder::extend(RecomputeChain& chain, ValueId value,
+                         c10::function_ref<bool(ValueId)> is_there,
+                         c10::function_ref<bool(const Node&)> may_copy, size_t most_nodes) const {
+  const int made = memory_.uses().definition(value);
+  if (made == Uses::kInput) return false;
+  const auto index = static_cast<size_t>(made);
+  if (std::ranges::find(chain.nodes, index) != chain.nodes.end()) return true;
+  const Node& node = graph_.nodes[index];
+  if (chain.nodes.size() >= most_nodes || !is_repeatable(node) || !may_copy(node)) return false;
+  for (const ValueId used : node.used()) {
+    if (is_there(used) && is_unchanged(used, chain.at)) {
+      if (std::ranges::find(chain.leaves, used) == chain.leaves.end()) chain.leaves.push_back(used);
+    } else if (!extend(chain, used, is_there, may_copy, most_nodes)) {
+      return false;
+    }
+  }
+  if (chain.nodes.size() >= most_nodes) return false;
+  chain.nodes.push_back(index);
+  return true;
+}
+
+bool is_repeatable(const Node& node) {
+  if (node.op == kFused || node.op == kNextIteration || !find_operator(node.op)) return false;
+  return !is_random(node) && !is_collective(node) && !has_effect(node) && !is_over_lists(node) &&
+         !node.defined().empty();
+}
+
+namespace {
+
+/// Drops those of the marked nodes that nothing needs any more.
+void drop_unused(Graph& graph, const std::vector<bool>& marked) {
+  std::vector<bool> needed(graph.value_count()), dropped(graph.nodes.size());
+  for (const GraphOutput& output : graph.outputs) {
+    if (output.value != kNoValue) needed[static_cast<size_t>(output.value)] = true;
+  }
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const auto defined = graph.nodes[i].defined();
+    dropped[i] = marked[i] && std::ranges::none_of(defined, [&](ValueId value) {
+                   return needed[static_cast<size_t>(value)];
+                 });
+    if (dropped[i]) continue;
+    for (const ValueId value : graph.nodes[i].used()) needed[static_cast<size_t>(value)] = true;
+  }
+  remove_nodes(graph, dropped);
+}
+
+}  // namespace
+
+std::vector<std::set<ValueId>> insert_copies(Graph& graph,
+                                             const std::vector<RecomputeChain>& chains) {
+  const auto originals = graph.nodes;
+  std::vector<std::set<ValueId>> made(chains.size());
+  std::vector<std::vector<Node>> before(graph.nodes.size());
+  std::vector<bool> is_copied(graph.nodes.size());
+  for (size_t i = 0; i < chains.size(); ++i) {
+    Replacements copies;
+    for (const size_t index : chains[i].nodes) {
+      is_copied[index] = true;
+      Node copy = originals[index];
+      replace_uses(copy, copies);
+      for (Argument& result : copy.results) {
+        for (ValueId& value : result.values) {
+          if (value == kNoValue) continue;
+          const ValueId own = graph.add_value(graph.type(value));
+          copies[value] = own;
+          made[i].insert(own);
+          value = own;
+        }
+      }
+      before[chains[i].at].push_back(std::move(copy));
+    }
+    std::erase_if(copies, [&](const auto& each) {
+      return std::ranges::find(chains[i].values, each.first) == chains[i].values.end();
+    });
+    for (const size_t user : chains[i].users) replace_uses(graph.nodes[user], copies);
+  }
+  std::vector<Node> nodes;
+  std::vector<bool> marked;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (Node& copy : before[i]) nodes.push_back(std::move(copy));
+    marked.resize(nodes.size());
+    nodes.push_back(std::move(graph.nodes[i]));
+    marked.push_back(is_copied[i]);
+  }
+  graph.nodes = std::move(nodes);
+  drop_unused(graph, marked);
+  return made;
+}
 
 }  // namespace tessera::compiler

@@ -8,11 +8,10 @@
 #include "base/text.h"
 #include "compiler/ir/operators.h"
 #include "compiler/ir/text.h"
+#include "compiler/kernels/buffers.h"
 #include "compiler/kernels/pointwise_rules.h"
 #include "compiler/kernels/row_plan.h"
-#include "compiler/kernels/traffic.h"
 #include "compiler/passes/recompute.h"
-#include "compiler/passes/recompute_chain.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -53,7 +52,7 @@ std::vector<size_t> times_of(const Graph& graph, const Graph& program) {
 
 /// A way to hold less at the peak.
 struct Candidate {
-  Chain chain = {};
+  RecomputeChain chain = {};
   ValueId value = kNoValue;  // the first in its memory
   int64_t freed = 0;         // at the peak
   double moved = 0;          // bytes, by the copies
@@ -155,8 +154,8 @@ class Round {
 
   /// The nodes behind the peak that read the memory of `value`, and what they read there. None if
   /// one can't be given a copy.
-  std::optional<Chain> late_users(ValueId value) const {
-    Chain chain;
+  std::optional<RecomputeChain> late_users(ValueId value) const {
+    RecomputeChain chain;
     const auto& values = memory_.neighbours(value);
     for (const ValueId each : values) {
       const int made = memory_.uses().definition(each);
@@ -265,7 +264,7 @@ class BudgetSearch {
   /// False, and nothing has changed, if the peak would rise. It may stay as it is, at another node.
   bool take(const std::vector<Candidate>& chosen) {
     Graph trial = graph_;
-    std::vector<Chain> chains;
+    std::vector<RecomputeChain> chains;
     for (const Candidate& each : chosen) chains.push_back(each.chain);
     const auto made = insert_copies(trial, chains);
     Planned planned = plan_of(trial, fuses_);

@@ -22,8 +22,8 @@
 
 #include "compiler/ir/operators.h"
 #include "compiler/ir/rewrite.h"
+#include "compiler/kernels/pointwise_table.h"
 #include "compiler/kernels/row_plan.h"
-#include "compiler/kernels/uniform.h"
 #include "compiler/passes/passes.h"
 
 #include <algorithm>

@@ -13,8 +13,8 @@
 // A message that fails then leaves some weights updated and others not, as the error says.
 #include "compiler/ir/gradient_path.h"
 #include "compiler/ir/operators.h"
-#include "compiler/passes/list_parts.h"
 #include "compiler/passes/passes.h"
+#include "compiler/passes/split_optimizer.h"
 
 #include <algorithm>
 

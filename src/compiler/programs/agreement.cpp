@@ -3,10 +3,10 @@
 #include <tessera/comm.h>
 
 #include "base/capture.h"
-#include "base/device_streams.h"
+#include "base/devices.h"
 #include "comm/backends.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/key.h"
+#include "compiler/record/dispatch_key.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

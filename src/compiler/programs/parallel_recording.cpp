@@ -3,9 +3,8 @@
 
 #include "compiler/ir/rewrite.h"
 #include "compiler/passes/passes.h"
-#include "compiler/programs/step_impl.h"
-#include "compiler/record/plain_scope.h"
-#include "compiler/record/trial.h"
+#include "compiler/programs/step.h"
+#include "compiler/record/dry_run.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -123,7 +122,7 @@ void learn_clearing(Recording& recording, const Recording& toggled) {
 
 }  // namespace
 
-Recording Step::Impl::record_undone(const StepArguments& given, compiler::Trial& trial,
+Recording Step::Impl::record_undone(const StepArguments& given, compiler::StateSnapshot& snapshot,
                                     const ParallelSubject& subject, Run run) {
   Recording recording;
   try {
@@ -131,12 +130,12 @@ Recording Step::Impl::record_undone(const StepArguments& given, compiler::Trial&
     recording = compiler::record(run, compiler::local_tensors(given), names_for(given),
                                  subject.parameters, guards_now());
   } catch (...) {
-    trial.put_back();  // the function threw, and may have written before
+    snapshot.restore();  // the function threw, and may have written before
     throw;
   }
   recording.results.clear();
   recording.aliases.clear();  // ranks have parts of what the function sees whole
-  trial.put_back();
+  snapshot.restore();
   for (auto& [generator, state] : recording.generators) generator.set_state(state);
   check_recording(recording);
   check_writes(recording, subject.written);
@@ -145,15 +144,15 @@ Recording Step::Impl::record_undone(const StepArguments& given, compiler::Trial&
 
 Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& given,
                                                        const ParallelSubject& subject, Run run) {
-  compiler::Trial trial(subject.written, subject.parameters);
-  const auto record_once = [&] { return record_undone(given, trial, subject, run); };
+  compiler::StateSnapshot snapshot(subject.written, subject.parameters);
+  const auto record_once = [&] { return record_undone(given, snapshot, subject, run); };
   ParallelRecording made{record_once(), false};
   const auto& inputs = made.recording.graph.inputs;
   TORCH_CHECK(std::none_of(inputs.begin(), inputs.end(),
                            [](const auto& input) { return input.kind == InputKind::Gradient; }),
               "compile: expected no gradients before the first call of a step in a parallel mode ",
               "that adds to them; call zero_grad() before, or in the step");
-  trial.toggle_gradients();
+  snapshot.toggle_gradients();
   const auto toggled = record_once();
   made.ignores_gradients =
       compiler::difference(without_clearing(made.recording), without_clearing(toggled)).empty();
@@ -170,10 +169,10 @@ Step::Impl::ParallelRecording Step::Impl::record_plain(const StepArguments& give
 /// The same step on more samples, for the mode to look at.
 void Step::Impl::record_probe(const StepArguments& given, const ParallelSubject& subject, Run run,
                               ParallelCall& call) {
-  const compiler::ShownScope shown(call.arguments, call.probe);
-  compiler::Trial trial(subject.written, subject.parameters);
+  const compiler::SwappedScope shown(call.arguments, call.probe);
+  compiler::StateSnapshot snapshot(subject.written, subject.parameters);
   try {
-    call.probed = record_undone(given, trial, subject, run).graph;
+    call.probed = record_undone(given, snapshot, subject, run).graph;
   } catch (const c10::Error& error) {
     call.why_not_probed = error.what_without_backtrace();
   } catch (const std::exception& error) {  // of a user's check

@@ -7,18 +7,23 @@
 
 #include "compiler/ir/verify.h"
 #include "compiler/programs/pipeline.h"
-#include "compiler/programs/step_impl.h"
-#include "compiler/record/plain_scope.h"
+#include "compiler/programs/step.h"
+#include "compiler/record/dry_run.h"
 #include "replicate/local_part.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
+#include <tuple>
 #include <typeinfo>
+#include <utility>
 
 namespace tessera::detail {
 namespace {
@@ -166,10 +171,10 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   mode.prepare(call);
   std::vector<Placement> placements;
   {
-    const compiler::PlainScope plain(tensors);
+    const compiler::UnshardedScope plain(tensors);
     const ParallelSubject undone{subject.parameters, subject.written()};
     {
-      const compiler::ShownScope shown(call.arguments, call.captured);
+      const compiler::SwappedScope shown(call.arguments, call.captured);
       made = explained(call, [&] { return record_plain(given, undone, run); });
     }
     if (!call.probe.empty()) record_probe(given, undone, run, call);
@@ -190,7 +195,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
     if (is_first) tensors[i].mutable_grad().reset();
     if (is_first) distribute_tensor_(tensors[i], mesh, {placements[i]});
     for (const auto input : uses[i])
-      made.recording.inputs[input].tensor = replication::local_part(tensors[i]);
+      made.recording.inputs[input].tensor = detail::replicate::local_part(tensors[i]);
   }
   variants.agreement.meet(compiler::groups_of(graph));
   // At each call, whether or not the program communicates.
@@ -207,11 +212,11 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
   variant.parallel = std::move(call);
   try {
     accept_parallel(variant, graph);
-    const auto misfit = variant.misfit(shape);
-    TORCH_CHECK(misfit.empty(),
+    const auto guard_failure = variant.guard_failure(shape);
+    TORCH_CHECK(guard_failure.empty(),
                 "compile: expected a step in a parallel mode that a call of another kind finds as "
                 "the first did, but there was a change in ",
-                misfit, "; call zero_grad() before, or in the step");
+                guard_failure, "; call zero_grad() before, or in the step");
   } catch (...) {
     variant.withdraw();
     throw;
@@ -235,6 +240,55 @@ void Step::Impl::accept_parallel(Variant& variant, const Graph& graph) {
   }
   // Sizes may differ by rank: the program has one name on all of them.
   variant.name_messages(variants.agreement.exchange(variant.messages()).least);
+}
+
+// Programs of a step in a parallel mode: which of them all ranks have for a call, and what they
+// give back.
+
+using compiler::CallShape;
+using compiler::Variant;
+
+void Step::Impl::tell(const ParallelCall& call) {
+  for (const auto& note : call.notes) variants.reasons.note_once(note);
+  if (call.warnings.empty() || std::exchange(has_warned_of_mixing, true)) return;
+  std::string text;
+  for (const auto& warning : call.warnings) text += (text.empty() ? "" : "; ") + warning;
+  TORCH_WARN(text, ". DataParallelSemantics::OneDevice computes it of the whole batch");
+}
+
+std::vector<at::Tensor> Step::Impl::placed(const Variant& variant,
+                                           std::vector<at::Tensor> results) const {
+  if (!variant.parallel) return results;
+  const auto& [mesh, placements] = std::tie(variant.parallel->mesh, variant.parallel->results);
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i] || !results[i].defined()) continue;
+    const auto& [placement, sizes] = *placements[i];
+    const auto strides = c10::TensorType::contiguousStridesOf(sizes);
+    results[i] =
+        DTensor::from_local(results[i], mesh, {placement}, {.shape = sizes, .stride = strides});
+  }
+  return results;
+}
+
+compiler::Variant* Step::Impl::find_common(const CallShape& shape) {
+  if (variants.empty() || !variants.begin()->parallel) return nullptr;
+  int64_t mine = 0;  // a bit for each that serves this rank
+  int64_t bit = 1;
+  for (const auto& variant : variants) {
+    if (variant.is_ready() && variant.guard_failure(shape).empty()) mine |= bit;
+    bit *= 2;
+  }
+  auto common = mine;
+  if (!variants.agreement.exchange(mine).is_one()) {
+    const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
+    for (const auto& other : gather_bytes(bytes, variants.begin()->parallel->mesh.group())) {
+      int64_t theirs = 0;
+      std::memcpy(&theirs, other.data(), sizeof theirs);
+      common &= theirs;
+    }
+  }
+  if (common == 0) return nullptr;
+  return &*std::next(variants.begin(), std::countr_zero(static_cast<uint64_t>(common)));
 }
 
 }  // namespace tessera::detail

@@ -4,12 +4,12 @@
 
 #include "base/text.h"
 #include "compiler/ir/operators.h"
-#include "compiler/kernels/lifetimes.h"
-#include "compiler/passes/run.h"
+#include "compiler/kernels/buffers.h"
+#include "compiler/passes/passes.h"
 #include "compiler/programs/agreement.h"
-#include "compiler/programs/overrides.h"
 #include "compiler/runtime/listing.h"
 #include "compiler/runtime/program.h"
+#include "nn/module_hooks.h"
 
 #include <c10/util/Exception.h>
 
@@ -37,8 +37,8 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   const auto add = [&](const std::string& name) {
     passes.push_back(find_pass(name, config.bucket_bytes));
   };
-  for (const char* name :
-       {"skip_overwritten", "remove_dead_code", "fold_constants", "merge_equal", "drop_again"})
+  for (const char* name : {"skip_overwritten", "remove_dead_code", "fold_constants", "merge_equal",
+                           "drop_recompute_marks"})
     add(name);
   if (config.reorder_for_locality) add("launch_early");
   if (options.compress_gradients)
@@ -201,5 +201,106 @@ std::vector<std::string> detail::code_generated_by(const std::function<void()>& 
   function();
   return sources;
 }
+
+}  // namespace tessera
+
+namespace tessera::compiler {
+namespace {
+
+std::vector<GraphInput> flat_state_of(const Graph& graph) {
+  std::vector<GraphInput> state;
+  for (const auto& input : graph.inputs) {
+    if (input.kind == InputKind::Parameter || input.kind == InputKind::Buffer ||
+        input.kind == InputKind::State)
+      state.push_back(input);
+  }
+  return state;
+}
+
+}  // namespace
+
+OverrideScope::OverrideScope(const Overrides& overrides,
+                             const std::vector<torch::nn::Module*>& roots) {
+  try {
+    for (const auto& each : overrides) {
+      for (auto* root : roots) {
+        for (const auto& item : root->named_modules("", /*include_self=*/false)) {
+          if (auto stand_in = each->replacement(item.key(), *item.value())) {
+            auto& hooks =
+                nn::require_hook_point(*item.value(), "compile (module_override)").hooks();
+            before_.emplace_back(item.value(), hooks.exchange_stand_in(std::move(stand_in)));
+          }
+        }
+      }
+    }
+  } catch (...) {
+    undo();
+    throw;
+  }
+}
+
+OverrideScope::~OverrideScope() { undo(); }
+
+void OverrideScope::undo() noexcept {
+  while (!before_.empty()) {  // the last first: two may have replaced one module
+    auto& [module, stand_in] = before_.back();
+    nn::find_hook_point(*module)->hooks().exchange_stand_in(std::move(stand_in));
+    before_.pop_back();
+  }
+}
+
+std::vector<Pass> transformations(const CompileOptions& options) {
+  std::vector<Pass> passes;
+  if (!options.module_override.empty()) {
+    passes.push_back({"module_override", [&overrides = options.module_override](Graph& graph) {
+                        const auto state = flat_state_of(graph);
+                        for (const auto& each : overrides) each->transform(graph, state);
+                      }});
+  }
+  if (options.gm_transformation) passes.push_back({"gm_transformation", options.gm_transformation});
+  return passes;
+}
+
+}  // namespace tessera::compiler
+
+namespace tessera {
+namespace {
+
+thread_local CompileConfig current;
+
+void check_mode(const std::string& mode) {
+  static const std::vector<std::string> modes = {"python_reducer", "ddp_optimizer",
+                                                 "python_reducer_without_compiled_forward",
+                                                 "no_optimization"};
+  TORCH_CHECK_VALUE(std::find(modes.begin(), modes.end(), mode) != modes.end(),
+                    "ConfigPatch: expected optimize_ddp to be one of python_reducer, "
+                    "ddp_optimizer, python_reducer_without_compiled_forward, no_optimization, "
+                    "got '",
+                    mode, "'");
+}
+
+}  // namespace
+
+const CompileConfig& compile_config() { return current; }
+
+ConfigPatch::ConfigPatch(const Changes& changes) : before_(current) {
+  if (changes.fuse_ddp_passes) {
+    std::vector<Pass> passes;
+    for (const auto& name : *changes.fuse_ddp_passes) passes.push_back(compiler::find_pass(name));
+    compiler::check_order(passes);
+  }
+  if (changes.optimize_ddp) check_mode(*changes.optimize_ddp);
+  TORCH_CHECK_VALUE(changes.bucket_bytes.value_or(1) > 0,
+                    "ConfigPatch: expected bucket_bytes above 0, got ",
+                    changes.bucket_bytes.value_or(1));
+  if (changes.fuse_ddp_passes) current.fuse_ddp_passes = *changes.fuse_ddp_passes;
+  if (changes.reorder_for_locality) current.reorder_for_locality = *changes.reorder_for_locality;
+  if (changes.optimize_ddp) current.optimize_ddp = *changes.optimize_ddp;
+  if (changes.bucket_bytes) current.bucket_bytes = *changes.bucket_bytes;
+  if (changes.capture_collectives) current.capture_collectives = *changes.capture_collectives;
+  if (changes.fallback_random) current.fallback_random = *changes.fallback_random;
+}
+
+ConfigPatch::~ConfigPatch() { current = before_; }
 
 }  // namespace tessera

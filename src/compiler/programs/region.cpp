@@ -3,14 +3,14 @@
 #include <tessera/comm.h>
 #include <tessera/compile/pass.h>
 
-#include "base/device_streams.h"
+#include "base/devices.h"
 #include "comm/call_check.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/fake.h"
-#include "compiler/record/key.h"
+#include "compiler/record/dispatch_key.h"
 #include "compiler/record/recorder.h"
+#include "compiler/record/trace.h"
 #include "compiler/runtime/program.h"
-#include "replicate/roll_call.h"
+#include "replicate/join.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
@@ -226,7 +226,7 @@ std::vector<const Trace*> Region::traces() const {
 
 void Region::run(c10::function_ref<void()> body) {
   // Inside something else that is being recorded, it is a part of it.
-  if (capture::observer() != nullptr || replication::is_joining()) return body();
+  if (capture::observer() != nullptr || detail::replicate::is_joining()) return body();
   std::unique_lock alone(mutex_);
   if (!known_.reasons.why_eager().empty() || failures_.rest()) {
     alone.unlock();

@@ -1,12 +1,12 @@
+#include "compiler/programs/step.h"
+
 #include <tessera/optim.h>
 
 #include "checkpoint/run_state.h"
-#include "compiler/programs/overrides.h"
 #include "compiler/programs/pipeline.h"
-#include "compiler/programs/step_impl.h"
 #include "compiler/runtime/listing.h"
 #include "compiler/runtime/roofline.h"
-#include "replicate/roll_call.h"
+#include "replicate/join.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -140,7 +140,7 @@ std::string Step::Impl::objection(const CallShape& shape, const Recording& recor
   }
   for (const auto& variant : variants) {
     // See find_outdated.
-    if (variant.could_serve() || !variant.misfit_besides_gradients(shape).empty()) continue;
+    if (variant.could_serve() || !variant.guard_failure_besides_gradients(shape).empty()) continue;
     if (gradients_before(variant.recording()) == gradients_before(recording))
       return "it is not the same at each call: " +
              compiler::difference(variant.recording(), recording) +
@@ -279,15 +279,16 @@ Step::Impl::~Impl() {
 /// What the program that ran last, of all there are, does not fit.
 std::string Step::Impl::why_no_program(const CallShape& shape) const {
   const auto* latest = variants.latest([](const Variant& /*any*/) { return true; });
-  return latest == nullptr ? "" : latest->misfit(shape);
+  return latest == nullptr ? "" : latest->guard_failure(shape);
 }
 
 /// The program for this call; null if there is none.
 compiler::Variant* Step::Impl::find_ready(const CallShape& shape) {
   if (options.parallel_mode && options.parallel_mode->takes_uneven_batches())
     return find_common(shape);
-  auto* ready = variants.find(
-      [&](const Variant& variant) { return variant.is_ready() && variant.misfit(shape).empty(); });
+  auto* ready = variants.find([&](const Variant& variant) {
+    return variant.is_ready() && variant.guard_failure(shape).empty();
+  });
   // In a parallel mode the function would not be run, but undone.
   const bool records_again = recheck.is_due() && !options.parallel_mode;
   if (ready != nullptr && records_again) {
@@ -320,13 +321,13 @@ std::vector<at::Tensor> Step::call(const StepArguments& given,
   if (capture::observer() != nullptr) return run_eagerly();
   self.variants.reasons.require_program();
   // A part that is computed again draws the same numbers, whether or not there is a program then.
-  if (recompute::RepeatedScope::is_open() && self.draws_in_kernels()) {
+  if (detail::checkpoint::RepeatedScope::is_open() && self.draws_in_kernels()) {
     self.variants.reasons.note_once("runs eagerly inside checkpointed parts, which draw again");
     return run_eagerly();
   }
   if (!self.variants.reasons.why_eager().empty()) return run_eagerly();
   // A rank that has run out of batches would not tell whether it has a program.
-  if (replication::is_joining() && !self.options.parallel_mode) {
+  if (detail::replicate::is_joining() && !self.options.parallel_mode) {
     TORCH_CHECK(!self.options.fullgraph, "compile: expected no Join around a function that is to ",
                 "be compiled as a whole (fullgraph); there it runs eagerly");
     return run_eagerly();

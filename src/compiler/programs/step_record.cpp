@@ -3,7 +3,7 @@
 #include <tessera/optim.h>
 
 #include "compiler/programs/pipeline.h"
-#include "compiler/programs/step_impl.h"
+#include "compiler/programs/step.h"
 #include "replicate/local_part.h"
 
 #include <c10/util/Exception.h>
@@ -153,7 +153,8 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   names.roots.assign(roots.begin(), roots.end());
   for (const auto* root : roots) {
     for (const auto& parameter : root->named_parameters()) {
-      names.add(replication::local_part(parameter.value()), InputKind::Parameter, parameter.key());
+      names.add(detail::replicate::local_part(parameter.value()), InputKind::Parameter,
+                parameter.key());
       names_of.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
     }
     for (const auto& buffer : root->named_buffers())
@@ -162,7 +163,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   for (const auto* optimizer : optimizers_of(given)) {
     for (const auto& [tensor, parameter, name] : tensors_of(*optimizer)) {
       const auto known = names_of.find(parameter.unsafeGetTensorImpl());
-      names.add(replication::local_part(tensor), InputKind::State,
+      names.add(detail::replicate::local_part(tensor), InputKind::State,
                 known == names_of.end() ? name : name + " of " + known->second);
     }
   }
@@ -238,7 +239,8 @@ std::vector<at::Tensor> Step::Impl::record(const StepArguments& given, CallShape
 Variant* Step::Impl::find_outdated(const CallShape& shape, const Recording& recording) {
   return variants.find([&](const Variant& variant) {
     return recording.broken.empty() && variant.could_serve() &&
-           variant.misfit_besides_gradients(shape).empty() && !variant.matches(shape, recording);
+           variant.guard_failure_besides_gradients(shape).empty() &&
+           !variant.matches(shape, recording);
   });
 }
 

@@ -3,8 +3,8 @@
 #include "comm/call_check.h"
 #include "compiler/ir/memory.h"
 #include "compiler/programs/agreement.h"
-#include "compiler/record/key.h"
-#include "compiler/record/list_overlap.h"
+#include "compiler/record/dispatch_key.h"
+#include "compiler/record/recorder_call.h"
 #include "nn/post_accumulate.h"
 #include "replicate/local_part.h"
 
@@ -22,14 +22,14 @@ namespace {
 void give_gradient(const at::Tensor& parameter, at::Tensor value, const dtensor::SpecPtr& spec) {
   if (value.defined())
     value = spec ? dtensor::wrap(std::move(value), spec, parameter.sizes(), parameter.strides())
-                 : replication::gradient_of_part(parameter, std::move(value));
+                 : detail::replicate::gradient_of_part(parameter, std::move(value));
   parameter.mutable_grad() = std::move(value);
 }
 
 /// This rank's part of it, as it lies; undefined if there is none.
 at::Tensor part_of_gradient(const at::Tensor& parameter) {
   const auto& gradient = parameter.grad();
-  return gradient.defined() ? replication::local_part(gradient) : gradient;
+  return gradient.defined() ? detail::replicate::local_part(gradient) : gradient;
 }
 
 bool has_type(const at::Tensor& tensor, const ValueType& type) {
@@ -76,14 +76,14 @@ void Variant::note_start(const CallShape& shape) {
   // Not of modules of other calls, which may be gone.
   changed_at_start_ = shape_.objects == shape.objects ? recording_.guards.changed()
                                                       : "the module or optimizer it is given";
-  could_serve_ = is_ready() && misfit(shape).empty();
+  could_serve_ = is_ready() && guard_failure(shape).empty();
 }
 
-std::string Variant::misfit_besides_gradients(const CallShape& shape) const {
-  return changed_at_start_.empty() ? misfit_besides_bytes(shape) : changed_at_start_;
+std::string Variant::guard_failure_besides_gradients(const CallShape& shape) const {
+  return changed_at_start_.empty() ? guard_failure_besides_bytes(shape) : changed_at_start_;
 }
 
-std::string Variant::misfit_besides_bytes(const CallShape& shape) const {
+std::string Variant::guard_failure_besides_bytes(const CallShape& shape) const {
   if (auto why = difference(shape_, shape); !why.empty()) return why;
   for (const auto& dependency : recording_.dependencies) {
     const auto now = dependency.read();
@@ -95,7 +95,8 @@ std::string Variant::misfit_besides_bytes(const CallShape& shape) const {
 }
 
 bool Variant::matches(const CallShape& shape, const Recording& recording) const {
-  return misfit_besides_gradients(shape).empty() && difference(recording_, recording).empty();
+  return guard_failure_besides_gradients(shape).empty() &&
+         difference(recording_, recording).empty();
 }
 
 std::string Variant::changed_inputs() const {
@@ -147,8 +148,8 @@ std::string Variant::changed_gradients() const {
   return overlap(read) ? "gradients before it: two share memory" : "";
 }
 
-std::string Variant::misfit(const CallShape& shape) const {
-  if (auto why = misfit_besides_bytes(shape); !why.empty()) return why;
+std::string Variant::guard_failure(const CallShape& shape) const {
+  if (auto why = guard_failure_besides_bytes(shape); !why.empty()) return why;
   if (auto why = recording_.guards.changed(); !why.empty()) return why;
   for (size_t i = 0; i < recording_.gradients.size(); ++i) {
     const auto& owner = recording_.gradients[i];
@@ -188,7 +189,7 @@ void Variant::accept(Graph graph, std::vector<Launch> kernels) {
   messages_ = signature_of(graph_);
   drawn_by_ = compiler::drawn_by(graph_);
   kernels_ = std::move(kernels);
-  parted_ = PartedProgram::make(graph_, kernels_);
+  split_ = SplitProgram::make(graph_, kernels_);
   program_ = std::make_unique<Program>(graph_, kernels_);
   program_->enable_replay(graph_);
   const auto input_of = [&](ValueId value) {
@@ -223,7 +224,7 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto& [argument, owner] = places_[i];
     if (argument >= 0)
-      inputs.push_back(replication::local_part(given.tensors[static_cast<size_t>(argument)]));
+      inputs.push_back(detail::replicate::local_part(given.tensors[static_cast<size_t>(argument)]));
     else if (owner >= 0)
       inputs.push_back(
           part_of_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
@@ -245,10 +246,10 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   }
   const comm::ProgramScope scope(static_cast<uint64_t>(messages_));
   const bool leaves_work = given.leaves_work && can_leave_work();
-  auto results = place_outputs(leaves_work ? parted_->begin(inputs) : program_->run(inputs), inputs,
-                               [&](size_t i) { return !leaves_work || !parted_->is_late(i); });
+  auto results = place_outputs(leaves_work ? split_->begin(inputs) : program_->run(inputs), inputs,
+                               [&](size_t i) { return !leaves_work || !split_->is_late(i); });
   for (const auto& parameter : recording_.empty) {
-    const auto part = replication::local_part(parameter);
+    const auto part = detail::replicate::local_part(parameter);
     if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part), {});
   }
   return results;
@@ -256,8 +257,8 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
 
 void Variant::finish_work() {
   const comm::ProgramScope scope(static_cast<uint64_t>(messages_));
-  const auto inputs = parted_->written();
-  place_outputs(parted_->finish(), inputs, [&](size_t i) { return parted_->is_late(i); });
+  const auto inputs = split_->written();
+  place_outputs(split_->finish(), inputs, [&](size_t i) { return split_->is_late(i); });
 }
 
 /// Gradients that the program replaces without reading them: their memory is wanted.

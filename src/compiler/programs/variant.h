@@ -1,9 +1,9 @@
 #pragma once
 
 #include "compiler/passes/replace_random.h"
-#include "compiler/programs/call_shape.h"
+#include "compiler/programs/call_guards.h"
 #include "compiler/record/recording.h"
-#include "compiler/runtime/parted_program.h"
+#include "compiler/runtime/split_program.h"
 
 #include <c10/util/FunctionRef.h>
 
@@ -23,9 +23,9 @@ class Variant {
   bool is_shared() const { return true; }  // see ProgramCache
 
   /// Why it can't serve this call; empty if it can.
-  std::string misfit(const CallShape& shape) const;
+  std::string guard_failure(const CallShape& shape) const;
   /// The same, but for which gradients exist, while a call is recorded or has been.
-  std::string misfit_besides_gradients(const CallShape& shape) const;
+  std::string guard_failure_besides_gradients(const CallShape& shape) const;
   /// A call is about to be recorded: what the function changes must not tell its recording apart.
   void note_start(const CallShape& shape);
   /// Whether, when the last recorded call began, this could have served it.
@@ -46,7 +46,7 @@ class Variant {
   /// Other ranks have none of this call: it is not ready any more, and may be made again.
   void withdraw() {
     program_.reset();
-    parted_.reset();
+    split_.reset();
   }
   /// It clears gradients before it makes its own: those present before a call don't matter.
   void ignore_gradients() { ignores_gradients_ = true; }
@@ -68,8 +68,8 @@ class Variant {
 
   std::vector<at::Tensor> run(const detail::StepArguments& given);
   /// Whether a call may leave work for the next one; see Note [next iteration].
-  bool can_leave_work() const { return parted_ != nullptr; }
-  bool has_left_work() const { return can_leave_work() && parted_->has_begun(); }
+  bool can_leave_work() const { return split_ != nullptr; }
+  bool has_left_work() const { return can_leave_work() && split_->has_begun(); }
   void finish_work();
 
  private:
@@ -86,7 +86,7 @@ class Variant {
     int alias = -1;            // a result that is an input's memory: which of recording_.aliases
   };
 
-  std::string misfit_besides_bytes(const CallShape& shape) const;
+  std::string guard_failure_besides_bytes(const CallShape& shape) const;
   bool reads_gradient(size_t owner) const;
   std::string changed_gradients() const;
   std::string changed_inputs() const;
@@ -106,9 +106,9 @@ class Variant {
   std::vector<uint64_t> hooks_;     // by owner of a gradient: what tells its hooks apart
   std::vector<bool> needed_grads_;  // by input that is not an argument: whether it required one
   std::unique_ptr<Program> program_;
-  std::unique_ptr<PartedProgram> parted_;  // the same in two parts, if it can be
-  Graph graph_;                            // as the program runs it
-  std::vector<Launch> kernels_;            // of it, by node
+  std::unique_ptr<SplitProgram> split_;  // the same in two parts, if it can be
+  Graph graph_;                          // as the program runs it
+  std::vector<Launch> kernels_;          // of it, by node
   int64_t messages_ = 0;
   DrawnBy drawn_by_ = DrawnBy::Nobody;
   std::vector<Target> targets_;  // by output

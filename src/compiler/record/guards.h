@@ -2,9 +2,13 @@
 
 #include <tessera/compile/options.h>
 
+#include "base/capture.h"
+
 #include <c10/util/SmallVector.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -97,5 +101,29 @@ struct LibraryModule {
 };
 /// None if it is of no such class.
 std::optional<LibraryModule> find_library_module(const torch::nn::Module& module);
+
+/// On what a recording depends: it holds while `read` returns `expected`.
+struct Dependency {
+  const void* who;
+  std::string what;
+  std::function<uint64_t()> read;
+  uint64_t expected;
+  bool is_of_module = false;
+};
+
+/// See capture::Observer::before_run.
+struct FirstAction {
+  const void* who;
+  std::function<void()> act;
+};
+
+/// See capture::Observer::hyperparameter.
+struct Hyperparameter {
+  const void* who;
+  std::string name;
+  std::shared_ptr<capture::HostNumber> number;
+  std::function<double()> read;
+  double value;  // that it read
+};
 
 }  // namespace tessera::compiler

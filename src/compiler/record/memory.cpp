@@ -1,7 +1,7 @@
 #include "compiler/record/memory.h"
 
-#include "base/same_storage.h"
-#include "compiler/record/key.h"
+#include "base/storage.h"
+#include "compiler/record/dispatch_key.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/TensorImpl.h>
@@ -14,7 +14,7 @@ namespace tessera::compiler {
 namespace {
 
 /// All of the memory of which it shows a part.
-at::Tensor whole_storage(const at::Tensor& part) {
+at::Tensor storage_bytes(const at::Tensor& part) {
   auto whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(part.storage()),
                                                         part.key_set(), part.dtype());
   const int64_t count = static_cast<int64_t>(part.storage().nbytes() / part.itemsize());
@@ -125,7 +125,7 @@ Memory::Region& Memory::add_unseen(const at::Tensor& seen) {
       !seen.is_non_overlapping_and_dense() && !is_parameter && !blocks_.contains(storage_of(seen));
   const auto tensor = by_ == Inputs::ByTensor ? seen
                       : is_parameter          ? as_shown(seen)
-                      : is_part               ? whole_storage(seen)
+                      : is_part               ? storage_bytes(seen)
                                               : seen;
   const auto value = new_value(tensor);
   auto& region = add(tensor, value);

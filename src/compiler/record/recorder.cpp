@@ -2,12 +2,10 @@
 
 #include <tessera/compile/config.h>
 
-#include "base/call_boxed.h"
-#include "comm/releasing.h"
+#include "base/dispatcher.h"
+#include "comm/backend_interfaces.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/key.h"
-#include "compiler/record/list_overlap.h"
-#include "compiler/record/recordable.h"
+#include "compiler/record/dispatch_key.h"
 #include "compiler/record/recorder_call.h"
 #include "nn/module_hooks.h"
 

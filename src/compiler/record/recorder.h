@@ -3,11 +3,9 @@
 #include <tessera/compile/graph.h>
 
 #include "base/capture.h"
-#include "compiler/record/dependencies.h"
-#include "compiler/record/draws.h"
-#include "compiler/record/generator_watch.h"
 #include "compiler/record/guards.h"
 #include "compiler/record/memory.h"
+#include "compiler/record/random.h"
 #include "compiler/record/trace.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

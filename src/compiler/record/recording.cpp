@@ -2,10 +2,10 @@
 
 #include <tessera/dtensor.h>
 
-#include "base/same_storage.h"
+#include "base/storage.h"
 #include "base/text.h"
 #include "compiler/ir/difference.h"
-#include "compiler/record/key.h"
+#include "compiler/record/dispatch_key.h"
 #include "replicate/local_part.h"
 
 #include <c10/util/StringUtil.h>
@@ -21,15 +21,15 @@ bool may_have_gradient(const at::Tensor& tensor) {
 }
 
 /// Finishes one recording: names the inputs and says what comes out.
-class Finish {
+class RecordingBuilder {
  public:
   /// `known`: parameters that may be distributed, of which the recorder sees this rank's parts.
-  Finish(Recorder& recorder, Recording& recording, const std::vector<at::Tensor>& known)
+  RecordingBuilder(Recorder& recorder, Recording& recording, const std::vector<at::Tensor>& known)
       : recorder_(recorder), memory_(recorder.memory()), recording_(recording), known_(known) {}
 
   void add_results(const std::vector<at::Tensor>& results) {
     for (const auto& whole : results) {
-      const auto result = whole.defined() ? replication::local_part(whole) : whole;
+      const auto result = whole.defined() ? detail::replicate::local_part(whole) : whole;
       if (result.defined() && !result.has_storage())
         throw CannotRecord(c10::str("it returns a tensor of layout ", result.layout(),
                                     ", which has no memory of its own; return a dense one"));
@@ -66,7 +66,7 @@ class Finish {
   void add_needs() {
     for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
       for (const auto& parameter : *parameters) {
-        const auto part = replication::local_part(parameter);
+        const auto part = detail::replicate::local_part(parameter);
         const auto is_used = [&](const RecordedInput& input) {
           return !input.is_constant && !input.tensor.is_same(parameter) &&
                  shows_same_memory(part, input.tensor);
@@ -85,7 +85,7 @@ class Finish {
       if (std::ranges::any_of(recording_.gradients, is_it)) continue;
       if (std::ranges::any_of(recording_.unused, is_it)) continue;
       // No operator shows a tensor without elements, but it has a gradient like any other.
-      if (parameter.grad().defined() && replication::local_part(parameter).numel() == 0) {
+      if (parameter.grad().defined() && detail::replicate::local_part(parameter).numel() == 0) {
         keep(part_of(parameter.grad()));
         recording_.empty.push_back(parameter);
         continue;
@@ -179,7 +179,7 @@ class Finish {
     if (may_have_gradient(tensor)) return tensor;
     for (const auto& parameter : known_) {
       if (parameter.requires_grad() &&
-          shows_same_memory(replication::local_part(parameter), tensor))
+          shows_same_memory(detail::replicate::local_part(parameter), tensor))
         return parameter;
     }
     return {};
@@ -190,7 +190,7 @@ class Finish {
   void check_argument(const at::Tensor& argument, const std::string& name) const {
     for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
       for (const auto& parameter : *parameters) {
-        const auto part = replication::local_part(parameter);
+        const auto part = detail::replicate::local_part(parameter);
         if (part.is_same(argument) || !part.has_storage() || !same_storage(part, argument))
           continue;
         const auto own = bytes_of(part), given = bytes_of(argument);
@@ -203,7 +203,7 @@ class Finish {
 
   /// This rank's part of a gradient, if there is one.
   static at::Tensor part_of(const at::Tensor& gradient) {
-    return gradient.defined() ? replication::local_part(gradient) : gradient;
+    return gradient.defined() ? detail::replicate::local_part(gradient) : gradient;
   }
 
   static dtensor::SpecPtr spec_of(const at::Tensor& gradient) {
@@ -370,7 +370,7 @@ Recording record(c10::function_ref<std::vector<at::Tensor>()> function,
     recorder.ask_at_end();
     auto known = parameters;
     known.insert(known.end(), recorder.parameters().begin(), recorder.parameters().end());
-    Finish finish(recorder, recording, known);
+    RecordingBuilder finish(recorder, recording, known);
     if (recorder.broken().empty()) {
       try {
         finish.add_results(results);

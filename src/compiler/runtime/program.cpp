@@ -2,16 +2,15 @@
 
 #include <tessera/comm.h>
 
-#include "base/call_boxed.h"
-#include "base/warm_memory.h"
+#include "base/dispatcher.h"
+#include "base/memory.h"
 #include "comm/backends.h"
-#include "comm/foreground.h"
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"
-#include "compiler/kernels/in_place.h"
+#include "compiler/kernels/buffers.h"
 #include "compiler/kernels/thin_products.h"
 #include "compiler/programs/agreement.h"
-#include "compiler/record/key.h"
+#include "compiler/record/dispatch_key.h"
 #include "compiler/record/memory.h"
 
 #include <ATen/ScalarOps.h>

@@ -3,8 +3,8 @@
 #include <tessera/compile/graph.h>
 
 #include "compiler/kernels/kernels.h"
+#include "compiler/runtime/instructions.h"
 #include "compiler/runtime/replay.h"
-#include "compiler/runtime/row_update.h"
 #include "compiler/runtime/shared_gathers.h"
 
 #include <ATen/core/Tensor.h>

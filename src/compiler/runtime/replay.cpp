@@ -3,9 +3,9 @@
 #include <tessera/compile/config.h>
 #include <tessera/compile/pass.h>
 
-#include "base/device_streams.h"
-#include "base/same_storage.h"
-#include "comm/capturable.h"
+#include "base/devices.h"
+#include "base/storage.h"
+#include "comm/backend_interfaces.h"
 #include "compiler/ir/operators.h"
 
 #include <ATen/ops/empty.h>
@@ -145,7 +145,7 @@ int64_t Replay::free_held_gradients() {
   const c10::impl::VirtualGuardImpl guard(device.type());
   guard.synchronizeDevice(device.index());
   std::unordered_map<Storage, at::Tensor> copies;
-  for (const auto& [storage, tensor] : held) copies.emplace(storage, whole_storage(tensor).clone());
+  for (const auto& [storage, tensor] : held) copies.emplace(storage, storage_bytes(tensor).clone());
   guard.synchronizeDevice(device.index());
   // From here on nothing throws. All who hold a storage have the copy; a new one has the memory.
   std::unordered_map<Storage, c10::Storage> moved;

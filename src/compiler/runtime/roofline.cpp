@@ -1,8 +1,8 @@
 #include "compiler/runtime/roofline.h"
 
 #include "base/text.h"
-#include "compiler/kernels/traffic.h"
-#include "compiler/record/key.h"
+#include "compiler/kernels/buffers.h"
+#include "compiler/record/dispatch_key.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>

@@ -2,7 +2,7 @@
 
 #include <tessera/compile/graph.h>
 
-#include "comm/shared_parts.h"
+#include "comm/group_memory.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,17 +1,17 @@
 #include "compiler/spmd/distributed_run.h"
 
-#include "base/call_boxed.h"
+#include "base/dispatcher.h"
 #include "base/text.h"
 #include "compiler/ir/operators.h"
-#include "compiler/record/trial.h"
+#include "compiler/record/dry_run.h"
 #include "compiler/spmd/batch_dims.h"
-#include "compiler/spmd/builder.h"
-#include "compiler/spmd/move_rows.h"
+#include "compiler/spmd/expand.h"
 #include "compiler/spmd/node_call.h"
-#include "dtensor/local_scope.h"
+#include "compiler/spmd/one_device.h"
 #include "dtensor/random.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/registration.h"
+#include "dtensor/scopes.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -312,7 +312,7 @@ void DistributedRun::draw(const Node& node) {
                    const auto& sizes = graph_.type(value).sizes;
                    auto whole = at::ones(sizes, part(tensor).options());
                    const auto& spec = *dtensor::part_of(tensor).spec;
-                   dtensor::part_of_whole(whole, spec).copy_(part(tensor));
+                   dtensor::local_part_of(whole, spec).copy_(part(tensor));
                    return whole;
                  }));
   for (const auto value : node.defined()) {

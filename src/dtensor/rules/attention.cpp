@@ -1,6 +1,6 @@
 // Fused attention of queries [batch, heads, queries, width] to keys and values [batch, heads, keys,
 // width]: samples and heads are independent; so are queries, where no position counts.
-#include "dtensor/rules/free_dims.h"
+#include "dtensor/rules/common_rules.h"
 
 #include <ATen/ops/constant_pad_nd.h>
 

@@ -1,6 +1,5 @@
 // Convolutions, by samples and by channels. Contributions of input channels are pending sums.
-#include "dtensor/rules/free_dims.h"
-#include "dtensor/rules/passages.h"
+#include "dtensor/rules/common_rules.h"
 
 namespace tessera::dtensor {
 namespace {

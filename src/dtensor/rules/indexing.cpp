@@ -1,7 +1,7 @@
 // Elements picked and put by index. Dimensions that are not indexed may be sharded; so may the
 // indices, if they only read. Looking up in a sharded dimension is in lookup.cpp.
+#include "dtensor/rules/common_rules.h"
 #include "dtensor/rules/lookup.h"
-#include "dtensor/rules/passages.h"
 
 #include <ATen/WrapDimUtils.h>
 
@@ -322,10 +322,10 @@ const Registration kPut({"aten::put"}, put_rule());
 
 /// The number of classes must be given: a part need not hold the largest.
 Rule one_hot_rule() {
-  auto rule = passage_rule(
+  auto rule = mapping_rule(
       [](const Call& call) {
         const bool is_known = call.argument("num_classes").toInt() > 0;
-        return is_known ? all_but(call.operand(0).ndim(), {}) : Passages();
+        return is_known ? all_but(call.operand(0).ndim(), {}) : DimMappings();
       },
       Pending::None);
   rule.shapes = [](const Call& call) {

@@ -1,6 +1,6 @@
 // Tensors put together, padded, and put in another order along some dimensions, which are whole on
 // every rank; all others may be sharded.
-#include "dtensor/rules/passages.h"
+#include "dtensor/rules/common_rules.h"
 
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
@@ -28,39 +28,39 @@ Pending if_one_dtype(const Call& call) {
   return agree ? Pending::All : Pending::None;
 }
 
-Rule join_rule(FindPassages find) {
-  auto rule = passage_rule({}, Pending::None);
+Rule join_rule(FindDimMappings find) {
+  auto rule = mapping_rule({}, Pending::None);
   rule.rows = [find = std::move(find)](const Call& call, int64_t) {
-    return passage_rows(call, find(call), if_one_dtype(call));
+    return mapping_rows(call, find(call), if_one_dtype(call));
   };
   return rule;
 }
 
 const Registration kCat({"aten::cat"}, join_rule([](const Call& call) {
                           const int64_t ndim = joined_ndim(call);
-                          return ndim == 0 ? Passages() : all_but(ndim, {call.dim("dim", ndim)});
+                          return ndim == 0 ? DimMappings() : all_but(ndim, {call.dim("dim", ndim)});
                         }));
 const Registration kStack({"aten::stack", "aten::_stack"}, join_rule([](const Call& call) {
                             const int64_t ndim = joined_ndim(call);
                             const int64_t place = call.dim("dim", ndim + 1);
-                            Passages passages;
+                            DimMappings mappings;
                             for (int64_t dim = 0; dim < ndim; ++dim)
-                              passages.push_back({dim, dim < place ? dim : dim + 1});
-                            return passages;
+                              mappings.push_back({dim, dim < place ? dim : dim + 1});
+                            return mappings;
                           }));
 
 /// Results of the argument's sizes, for operators without a Meta kernel.
 std::vector<Sizes> same_sizes(const Call& call) { return {call.operand(0).sizes}; }
 
 /// All dimensions but those of the argument `dims`; none named: the tensor counts as one run.
-Passages beside_dims(const Call& call) {
+DimMappings beside_dims(const Call& call) {
   const int64_t ndim = call.operand(0).ndim();
   if (ndim == 0 || call.argument("dims").toIntVector().empty()) return {};
   return all_but(ndim, call.dims("dims", ndim));
 }
 
-Rule reorder_rule(FindPassages find) {
-  auto rule = passage_rule(std::move(find), Pending::All);
+Rule reorder_rule(FindDimMappings find) {
+  auto rule = mapping_rule(std::move(find), Pending::All);
   rule.shapes = same_sizes;
   return rule;
 }
@@ -70,7 +70,7 @@ const Registration kFlip({"aten::flip"}, reorder_rule([](const Call& call) {
                            return is_noop ? all_but(call.operand(0).ndim(), {}) : beside_dims(call);
                          }));
 Rule rot90_rule() {
-  auto rule = passage_rule(beside_dims, Pending::All);
+  auto rule = mapping_rule(beside_dims, Pending::All);
   rule.shapes = [](const Call& call) {
     auto sizes = call.operand(0).sizes;
     const auto dims = call.dims("dims", call.operand(0).ndim());
@@ -92,12 +92,12 @@ std::vector<int64_t> padded_dims(const std::vector<int64_t>& pads, int64_t ndim)
 }
 
 Rule constant_pad_rule() {
-  auto rule = passage_rule({}, Pending::None);
+  auto rule = mapping_rule({}, Pending::None);
   rule.rows = [](const Call& call, int64_t) {
     const int64_t ndim = call.operand(0).ndim();
     const auto dims = padded_dims(call.argument("pad").toIntVector(), ndim);
     const bool is_zero = call.argument("value").toScalar().equal(0);
-    return passage_rows(call, all_but(ndim, dims), is_zero ? Pending::All : Pending::None);
+    return mapping_rows(call, all_but(ndim, dims), is_zero ? Pending::All : Pending::None);
   };
   return rule;
 }
@@ -116,7 +116,7 @@ void move_diagonal(const Call& call, const Choice& choice, LocalArguments& local
 }
 
 Rule triangle_rule() {
-  auto rule = passage_rule([](const Call& call) { return all_but(call.operand(0).ndim(), {}); },
+  auto rule = mapping_rule([](const Call& call) { return all_but(call.operand(0).ndim(), {}); },
                            Pending::All);
   rule.adapt = move_diagonal;
   return rule;
@@ -133,7 +133,7 @@ void run_trace(const c10::OperatorHandle& /*op*/, const Choice& choice,
 
 Rule trace_rule() {
   Rule rule{[](const Call& call, int64_t) {
-    Rows rows = passage_rows(call, {}, Pending::Sums);
+    Rows rows = mapping_rows(call, {}, Pending::Sums);
     rows.push_back({Partial(), Shard(0)});
     rows.push_back({Partial(), Shard(1)});
     return rows;
@@ -147,7 +147,7 @@ Rule trace_rule() {
 const Registration kTrace({"aten::trace"}, trace_rule());
 
 Rule trace_backward_rule() {
-  auto rule = passage_rule([](const Call&) { return Passages(); }, Pending::Sums);
+  auto rule = mapping_rule([](const Call&) { return DimMappings(); }, Pending::Sums);
   rule.shapes = [](const Call& call) {
     return std::vector<Sizes>{call.argument("sizes").toIntVector()};
   };

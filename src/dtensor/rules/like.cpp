@@ -1,6 +1,6 @@
 // Tensors made after others, conversions, copies and constants.
 #include "dtensor/collectives.h"
-#include "dtensor/rules/passages.h"
+#include "dtensor/rules/common_rules.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -24,9 +24,9 @@ void add_ignored(Rows& rows, const Call& call) {
 
 /// Placed like the argument; where that is pending, the constant is not.
 Rule like_rule() {
-  auto rule = passage_rule({}, Pending::None);
+  auto rule = mapping_rule({}, Pending::None);
   rule.rows = [](const Call& call, int64_t) {
-    auto rows = passage_rows(call, all_but(call.operand(0).ndim(), {}), Pending::None);
+    auto rows = mapping_rows(call, all_but(call.operand(0).ndim(), {}), Pending::None);
     add_ignored(rows, call);
     return rows;
   };
@@ -41,7 +41,7 @@ Rows new_rows(const Call& call, int64_t /*ranks*/) {
   const auto& sizes = call.operand(0).sizes;
   Rows rows;
   if (call.argument("size").toIntVector() == sizes)
-    rows = passage_rows(call, all_but(call.operand(0).ndim(), {}), Pending::None);
+    rows = mapping_rows(call, all_but(call.operand(0).ndim(), {}), Pending::None);
   add_ignored(rows, call);
   return rows;
 }
@@ -77,12 +77,12 @@ bool keeps_sums(c10::ScalarType from, c10::ScalarType to) {
 }
 
 Rule convert_rule() {
-  auto rule = passage_rule({}, Pending::None);
+  auto rule = mapping_rule({}, Pending::None);
   rule.rows = [](const Call& call, int64_t) {
     const auto& self = call.operand(0);
     const auto& dtype = call.argument("dtype");
     const bool keeps = dtype.isNone() || keeps_sums(self.dtype, dtype.toScalarType());
-    return passage_rows(call, all_but(self.ndim(), {}), keeps ? Pending::Sums : Pending::None);
+    return mapping_rows(call, all_but(self.ndim(), {}), keeps ? Pending::Sums : Pending::None);
   };
   return rule;
 }
@@ -127,9 +127,9 @@ void share_constant(const Call& call, const Choice& choice, LocalArguments& loca
 }
 
 Rule constant_rule(Adapt adapt) {
-  auto rule = passage_rule({}, Pending::All);
+  auto rule = mapping_rule({}, Pending::All);
   rule.rows = [](const Call& call, int64_t) {
-    return passage_rows(call, all_but(call.operand(0).ndim(), {}), Pending::All);
+    return mapping_rows(call, all_but(call.operand(0).ndim(), {}), Pending::All);
   };
   rule.adapt = std::move(adapt);
   return rule;

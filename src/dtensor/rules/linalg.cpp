@@ -1,6 +1,5 @@
 // Linear algebra on batches of matrices: each matrix by itself.
-#include "dtensor/rules/free_dims.h"
-#include "dtensor/rules/passages.h"
+#include "dtensor/rules/common_rules.h"
 
 #include <algorithm>
 

@@ -58,13 +58,13 @@ SpecPtr spec_of(const Choice& choice, const Placements& placements) {
 void fill(const c10::OperatorHandle& op, const Choice& choice,
           const std::vector<Sizes>& input_sizes, torch::jit::Stack& stack) {
   auto local = stack[0].toTensor();
-  auto whole = empty_whole(input_sizes[0], choice.strides[0], local.options());
+  auto whole = empty_global(input_sizes[0], choice.strides[0], local.options());
   auto& generator = stack[index_of(op, "generator")];
   std::optional<MeshGenerator> agreed;
   if (generator.isNone()) generator = agreed.emplace(*choice.mesh, local.device()).get();
   stack[0] = whole;
   op.callBoxed(stack);
-  local.copy_(part_of_whole(whole, *spec_of(choice, choice.inputs[0])));
+  local.copy_(local_part_of(whole, *spec_of(choice, choice.inputs[0])));
   stack = {local};
 }
 
@@ -88,7 +88,7 @@ at::Tensor whole_like(const c10::OperatorHandle& op, const torch::jit::Stack& st
   const auto options = options_like(op, stack);
   const auto& format = stack[index_of(op, "memory_format")];
   if (format.isNone() || format.toMemoryFormat() == at::MemoryFormat::Preserve)
-    return empty_whole(sizes, strides, options);
+    return empty_global(sizes, strides, options);
   return at::empty(sizes, options.memory_format(format.toMemoryFormat()));
 }
 
@@ -127,10 +127,10 @@ const Registration kIntegersLike({"aten::randint_like", "aten::randint_like.low_
 /// on their number, dtype and layout, and what it computes has the bits of one device.
 void drop_in_whole(const c10::OperatorHandle& op, const Spec& spec, at::Tensor whole,
                    const MeshGenerator& generator, torch::jit::Stack& stack) {
-  part_of_whole(whole, spec).copy_(stack[0].toTensor());
+  local_part_of(whole, spec).copy_(stack[0].toTensor());
   stack[0] = std::move(whole);
-  generator.lend([&] { op.callBoxed(stack); });
-  for (auto& result : stack) result = part_of_whole(result.toTensor(), spec).clone();
+  generator.run_as_default([&] { op.callBoxed(stack); });
+  for (auto& result : stack) result = local_part_of(result.toTensor(), spec).clone();
 }
 
 /// (input, p, train) -> (output, mask)
@@ -143,9 +143,10 @@ void drop(const c10::OperatorHandle& op, const Choice& choice,
   const auto spec = spec_of(choice, choice.inputs[0]);
   const MeshGenerator generator(*choice.mesh, input.device());
   const auto whole_of = [&](at::ScalarType dtype) {
-    return empty_whole(input_sizes[0], choice.strides[0], input.options().dtype(dtype));
+    return empty_global(input_sizes[0], choice.strides[0], input.options().dtype(dtype));
   };
-  if (input.is_cuda() && spec->is_replicated) return generator.lend([&] { op.callBoxed(stack); });
+  if (input.is_cuda() && spec->is_replicated)
+    return generator.run_as_default([&] { op.callBoxed(stack); });
   if (input.is_cuda())
     return drop_in_whole(op, *spec, whole_of(input.scalar_type()), generator, stack);
   const auto mask = draw_part(*spec, whole_of(at::kBool),

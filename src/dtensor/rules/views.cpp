@@ -1,6 +1,6 @@
 // Views, by which dimension of the result holds which dimension of the argument. Sizes given as
 // arguments are global and are replaced by local ones.
-#include "dtensor/rules/passages.h"
+#include "dtensor/rules/common_rules.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -29,9 +29,9 @@ std::vector<int64_t> long_dims(const Sizes& sizes) {
   return dims;
 }
 
-Passages view_passages(const Sizes& before, const Sizes& after) {
-  Passages passages;
-  if (c10::multiply_integers(before) == 0) return passages;
+DimMappings view_mappings(const Sizes& before, const Sizes& after) {
+  DimMappings mappings;
+  if (c10::multiply_integers(before) == 0) return mappings;
   const auto from = long_dims(before);
   const auto to = long_dims(after);
   for (size_t i = 0, j = 0; i < from.size() && j < to.size();) {
@@ -46,9 +46,9 @@ Passages view_passages(const Sizes& before, const Sizes& after) {
         other *= after[to[j++]];
     }
     const bool is_kept = i == first_from + 1 && j == first_to + 1;
-    passages.push_back({from[first_from], to[first_to], !is_kept});
+    mappings.push_back({from[first_from], to[first_to], !is_kept});
   }
-  return passages;
+  return mappings;
 }
 
 Sizes viewed_sizes(const Call& call) {
@@ -67,8 +67,8 @@ void run_view(const c10::OperatorHandle& op, const Choice& /*choice*/,
 }
 
 Rule view_rule() {
-  auto rule = passage_rule(
-      [](const Call& call) { return view_passages(call.operand(0).sizes, viewed_sizes(call)); },
+  auto rule = mapping_rule(
+      [](const Call& call) { return view_mappings(call.operand(0).sizes, viewed_sizes(call)); },
       Pending::All);
   rule.adapt = with_own_sizes("size", viewed_sizes);
   rule.run = run_view;
@@ -79,7 +79,7 @@ const Registration kView({"aten::view", "aten::_unsafe_view", "aten::_reshape_al
                          view_rule());
 
 /// Elements of another type: the last dimension changes its length with their width.
-Passages retyped_passages(const Call& call) {
+DimMappings retyped_mappings(const Call& call) {
   const auto& self = call.operand(0);
   const auto dtype = call.argument("dtype").toScalarType();
   const bool keeps_width = c10::elementSize(dtype) == c10::elementSize(self.dtype);
@@ -98,65 +98,65 @@ void run_on_dense(const c10::OperatorHandle& op, const Choice& /*choice*/,
   op.callBoxed(stack);
 }
 
-Rule on_dense(FindPassages find, Pending pending) {
-  auto rule = passage_rule(std::move(find), pending);
+Rule on_dense(FindDimMappings find, Pending pending) {
+  auto rule = mapping_rule(std::move(find), pending);
   rule.run = run_on_dense;
   return rule;
 }
 const Registration kViewDtype({"aten::view.dtype", "aten::view_copy.dtype"},
-                              on_dense(retyped_passages, Pending::None));
+                              on_dense(retyped_mappings, Pending::None));
 const Registration kViewAsComplex(
     {"aten::view_as_complex", "aten::view_as_complex_copy"},
     on_dense([](const Call& call) { return all_but(call.operand(0).ndim() - 1, {}); },
              Pending::Sums));
 
 /// `order[to]`: the dimension that comes to place `to`.
-Passages ordered_passages(const std::vector<int64_t>& order) {
-  Passages passages;
+DimMappings ordered_mappings(const std::vector<int64_t>& order) {
+  DimMappings mappings;
   for (size_t to = 0; to < order.size(); ++to)
-    passages.push_back({order[to], static_cast<int64_t>(to)});
-  return passages;
+    mappings.push_back({order[to], static_cast<int64_t>(to)});
+  return mappings;
 }
 
-Passages swapped_passages(int64_t ndim, int64_t one, int64_t other) {
+DimMappings swapped_mappings(int64_t ndim, int64_t one, int64_t other) {
   std::vector<int64_t> order(ndim);
   std::iota(order.begin(), order.end(), 0);
   if (ndim > 0) std::swap(order[one], order[other]);
-  return ordered_passages(order);
+  return ordered_mappings(order);
 }
 
 const Registration kPermute({"aten::permute", "aten::permute_copy"},
-                            passage_rule(
+                            mapping_rule(
                                 [](const Call& call) {
                                   const int64_t ndim = call.operand(0).ndim();
-                                  return ndim == 0 ? Passages()
-                                                   : ordered_passages(call.dims("dims", ndim));
+                                  return ndim == 0 ? DimMappings()
+                                                   : ordered_mappings(call.dims("dims", ndim));
                                 },
                                 Pending::All));
 const Registration kTranspose({"aten::transpose.int", "aten::transpose_copy.int"},
-                              passage_rule(
+                              mapping_rule(
                                   [](const Call& call) {
                                     const int64_t ndim = call.operand(0).ndim();
-                                    return swapped_passages(ndim, call.dim("dim0", ndim),
+                                    return swapped_mappings(ndim, call.dim("dim0", ndim),
                                                             call.dim("dim1", ndim));
                                   },
                                   Pending::All));
 const Registration kT({"aten::t", "aten::t_copy"},
-                      passage_rule(
+                      mapping_rule(
                           [](const Call& call) {
                             const int64_t ndim = call.operand(0).ndim();
-                            return swapped_passages(ndim, 0, std::max<int64_t>(ndim - 1, 0));
+                            return swapped_mappings(ndim, 0, std::max<int64_t>(ndim - 1, 0));
                           },
                           Pending::All));
 const Registration kUnsqueeze({"aten::unsqueeze", "aten::unsqueeze_copy"},
-                              passage_rule(
+                              mapping_rule(
                                   [](const Call& call) {
                                     const int64_t ndim = call.operand(0).ndim();
                                     const int64_t place = call.dim("dim", ndim + 1);
-                                    Passages passages;
+                                    DimMappings mappings;
                                     for (int64_t dim = 0; dim < ndim; ++dim)
-                                      passages.push_back({dim, dim < place ? dim : dim + 1});
-                                    return passages;
+                                      mappings.push_back({dim, dim < place ? dim : dim + 1});
+                                    return mappings;
                                   },
                                   Pending::All));
 
@@ -181,16 +181,16 @@ std::vector<int64_t> asked_dims(const c10::FunctionSchema& schema, const c10::IV
   return all;
 }
 
-Passages squeeze_passages(const Call& call) {
+DimMappings squeeze_mappings(const Call& call) {
   const auto& sizes = call.operand(0).sizes;
   const auto& arguments = call.arguments();
   const auto gone =
       squeezed_dims(sizes, asked_dims(call.schema(), arguments.size() > 1 ? &arguments[1] : nullptr,
                                       call.operand(0).ndim()));
-  Passages passages;
+  DimMappings mappings;
   for (const auto& kept : all_but(call.operand(0).ndim(), gone))
-    passages.push_back({kept.from, static_cast<int64_t>(passages.size())});
-  return passages;
+    mappings.push_back({kept.from, static_cast<int64_t>(mappings.size())});
+  return mappings;
 }
 
 /// A part may be 1 long where the whole is not.
@@ -203,7 +203,7 @@ void run_squeeze(const c10::OperatorHandle& op, const Choice& /*choice*/,
 }
 
 Rule squeeze_rule() {
-  auto rule = passage_rule(squeeze_passages, Pending::All);
+  auto rule = mapping_rule(squeeze_mappings, Pending::All);
   rule.run = run_squeeze;
   return rule;
 }
@@ -220,16 +220,16 @@ Sizes expanded_sizes(const Call& call) {
 }
 
 Rule expand_rule() {
-  auto rule = passage_rule(
+  auto rule = mapping_rule(
       [](const Call& call) {
         const auto& self = call.operand(0);
         const auto sizes = expanded_sizes(call);
         const auto added = static_cast<int64_t>(sizes.size()) - self.ndim();
-        Passages passages;
+        DimMappings mappings;
         for (int64_t dim = 0; dim < self.ndim(); ++dim) {
-          if (self.sizes[dim] == sizes[dim + added]) passages.push_back({dim, dim + added});
+          if (self.sizes[dim] == sizes[dim + added]) mappings.push_back({dim, dim + added});
         }
-        return passages;
+        return mappings;
       },
       Pending::All);
   rule.adapt = with_own_sizes("size", expanded_sizes);
@@ -238,25 +238,25 @@ Rule expand_rule() {
 const Registration kExpand({"aten::expand", "aten::expand_copy"}, expand_rule());
 
 const Registration kRepeat({"aten::repeat"},
-                           passage_rule(
+                           mapping_rule(
                                [](const Call& call) {
                                  const auto repeats = call.argument("repeats").toIntVector();
                                  const int64_t ndim = call.operand(0).ndim();
                                  const auto added = static_cast<int64_t>(repeats.size()) - ndim;
-                                 Passages passages;
+                                 DimMappings mappings;
                                  for (int64_t dim = 0; dim < ndim; ++dim) {
                                    if (repeats[dim + added] == 1)
-                                     passages.push_back({dim, dim + added});
+                                     mappings.push_back({dim, dim + added});
                                  }
-                                 return passages;
+                                 return mappings;
                                },
                                Pending::All));
 
 const Registration kUnfold({"aten::unfold", "aten::unfold_copy"},
-                           passage_rule(
+                           mapping_rule(
                                [](const Call& call) {
                                  const int64_t ndim = call.operand(0).ndim();
-                                 return ndim == 0 ? Passages()
+                                 return ndim == 0 ? DimMappings()
                                                   : all_but(ndim, {call.dim("dimension", ndim)});
                                },
                                Pending::All));
@@ -265,7 +265,7 @@ const Registration kUnfold({"aten::unfold", "aten::unfold_copy"},
 const Registration kAliases(
     {"aten::lift", "aten::alias_copy", "aten::detach_copy", "aten::view_as_real",
      "aten::view_as_real_copy"},
-    passage_rule([](const Call& call) { return all_but(call.operand(0).ndim(), {}); },
+    mapping_rule([](const Call& call) { return all_but(call.operand(0).ndim(), {}); },
                  Pending::Sums));
 
 /// Strides are steps in memory, and ranks have memory only for their parts. A whole tensor that is

@@ -93,9 +93,9 @@ fs::path clean_path(const std::string& function, const std::string& dir) {
   return path;
 }
 
-fs::path GrowingFolder::path_for(const fs::path& dir) { return hidden_beside(dir, ".saving"); }
+fs::path StagingFolder::path_for(const fs::path& dir) { return hidden_beside(dir, ".saving"); }
 
-GrowingFolder::GrowingFolder(std::string function, const fs::path& dir)
+StagingFolder::StagingFolder(std::string function, const fs::path& dir)
     : function_(std::move(function)), dir_(dir), path_(path_for(dir)) {
   std::error_code error;
   fs::create_directories(dir.parent_path(), error);
@@ -110,13 +110,13 @@ GrowingFolder::GrowingFolder(std::string function, const fs::path& dir)
               ": could not make the folder: ", std::strerror(errno));
 }
 
-GrowingFolder::~GrowingFolder() {
+StagingFolder::~StagingFolder() {
   if (path_.empty()) return;
   std::error_code ignored;
   fs::remove_all(path_, ignored);
 }
 
-void GrowingFolder::publish() {
+void StagingFolder::publish() {
   sync_folder({function_, path_.string()});
   std::error_code ignored;
   const bool replaces = fs::exists(fs::symlink_status(dir_, ignored));
@@ -169,7 +169,7 @@ void keep_last_checkpoints(const fs::path& dir, int count) {
     }
     if (path.filename() == dir.filename()) continue;
     // Renamed first: a crash in the middle of removing leaves no checkpoint that looks whole.
-    const auto going = GrowingFolder::path_for(path);
+    const auto going = StagingFolder::path_for(path);
     fs::remove_all(going, error);
     fs::rename(path, going, error);
     if (!error) fs::remove_all(going, error);

@@ -8,14 +8,14 @@
 namespace tessera::state {
 
 /// The folder in which rank 0 lets a checkpoint grow until it takes its place in one step.
-class GrowingFolder {
+class StagingFolder {
  public:
   /// Makes parents and an empty folder beside `dir`, and removes what a crash left there.
-  GrowingFolder(std::string function, const std::filesystem::path& dir);
+  StagingFolder(std::string function, const std::filesystem::path& dir);
   /// Removes it unless it was published.
-  ~GrowingFolder();
-  GrowingFolder(const GrowingFolder&) = delete;
-  GrowingFolder& operator=(const GrowingFolder&) = delete;
+  ~StagingFolder();
+  StagingFolder(const StagingFolder&) = delete;
+  StagingFolder& operator=(const StagingFolder&) = delete;
 
   /// Its files are on disk: takes the place of `dir`, and removes what was there.
   void publish();

@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 FILES ?=
 ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
-INSTALLED := tessera tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
+INSTALLED := tessera tessera_corpus tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
   tessera_bench_hooks tessera_bench_memory tessera_bench_save
 RESULTS := benchmarks/results/$(shell date +%F)
 
@@ -99,7 +99,7 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 	  --gtest_filter='*BruteForce*' > build/release/test-dtensor.log 2>&1; status=$$?; \
 	  grep -E '^(\[  (FAILED|PASSED)|[a-z]+ on |no case of )|Failure|operators ran' build/release/test-dtensor.log; \
 	  build/release/bin/tessera run -n 2 -- sh -c '.venv/bin/python tests/dtensor/op_db_peer.py \
-	    build/release/lib/libtessera.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store $(or $(TESSERA_TEST_SEED),1) \
+	    build/release/bin/tests/python/dtensor_python_ops.so $$TESSERA_RANK 2 file://$(CURDIR)/build/release/op_db_store $(or $(TESSERA_TEST_SEED),1) \
 	    --csv $(RESULTS)-dtensor-op-db.csv' > build/release/op_db.log 2>&1 || status=1; \
 	  tail -n 1 build/release/op_db.log; \
 	  awk -F, 'NR == 2 && ($$3 > 0 || $$2 < 0.95 * $$1 || $$4 < 0.6 * $$1) {exit 1}' \

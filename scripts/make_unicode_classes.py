@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/data/unicode_ranges.cpp: which characters are letters, numbers and white space.
+"""Writes tools/corpus/unicode_ranges.cpp: which characters are letters, numbers and white space.
 
 The classes are asked of the package `tokenizers` itself, not of Python's unicodedata: a tokenizer of ours has to cut
 words where that package's regular expressions do, and the Unicode versions of the two differ."""
@@ -8,10 +8,10 @@ import pathlib
 
 import tokenizers
 
-FILE = pathlib.Path(__file__).resolve().parents[1] / "src/data/unicode_ranges.cpp"
+FILE = pathlib.Path(__file__).resolve().parents[1] / "tools/corpus/unicode_ranges.cpp"
 CLASSES = {"Letter": r"\p{L}", "Number": r"\p{N}", "Space": r"\s"}
 CHARACTERS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-FRAME = """#include "data/unicode_classes.h"
+FRAME = """#include "corpus/unicode_classes.h"
 
 // Made by scripts/make_unicode_classes.py from the package tokenizers, version {version}.
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <numeric>
 
 namespace tessera {
 namespace {
@@ -50,6 +51,21 @@ std::string escaped(unsigned char byte) {
   std::array<char, 8> text{};
   std::snprintf(text.data(), text.size(), "\\x%02x", byte);
   return text.data();
+}
+
+size_t edit_distance(std::string_view left, std::string_view right) {
+  std::vector<size_t> row(right.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < left.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < right.size(); ++j) {
+      const size_t replaced = diagonal + (left[i] == right[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
+    }
+  }
+  return row.back();
 }
 
 }  // namespace
@@ -109,6 +125,15 @@ std::string format_list(const std::vector<std::string>& names) {
   }
   if (shown < names.size()) text += " and " + std::to_string(names.size() - shown) + " more";
   return text;
+}
+
+std::vector<std::string> nearest_names(const std::string& name, std::vector<std::string> names) {
+  constexpr size_t kMost = 3;
+  std::stable_sort(names.begin(), names.end(), [&](const auto& left, const auto& right) {
+    return edit_distance(name, left) < edit_distance(name, right);
+  });
+  if (names.size() > kMost) names.resize(kMost);
+  return names;
 }
 
 std::string format_seconds(double seconds) {

@@ -15,6 +15,8 @@ std::string format_list(const std::vector<int>& numbers);
 std::string format_ranks(const std::vector<int>& ranks);
 /// "'a', 'b' and 'c'", at most twelve of them, printable; "none" if empty.
 std::string format_list(const std::vector<std::string>& names);
+/// The names that differ least from a misspelt one, at most three.
+std::vector<std::string> nearest_names(const std::string& name, std::vector<std::string> names);
 /// "1.25 s", "30 ms".
 std::string format_seconds(double seconds);
 

@@ -49,17 +49,18 @@ class FlightRecorder {
   virtual std::string recent() const = 0;
 };
 
-/// A backend of ours, as the compiler sees it: its threads may hold a tensor a moment longer than
-/// those who waited for it.
-class Releasing {
+/// A backend of ours whose collectives are threads of the host, and what the library asks of it.
+class HostBackend {
  public:
-  virtual ~Releasing() = default;
-  /// Returns when no collective that is complete holds its tensors any more. Does not wait for
-  /// those under way.
+  virtual ~HostBackend() = default;
+  /// Returns when no collective that is complete holds its tensors any more: its threads may do so
+  /// a moment longer than those who waited. Does not wait for those under way.
   virtual void await_released() = 0;
   /// Note [call check]: whether ranks compare what they call before data moves; users may turn it
   /// off.
   virtual bool compares_calls() const = 0;
+  /// Whether peers read each other's tensors in host memory where they lie.
+  virtual bool shares_memory() const { return false; }
 };
 
 /// Of all backends of the group.

@@ -41,7 +41,7 @@ const BackendEntry& find_backend(const std::string& name, const char* caller) {
 void await_released(c10d::ProcessGroup& group) {
   for (const auto& device : group.getDeviceTypes()) {
     const auto backend = group.getBackend(device.type());
-    if (auto* releasing = dynamic_cast<Releasing*>(backend.get())) releasing->await_released();
+    if (auto* ours = dynamic_cast<HostBackend*>(backend.get())) ours->await_released();
   }
 }
 
@@ -55,7 +55,7 @@ Capturable* find_capturable(c10d::ProcessGroup& group) {
 std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
   for (const auto& device : group.getDeviceTypes()) {
     const auto backend = group.getBackend(device.type());
-    const auto* ours = dynamic_cast<const Releasing*>(backend.get());
+    const auto* ours = dynamic_cast<const HostBackend*>(backend.get());
     if (ours == nullptr || !ours->compares_calls()) return device;
   }
   return std::nullopt;
@@ -63,9 +63,12 @@ std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
 
 bool shares_memory(c10d::ProcessGroup& group, c10::DeviceType device) {
   const auto served = group.getDeviceTypes();
-  return device == c10::kCPU &&
-         std::ranges::find(served, device, &c10::Device::type) != served.end() &&
-         group.getBackend(device)->getBackendName() == "shm";
+  if (device != c10::kCPU ||
+      std::ranges::find(served, device, &c10::Device::type) == served.end())
+    return false;
+  const auto backend = group.getBackend(device);
+  const auto* ours = dynamic_cast<const HostBackend*>(backend.get());
+  return ours != nullptr && ours->shares_memory();
 }
 
 }  // namespace tessera::comm

@@ -1,6 +1,7 @@
 // Barriers, and bytes instead of tensors.
 #include <tessera/comm.h>
 
+#include "comm/backend_interfaces.h"
 #include "comm/call_check.h"
 #include "comm/groups.h"
 #include "comm/store_exchange.h"
@@ -70,10 +71,8 @@ void monitored_barrier(const Group& group, std::optional<std::chrono::millisecon
                     "monitored_barrier: expected a timeout above 0, got ",
                     timeout ? timeout->count() : 0, " ms");
   const auto backend = used->getBackend(device_of(used).type());
-  const auto name = backend->getBackendName();
-  if (name == "fake") return;
   const auto limit = timeout ? *timeout : backend->getBackendOptions()->timeout;
-  if (name == "shm" || name == "gloo") {
+  if (dynamic_cast<comm::HostBackend*>(backend.get()) != nullptr) {
     c10d::BarrierOptions options;
     options.timeout = limit;
     backend->monitoredBarrier(options, true);

@@ -22,8 +22,6 @@
 #include <algorithm>
 #include <memory>
 #include <span>
-#include <string_view>
-#include <typeinfo>
 #include <unordered_map>
 
 namespace tessera::dtensor {
@@ -51,12 +49,11 @@ struct KeyEqual {
 /// Of this thread, so that ranks that are threads need no lock and keep apart.
 using Plans = std::unordered_map<CallKey, std::shared_ptr<const CallPlan>, KeyHash, KeyEqual>;
 
-/// Whether libtorch's own derivative formulas run: plain tensors they make (zeros, masks) are the
-/// same on every rank.
+/// Whether a derivative formula of libtorch runs, all of which are traceable: plain tensors they
+/// make (zeros, masks) are the same on every rank.
 bool in_derivative_formula() {
   const auto node = torch::autograd::get_current_node();
-  return node && std::string_view(typeid(*node).name()).find("autograd9generated") !=
-                     std::string_view::npos;
+  return node && node->is_traceable();
 }
 
 /// What a mix of plain and distributed tensors hints at.

@@ -226,7 +226,7 @@ void run_unscale(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     TORCH_CHECK_VALUE(!has_part(tensor) || part_of(tensor).spec->is_replicated, op.schema().name(),
                       ": expected found_inf and inv_scale to be numbers that all ranks hold, got ",
                       "a distributed one");
-    return has_part(tensor) ? part_of(tensor).local() : tensor;
+    return local_part(tensor);
   };
   auto found = number(1);
   torch::jit::Stack local{parts, found, number(2)};

@@ -78,6 +78,11 @@ inline Part& part_of(const at::Tensor& tensor) {
   return *static_cast<Part*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
+/// What this rank holds of a tensor: the tensor itself unless it is distributed.
+inline at::Tensor local_part(const at::Tensor& tensor) {
+  return has_part(tensor) ? part_of(tensor).local() : tensor;
+}
+
 /// A distributed tensor of these global sizes and strides.
 at::Tensor wrap(at::Tensor local, const SpecPtr& spec, c10::IntArrayRef sizes,
                 c10::IntArrayRef strides);

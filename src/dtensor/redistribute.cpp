@@ -292,4 +292,18 @@ at::Tensor redistributed(const char* caller, const at::Tensor& tensor, const Spe
   return wrap(std::move(local), to, tensor.sizes(), tensor.strides());
 }
 
+at::Tensor local_gradient(const char* caller, const at::Tensor& parameter) {
+  const auto& gradient = parameter.grad();
+  if (!gradient.defined() || !has_part(parameter)) return gradient;
+  const auto& spec = part_of(parameter).spec;
+  if (part_of(gradient).spec->id != spec->id)
+    parameter.mutable_grad() = redistributed(caller, gradient, spec);
+  return part_of(parameter.grad()).local();
+}
+
+at::Tensor gradient_of_part(const at::Tensor& parameter, at::Tensor part) {
+  if (!has_part(parameter)) return part;
+  return wrap(std::move(part), part_of(parameter).spec, parameter.sizes(), parameter.strides());
+}
+
 }  // namespace tessera::dtensor

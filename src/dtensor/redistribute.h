@@ -51,4 +51,12 @@ RedistributePath require_path(const char* caller, const Spec& from, const Spec& 
 /// A distributed tensor placed otherwise, without autograd; itself if nothing changes.
 at::Tensor redistributed(const char* caller, const at::Tensor& tensor, const SpecPtr& to);
 
+/// This rank's part of a parameter's gradient, undefined if there is none. The gradient of a
+/// distributed parameter comes to be placed as the parameter is: a collective of its mesh if it was
+/// not, which its ranks reach in one order.
+at::Tensor local_gradient(const char* caller, const at::Tensor& parameter);
+
+/// A gradient for `parameter` of which `part` is this rank's; shares its memory.
+at::Tensor gradient_of_part(const at::Tensor& parameter, at::Tensor part);
+
 }  // namespace tessera::dtensor

@@ -23,7 +23,7 @@ at::Tensor unsharded_copy(const at::Tensor& tensor, bool to_cpu) {
   const auto whole =
       has_part(tensor) ? DTensor::of(tensor.detach()).full_tensor() : tensor.detach();
   const auto copy = to_cpu ? whole.to(at::kCPU) : whole;
-  return same_storage(copy, has_part(tensor) ? part_of(tensor).local() : tensor) ? copy.clone()
+  return same_storage(copy, dtensor::local_part(tensor)) ? copy.clone()
                                                                                  : copy;
 }
 

@@ -19,10 +19,6 @@ namespace {
 using dtensor::has_part;
 using dtensor::part_of;
 
-at::Tensor local_of(const at::Tensor& tensor) {
-  return has_part(tensor) ? part_of(tensor).local() : tensor;
-}
-
 at::ScalarType compute_dtype(const FoundParameter& found, const MixedPrecision& precision) {
   const auto own = found.tensor.scalar_type();
   const bool is_cast = found.tensor.is_floating_point() && !found.keeps_dtype;
@@ -87,7 +83,7 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
   dtensor::ensure_registered();
   for (const auto& one : found) {
     names_.push_back(one.name);
-    rows_.emplace_back(local_of(one.tensor).sizes(), group_->getSize(), settings_.is_split,
+    rows_.emplace_back(dtensor::local_part(one.tensor).sizes(), group_->getSize(), settings_.is_split,
                        one.shard_dim);
   }
   make_source(found);
@@ -126,7 +122,7 @@ Unit::~Unit() { forget_owner(parameters_); }
 void Unit::make_source(const std::vector<FoundParameter>& found) {
   std::vector<SourceParameter> pieces;
   for (size_t i = 0; i < found.size(); ++i) {
-    auto value = local_of(found[i].tensor).detach();
+    auto value = dtensor::local_part(found[i].tensor).detach();
     stats_.parameter_bytes += static_cast<int64_t>(value.nbytes());
     pieces.push_back({.value = value,
                       .rows = rows_[i],

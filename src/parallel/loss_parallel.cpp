@@ -312,8 +312,7 @@ constexpr const char* kRemedy =
 
 /// The classes of all ranks but the last.
 int64_t most_classes(const DTensor& head) {
-  const auto ranks = head.mesh().size();
-  return (head.size(0) + ranks - 1) / ranks;
+  return dtensor::chunk_of(head.size(0), head.mesh().size(), 0).length;
 }
 
 void check_head(const at::Tensor& weight, const at::Tensor& bias) {

@@ -1,7 +1,5 @@
 #include "parallel/pattern.h"
 
-#include <algorithm>
-#include <numeric>
 #include <optional>
 
 namespace tessera::parallel {
@@ -48,21 +46,6 @@ std::optional<size_t> match_one(std::string_view pattern, char character) {
   return pattern[0] == character ? std::optional<size_t>(1) : std::nullopt;
 }
 
-size_t edit_distance(std::string_view left, std::string_view right) {
-  std::vector<size_t> row(right.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < left.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < right.size(); ++j) {
-      const size_t replaced = diagonal + (left[i] == right[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, replaced});
-    }
-  }
-  return row.back();
-}
-
 }  // namespace
 
 std::vector<std::string> split_components(const std::string& pattern) {
@@ -97,15 +80,6 @@ bool matches(std::string_view pattern, std::string_view name) {
     }
   }
   return pattern.find_first_not_of('*') == std::string_view::npos;
-}
-
-std::vector<std::string> nearest_names(const std::string& name, std::vector<std::string> names) {
-  constexpr size_t kMost = 3;
-  std::stable_sort(names.begin(), names.end(), [&](const auto& left, const auto& right) {
-    return edit_distance(name, left) < edit_distance(name, right);
-  });
-  if (names.size() > kMost) names.resize(kMost);
-  return names;
 }
 
 }  // namespace tessera::parallel

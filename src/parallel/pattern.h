@@ -14,7 +14,4 @@ std::vector<std::string> split_components(const std::string& pattern);
 /// `[!a-c]` one of the others; a bracket that is not closed stands for itself. Case counts.
 bool matches(std::string_view pattern, std::string_view name);
 
-/// The names that differ least from a misspelt one, at most three.
-std::vector<std::string> nearest_names(const std::string& name, std::vector<std::string> names);
-
 }  // namespace tessera::parallel

@@ -4,6 +4,7 @@
 #include <tessera/parallel/styles.h>
 
 #include "base/text.h"
+#include "dtensor/sharding.h"
 #include "nn/composable.h"
 #include "parallel/boundary.h"
 #include "parallel/parameters.h"
@@ -12,7 +13,6 @@
 #include <torch/csrc/api/include/torch/nn/modules/embedding.h>
 #include <torch/csrc/api/include/torch/nn/modules/linear.h>
 
-#include <algorithm>
 
 namespace tessera {
 namespace parallel {
@@ -93,9 +93,7 @@ GlobalSizes columns_of(int64_t features, const DeviceMesh& mesh, const Reporter&
     auto sizes = local.sizes().vec();
     TORCH_CHECK_VALUE(!sizes.empty(), reporter.style, ": expected the input of ", reporter.module,
                       " to have dimensions, got a number");
-    const int64_t rank = mesh.local_rank();
-    const int64_t chunk = (features + mesh.size() - 1) / mesh.size();
-    const int64_t own = std::clamp<int64_t>(features - rank * chunk, 0, chunk);
+    const int64_t own = dtensor::chunk_of(features, mesh.size(), mesh.local_rank()).length;
     TORCH_CHECK_VALUE(sizes.back() == own, reporter.style, ": expected the input of ",
                       reporter.module, " to have in its last dimension this rank's ", own, " of ",
                       features, " features, got sizes ", local.sizes(),

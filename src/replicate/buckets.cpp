@@ -4,7 +4,7 @@
 #include "comm/backends.h"
 #include "nn/post_accumulate.h"
 #include "replicate/comm_hooks.h"
-#include "replicate/local_part.h"
+#include "dtensor/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -57,7 +57,7 @@ Bucket::Bucket(std::vector<size_t> members, const std::vector<at::Tensor>& param
       in_background_(settings.in_background),
       members_(std::move(members)) {
   for (const size_t member : members_) {
-    const auto part = local_part(parameters[member]);
+    const auto part = dtensor::local_part(parameters[member]);
     slots_.push_back({.parameter = parameters[member], .part = part, .view = {}, .unpacked = {}});
     bytes_ += part.nbytes();
   }
@@ -108,23 +108,23 @@ void Bucket::put(Slot& slot, const at::Tensor& gradient) {
 void Bucket::collect(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
-  auto gradient = local_gradient(slot.parameter);
+  auto gradient = dtensor::local_gradient("replicate", slot.parameter);
   if (transport_ == Transport::InPlace && !slot.view.defined() && !is_alone() &&
       !may_be_reduced(gradient, slot.part)) {
     gradient = at::empty_like(slot.part).copy_(gradient);
-    slot.parameter.mutable_grad() = gradient_of_part(slot.parameter, gradient);
+    slot.parameter.mutable_grad() = dtensor::gradient_of_part(slot.parameter, gradient);
   }
   put(slot, gradient);
   // At once, so that the memory of the gradient that came goes back.
   if (gradients_are_views_)
-    slot.parameter.mutable_grad() = gradient_of_part(slot.parameter, slot.view);
+    slot.parameter.mutable_grad() = dtensor::gradient_of_part(slot.parameter, slot.view);
 }
 
 void Bucket::collect_missing(size_t position) {
   const at::NoGradGuard no_grad;
   auto& slot = slots_[position];
   slot.is_missing = true;
-  const auto gradient = local_gradient(slot.parameter);
+  const auto gradient = dtensor::local_gradient("replicate", slot.parameter);
   if (!gradient.defined()) {
     put(slot, at::zeros_like(slot.part));
   } else {
@@ -229,10 +229,10 @@ void Bucket::deliver(const std::vector<bool>& is_used) {
     auto& gradient = slot.parameter.mutable_grad();
     const auto& result = slot.view.defined() ? slot.view : slot.unpacked;
     if (gradients_are_views_ || transport_ == Transport::Sparse) {
-      gradient = gradient_of_part(slot.parameter, result);
+      gradient = dtensor::gradient_of_part(slot.parameter, result);
     } else if (!gradient.defined()) {
-      gradient = gradient_of_part(slot.parameter, slot.view.defined() ? result.clone() : result);
-    } else if (const auto part = local_part(gradient); !part.is_same(result)) {
+      gradient = dtensor::gradient_of_part(slot.parameter, slot.view.defined() ? result.clone() : result);
+    } else if (const auto part = dtensor::local_part(gradient); !part.is_same(result)) {
       copy_bytes(part, result);
     }
     slot.unpacked.reset();
@@ -243,7 +243,7 @@ namespace {
 
 std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
-  for (const auto& tensor : tensors) parts.push_back(local_part(tensor));
+  for (const auto& tensor : tensors) parts.push_back(dtensor::local_part(tensor));
   return parts;
 }
 
@@ -285,7 +285,7 @@ void Buckets::make(const Assignment& assignment) {
                          .in_background = settings_.in_background});
     } catch (c10::OutOfMemoryError& error) {
       size_t bytes = 0;
-      for (const size_t member : members) bytes += local_part(parameters_.tensors[member]).nbytes();
+      for (const size_t member : members) bytes += dtensor::local_part(parameters_.tensors[member]).nbytes();
       error.add_context(c10::str(
           "replicate: expected ", format_bytes(bytes), " for a bucket of ", members.size(),
           " gradients of ", module_name_, ", '", parameters_.names[members[0]],

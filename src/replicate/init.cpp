@@ -5,7 +5,7 @@
 #include "comm/functional.h"
 #include "dtensor/agreement.h"
 #include "nn/composable.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -120,7 +120,7 @@ void broadcast_values(const std::vector<at::Tensor>& tensors, const Group& group
   const comm::CallNote note("parameters and buffers of replicate");
   std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> kinds;
   for (const auto& tensor : tensors)
-    kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(local_part(tensor));
+    kinds[{tensor.device().str(), tensor.scalar_type()}].push_back(dtensor::local_part(tensor));
   for (const auto& [kind, members] : kinds) {
     for (size_t begin = 0; begin < members.size();) {
       std::vector<at::Tensor> flat;

@@ -2,7 +2,7 @@
 
 #include "replicate/buckets.h"
 #include "replicate/comm_hooks.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
@@ -302,7 +302,7 @@ Saved PowerSGDState::save(const torch::nn::Module& module) const {
   random << impl_->random;
   Saved saved = {{kIteration, std::to_string(impl_->iteration)}, {kRandom, random.str()}};
   for (const auto& parameter : module.named_parameters()) {
-    const auto part = detail::replicate::local_part(parameter.value());
+    const auto part = dtensor::local_part(parameter.value());
     const auto found = impl_->memory.find(part.unsafeGetTensorImpl());
     if (found == impl_->memory.end()) continue;
     const auto& [error, q, spare] = found->second;
@@ -325,7 +325,7 @@ void PowerSGDState::load(const torch::nn::Module& module, const Saved& saved) {
                       found->second, "' or a state of random numbers that can't be read");
   }
   for (const auto& parameter : module.named_parameters()) {
-    const auto tensor = detail::replicate::local_part(parameter.value());
+    const auto tensor = dtensor::local_part(parameter.value());
     const auto [rows, columns, rank] = impl_->factors_of(tensor);
     CompressionState remembered = {
         .error = find(saved, key(parameter.key(), "error"), tensor.sizes(), tensor),

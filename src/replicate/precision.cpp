@@ -1,7 +1,7 @@
 #include "replicate/precision.h"
 
 #include "replicate/comm_hooks.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 #include "replicate/state_impl.h"
 
 #include <ATen/core/grad_mode.h>
@@ -17,7 +17,7 @@ LoweredParameters::LoweredParameters(at::ScalarType dtype,
     : dtype_(dtype), names_(std::move(names)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        local_part(parameters[i]).is_same(parameters[i]),
+        dtensor::local_part(parameters[i]).is_same(parameters[i]),
         "replicate: expected plain parameters for mixed_precision, but '", names_[i],
         "' is distributed; leave mixed_precision out, or use fully_shard's");
     entries_.push_back({.parameter = parameters[i], .original = {}});

@@ -1,6 +1,6 @@
 #include "replicate/progress.h"
 
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -25,7 +25,7 @@ Progress::Mark mark_of(const std::vector<at::Tensor>& parameters) {
   Progress::Mark mark{.writes = 0, .a_few = {}};
   for (const auto& parameter : parameters) {
     if (!parameter.is_inference()) mark.writes += parameter._version();
-    add_values(mark.a_few, local_part(parameter));
+    add_values(mark.a_few, dtensor::local_part(parameter));
   }
   return mark;
 }

@@ -4,7 +4,7 @@
 #include "base/capture.h"
 #include "comm/call_check.h"
 #include "comm/functional.h"
-#include "replicate/local_part.h"
+#include "dtensor/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -198,14 +198,14 @@ void RecordedReduction::average(size_t index) {
   const auto& parameter = parameters_.tensors[index];
   const auto& group = iteration_.settings().group;
   const at::NoGradGuard no_grad;
-  auto gradient = local_gradient(parameter);
+  auto gradient = dtensor::local_gradient("replicate", parameter);
   if (!gradient.defined()) {
-    gradient = at::zeros_like(local_part(parameter));
-    parameter.mutable_grad() = gradient_of_part(parameter, gradient);
+    gradient = at::zeros_like(dtensor::local_part(parameter));
+    parameter.mutable_grad() = dtensor::gradient_of_part(parameter, gradient);
   }
   if (!hook_) return average_by_operators(gradient, group);
   const auto flat = gradient.reshape({-1});
-  GradBucket bucket(index, index == 0, flat, {local_part(parameter)}, group);
+  GradBucket bucket(index, index == 0, flat, {dtensor::local_part(parameter)}, group);
   const auto future = hook_(bucket);
   future->waitAndThrow();
   gradient.copy_(future->value().toTensor().view_as(gradient));

@@ -1,6 +1,6 @@
 #include "state/save_plan.h"
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 #include "state/files/json_text.h"
 
 #include <c10/util/Exception.h>

@@ -1,9 +1,11 @@
 #include "base/text.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 namespace tessera {
 namespace {
+
+using ::testing::ElementsAre;
 
 TEST(Text, FormatsBytesInTheLargestFittingUnit) {
   EXPECT_EQ(format_bytes(0), "0 B");
@@ -50,6 +52,12 @@ TEST(Text, ShowsWhatATerminalWouldObey) {
 TEST(Text, FormatsShortTimesInMilliseconds) {
   EXPECT_EQ(format_seconds(0.03), "30 ms");
   EXPECT_EQ(format_seconds(1.25), "1.25 s");
+}
+
+TEST(Text, NearestNamesFirst) {
+  EXPECT_THAT(nearest_names("upp", {"norm", "down", "up", "attention"}),
+              ElementsAre("up", "norm", "down"));
+  EXPECT_THAT(nearest_names("x", {}), ElementsAre());
 }
 
 }  // namespace

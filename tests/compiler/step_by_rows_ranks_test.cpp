@@ -6,7 +6,7 @@
 #include <tessera/replicate.h>
 
 #include "compiler/ir/operators.h"
-#include "replicate/local_part.h"
+#include "dtensor/redistribute.h"
 #include "support/few_cores.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
@@ -100,12 +100,12 @@ void expect_parity(Engine engine, const Options& options, int by_rows, bool keep
     EXPECT_TRUE(torch::allclose(compiled(x), step(0, x), 1e-5, 1e-6)) << i;
     const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k) {
-      EXPECT_TRUE(torch::allclose(detail::replicate::local_part(got[k]),
-                                  detail::replicate::local_part(wanted[k]), 1e-5, 1e-6))
+      EXPECT_TRUE(torch::allclose(dtensor::local_part(got[k]),
+                                  dtensor::local_part(wanted[k]), 1e-5, 1e-6))
           << i << ", " << k;
       if (keeps)
-        EXPECT_TRUE(torch::allclose(detail::replicate::local_gradient(got[k]),
-                                    detail::replicate::local_gradient(wanted[k]), 1e-4, 1e-7))
+        EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]),
+                                    dtensor::local_gradient(wanted[k]), 1e-4, 1e-7))
             << i << ", " << k;
     }
   }

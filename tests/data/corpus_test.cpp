@@ -1,6 +1,6 @@
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
-#include "data/corpus_cache.h"
+#include "corpus/corpus_cache.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

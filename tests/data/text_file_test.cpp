@@ -1,4 +1,4 @@
-#include "data/text_file.h"
+#include "corpus/text_file.h"
 
 #include "support/message_of.h"
 #include "support/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include "data/corpus_cache.h"
+#include "corpus/corpus_cache.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 #include "tokenizer_json.h"

@@ -1,6 +1,6 @@
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
-#include "data/unicode_classes.h"
+#include "corpus/unicode_classes.h"
 #include "support/peer.h"
 #include "support/random.h"
 #include "support/temporary_folder.h"

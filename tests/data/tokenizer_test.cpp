@@ -1,7 +1,7 @@
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
-#include "data/bpe.h"
-#include "data/tokenizer_file.h"
+#include "corpus/bpe.h"
+#include "corpus/tokenizer_file.h"
 #include "support/random.h"
 #include "support/temporary_folder.h"
 #include "tokenizer_json.h"

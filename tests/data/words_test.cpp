@@ -1,5 +1,5 @@
-#include "data/pre_tokenizer.h"
-#include "data/unicode_classes.h"
+#include "corpus/pre_tokenizer.h"
+#include "corpus/unicode_classes.h"
 
 #include <gtest/gtest.h>
 

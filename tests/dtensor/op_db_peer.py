@@ -15,7 +15,7 @@ import torch
 from peer_rank import argument_parser, counts_line, join, load_op_db, tensors_of
 from torch.utils import _pytree as pytree
 
-ops = torch.ops.tessera
+ops = torch.ops.tessera_test
 
 # Operators whose kernels on a GPU are others than on the CPU, or work in another order.
 FAMILIES = {

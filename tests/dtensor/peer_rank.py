@@ -47,7 +47,7 @@ def join(options):
         torch.backends.cudnn.allow_tf32 = False
     torch.ops.load_library(options.library)
     timeout = 60 if options.device == "cuda" else 20  # kernels are loaded at their first use
-    torch.ops.tessera.init(options.init_method, options.rank, options.world_size, timeout)
+    torch.ops.tessera_test.init(options.init_method, options.rank, options.world_size, timeout)
 
 
 def tensors_of(values):

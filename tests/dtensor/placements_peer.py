@@ -37,7 +37,7 @@ try:
 except ImportError:
     _decompositions = None  # of another version
 
-ours = torch.ops.tessera
+ours = torch.ops.tessera_test
 
 MATRIX = (256, 512)
 SQUARE = (256, 256)

@@ -1,3 +1,4 @@
+#include <tessera/corpus.h>
 #include <tessera/data.h>
 
 #include "data/tokenizer_json.h"

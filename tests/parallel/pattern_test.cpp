@@ -64,11 +64,5 @@ TEST(Pattern, ComponentsAreSplitAtDots) {
   EXPECT_THAT(split_components("a..b"), ElementsAre("a", "", "b"));
 }
 
-TEST(Pattern, NearestNamesFirst) {
-  EXPECT_THAT(nearest_names("upp", {"norm", "down", "up", "attention"}),
-              ElementsAre("up", "norm", "down"));
-  EXPECT_THAT(nearest_names("x", {}), ElementsAre());
-}
-
 }  // namespace
 }  // namespace tessera::parallel

@@ -2,7 +2,7 @@
 #include <tessera/tessera.h>
 
 #include "state/checkpoint_training.h"
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
@@ -38,7 +38,7 @@ void write_bytes(const fs::path& path, const std::string& bytes) {
 std::string sealed(std::string content) {
   if (content.ends_with('}')) content.pop_back();
   char seal[9];
-  std::snprintf(seal, sizeof(seal), "%08x", state::crc32c(content.data(), content.size()));
+  std::snprintf(seal, sizeof(seal), "%08x", crc32c(content.data(), content.size()));
   return content + ",\"checksum\":\"" + seal + "\"}\n";
 }
 

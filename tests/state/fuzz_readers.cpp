@@ -1,6 +1,6 @@
 #include "state/fuzz_readers.h"
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 #include "state/files/stored_index.h"
 #include "state/files/tensor_file.h"
 #include "state/files/torch_file.h"

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 
 #include <cstdint>
 #include <string>

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <tessera/corpus.h>
 #include <tessera/data.h>
 
 #include "train/parallelize.h"

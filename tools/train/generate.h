@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
 #include "train/model.h"
 

@@ -3,7 +3,7 @@
 #include "numbers.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
-#include "unknown_words.h"
+#include "command_line.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #include "train/run_paths.h"
 #include "train/settings.h"
-#include "unknown_words.h"
+#include "command_line.h"
 
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 #include "train/settings_file.h"
 
 #include "numbers.h"
-#include "unknown_words.h"
+#include "command_line.h"
 
 #include <toml++/toml.h>
 

@@ -18,7 +18,7 @@ namespace {
 using c10d::OpType;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-class FakeBackend final : public c10d::Backend, public Releasing {
+class FakeBackend final : public c10d::Backend, public HostBackend {
  public:
   explicit FakeBackend(const BackendRequest& request)
       : Backend(request.rank, request.size), timeout_(request.timeout) {}

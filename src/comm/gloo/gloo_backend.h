@@ -52,7 +52,7 @@ class Watchers {
 class GlooBackend final : public c10d::Backend,
                           public FlightRecorder,
                           public GracefulShutdown,
-                          public Releasing {
+                          public HostBackend {
  public:
   GlooBackend(const BackendRequest& request, c10::intrusive_ptr<Engine> engine);
   ~GlooBackend() override;

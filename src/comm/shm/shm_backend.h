@@ -21,7 +21,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class ShmBackend final : public c10d::Backend,
                          public FlightRecorder,
                          public GracefulShutdown,
-                         public Releasing {
+                         public HostBackend {
  public:
   explicit ShmBackend(const BackendRequest& request);
   ~ShmBackend() override;
@@ -76,6 +76,7 @@ class ShmBackend final : public c10d::Backend,
   std::string recent() const override { return executor_->channel().recent(); }
   void await_released() override { executor_->await_released(); }
   bool compares_calls() const override { return executor_->channel().checks_calls(); }
+  bool shares_memory() const override { return true; }
 
   Channel& channel() { return executor_->channel(); }
   /// Collectives that this rank has issued.

@@ -1,5 +1,6 @@
 #include "compiler/ir/operators.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
@@ -452,6 +453,20 @@ bool must_stay(const Node& node) {
 }
 
 bool has_effect(const Node& node) { return must_stay(node) || consumes(node); }
+
+c10::IValue constant_as_declared(const c10::IValue& constant, const c10::Argument& declared) {
+  const auto& type = *declared.type();
+  const bool is_required = type.kind() == c10::TypeKind::TensorType;
+  const bool is_optional = type.kind() == c10::TypeKind::OptionalType &&
+                           type.containedType(0)->kind() == c10::TypeKind::TensorType;
+  if (constant.isScalar() && (is_required || is_optional)) {
+    auto tensor = at::scalar_to_tensor(constant.toScalar());
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
+  }
+  // Attention on a GPU is given no bias so.
+  return constant.isNone() && is_required ? c10::IValue(at::Tensor()) : constant;
+}
 
 std::string in_place_form(const std::string& op) {
   const auto dot = op.find('.');

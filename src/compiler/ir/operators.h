@@ -25,6 +25,9 @@ bool writes(const c10::FunctionSchema& schema, size_t argument);
 /// running statistics of aten::native_batch_norm in training. False for an absent tensor.
 bool writes(const Node& node, size_t argument);
 bool consumes(const Node& node);  // any argument
+/// A constant as the operator takes it: a number where it wants a tensor is a tensor, which takes
+/// part in type promotion as a number does; none where it needs one is an undefined tensor.
+c10::IValue constant_as_declared(const c10::IValue& constant, const c10::Argument& declared);
 /// Which returns of the schema become results of a node: tensors and lists of tensors, without
 /// consumed arguments handed back.
 std::vector<size_t> own_returns(const c10::FunctionSchema& schema);

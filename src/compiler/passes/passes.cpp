@@ -4,7 +4,6 @@
 #include "compiler/ir/text.h"
 #include "compiler/ir/verify.h"
 #include "compiler/passes/fuse.h"
-#include "parallel/pattern.h"
 
 #include <c10/util/Exception.h>
 
@@ -231,7 +230,7 @@ void check_disabled(const std::vector<Pass>& passes, const std::vector<std::stri
   for (const std::string& name : disabled) {
     TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
                       "compile: expected names of passes to disable, got '", name,
-                      "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
+                      "'; nearest names: ", format_list(nearest_names(name, known)));
   }
 }
 
@@ -242,7 +241,7 @@ void check_order(const std::vector<Pass>& passes) {
       TORCH_CHECK_VALUE(std::find(known.begin(), known.end(), name) != known.end(),
                         "compile: expected names of passes in Pass::after of the pass '", pass.name,
                         "', got '", name,
-                        "'; nearest names: ", format_list(parallel::nearest_names(name, known)));
+                        "'; nearest names: ", format_list(nearest_names(name, known)));
   }
   for (size_t i = 0; i < passes.size(); ++i) {
     for (const auto& name : passes[i].needs) {
@@ -288,7 +287,7 @@ Pass find_pass(const std::string& name, std::optional<int64_t> bucket_bytes) {
             each.once};
   }
   TORCH_CHECK_VALUE(false, "compile: expected the name of a pass, got '", name,
-                    "'; nearest names: ", format_list(parallel::nearest_names(name, pass_names())));
+                    "'; nearest names: ", format_list(nearest_names(name, pass_names())));
 }
 
 }  // namespace tessera::compiler

@@ -5,7 +5,6 @@
 
 #include "compiler/record/memory.h"
 #include "dtensor/part.h"
-#include "replicate/local_part.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -83,7 +82,7 @@ std::vector<double> hyperparameters(const std::vector<torch::optim::Optimizer*>&
 std::vector<at::Tensor> local_tensors(const detail::StepArguments& given) {
   std::vector<at::Tensor> tensors;
   for (const auto& tensor : given.tensors)
-    tensors.push_back(tensor.defined() ? detail::replicate::local_part(tensor) : tensor);
+    tensors.push_back(tensor.defined() ? dtensor::local_part(tensor) : tensor);
   return tensors;
 }
 

@@ -9,7 +9,7 @@
 #include "compiler/programs/pipeline.h"
 #include "compiler/programs/step.h"
 #include "compiler/record/dry_run.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
@@ -195,7 +195,7 @@ std::vector<at::Tensor> Step::Impl::record_parallel(const StepArguments& given, 
     if (is_first) tensors[i].mutable_grad().reset();
     if (is_first) distribute_tensor_(tensors[i], mesh, {placements[i]});
     for (const auto input : uses[i])
-      made.recording.inputs[input].tensor = detail::replicate::local_part(tensors[i]);
+      made.recording.inputs[input].tensor = dtensor::local_part(tensors[i]);
   }
   variants.agreement.meet(compiler::groups_of(graph));
   // At each call, whether or not the program communicates.

@@ -4,7 +4,7 @@
 
 #include "compiler/programs/pipeline.h"
 #include "compiler/programs/step.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -153,7 +153,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   names.roots.assign(roots.begin(), roots.end());
   for (const auto* root : roots) {
     for (const auto& parameter : root->named_parameters()) {
-      names.add(detail::replicate::local_part(parameter.value()), InputKind::Parameter,
+      names.add(dtensor::local_part(parameter.value()), InputKind::Parameter,
                 parameter.key());
       names_of.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
     }
@@ -163,7 +163,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   for (const auto* optimizer : optimizers_of(given)) {
     for (const auto& [tensor, parameter, name] : tensors_of(*optimizer)) {
       const auto known = names_of.find(parameter.unsafeGetTensorImpl());
-      names.add(detail::replicate::local_part(tensor), InputKind::State,
+      names.add(dtensor::local_part(tensor), InputKind::State,
                 known == names_of.end() ? name : name + " of " + known->second);
     }
   }

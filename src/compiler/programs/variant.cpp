@@ -6,7 +6,7 @@
 #include "compiler/record/dispatch_key.h"
 #include "compiler/record/recorder_call.h"
 #include "nn/post_accumulate.h"
-#include "replicate/local_part.h"
+#include "dtensor/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -22,14 +22,14 @@ namespace {
 void give_gradient(const at::Tensor& parameter, at::Tensor value, const dtensor::SpecPtr& spec) {
   if (value.defined())
     value = spec ? dtensor::wrap(std::move(value), spec, parameter.sizes(), parameter.strides())
-                 : detail::replicate::gradient_of_part(parameter, std::move(value));
+                 : dtensor::gradient_of_part(parameter, std::move(value));
   parameter.mutable_grad() = std::move(value);
 }
 
 /// This rank's part of it, as it lies; undefined if there is none.
 at::Tensor part_of_gradient(const at::Tensor& parameter) {
   const auto& gradient = parameter.grad();
-  return gradient.defined() ? detail::replicate::local_part(gradient) : gradient;
+  return gradient.defined() ? dtensor::local_part(gradient) : gradient;
 }
 
 bool has_type(const at::Tensor& tensor, const ValueType& type) {
@@ -224,7 +224,7 @@ std::vector<at::Tensor> Variant::gather_inputs(const detail::StepArguments& give
   for (size_t i = 0; i < places_.size(); ++i) {
     const auto& [argument, owner] = places_[i];
     if (argument >= 0)
-      inputs.push_back(detail::replicate::local_part(given.tensors[static_cast<size_t>(argument)]));
+      inputs.push_back(dtensor::local_part(given.tensors[static_cast<size_t>(argument)]));
     else if (owner >= 0)
       inputs.push_back(
           part_of_gradient(recording_.gradients[static_cast<size_t>(owner)].parameter));
@@ -249,7 +249,7 @@ std::vector<at::Tensor> Variant::run(const detail::StepArguments& given) {
   auto results = place_outputs(leaves_work ? split_->begin(inputs) : program_->run(inputs), inputs,
                                [&](size_t i) { return !leaves_work || !split_->is_late(i); });
   for (const auto& parameter : recording_.empty) {
-    const auto part = detail::replicate::local_part(parameter);
+    const auto part = dtensor::local_part(parameter);
     if (!parameter.grad().defined()) give_gradient(parameter, at::empty_like(part), {});
   }
   return results;

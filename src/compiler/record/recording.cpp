@@ -6,7 +6,7 @@
 #include "base/text.h"
 #include "compiler/ir/difference.h"
 #include "compiler/record/dispatch_key.h"
-#include "replicate/local_part.h"
+#include "dtensor/part.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -29,7 +29,7 @@ class RecordingBuilder {
 
   void add_results(const std::vector<at::Tensor>& results) {
     for (const auto& whole : results) {
-      const auto result = whole.defined() ? detail::replicate::local_part(whole) : whole;
+      const auto result = whole.defined() ? dtensor::local_part(whole) : whole;
       if (result.defined() && !result.has_storage())
         throw CannotRecord(c10::str("it returns a tensor of layout ", result.layout(),
                                     ", which has no memory of its own; return a dense one"));
@@ -66,7 +66,7 @@ class RecordingBuilder {
   void add_needs() {
     for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
       for (const auto& parameter : *parameters) {
-        const auto part = detail::replicate::local_part(parameter);
+        const auto part = dtensor::local_part(parameter);
         const auto is_used = [&](const RecordedInput& input) {
           return !input.is_constant && !input.tensor.is_same(parameter) &&
                  shows_same_memory(part, input.tensor);
@@ -85,7 +85,7 @@ class RecordingBuilder {
       if (std::ranges::any_of(recording_.gradients, is_it)) continue;
       if (std::ranges::any_of(recording_.unused, is_it)) continue;
       // No operator shows a tensor without elements, but it has a gradient like any other.
-      if (parameter.grad().defined() && detail::replicate::local_part(parameter).numel() == 0) {
+      if (parameter.grad().defined() && dtensor::local_part(parameter).numel() == 0) {
         keep(part_of(parameter.grad()));
         recording_.empty.push_back(parameter);
         continue;
@@ -179,7 +179,7 @@ class RecordingBuilder {
     if (may_have_gradient(tensor)) return tensor;
     for (const auto& parameter : known_) {
       if (parameter.requires_grad() &&
-          shows_same_memory(detail::replicate::local_part(parameter), tensor))
+          shows_same_memory(dtensor::local_part(parameter), tensor))
         return parameter;
     }
     return {};
@@ -190,7 +190,7 @@ class RecordingBuilder {
   void check_argument(const at::Tensor& argument, const std::string& name) const {
     for (const auto* parameters : {&known_, &recorder_.module_parameters()}) {
       for (const auto& parameter : *parameters) {
-        const auto part = detail::replicate::local_part(parameter);
+        const auto part = dtensor::local_part(parameter);
         if (part.is_same(argument) || !part.has_storage() || !same_storage(part, argument))
           continue;
         const auto own = bytes_of(part), given = bytes_of(argument);
@@ -203,7 +203,7 @@ class RecordingBuilder {
 
   /// This rank's part of a gradient, if there is one.
   static at::Tensor part_of(const at::Tensor& gradient) {
-    return gradient.defined() ? detail::replicate::local_part(gradient) : gradient;
+    return gradient.defined() ? dtensor::local_part(gradient) : gradient;
   }
 
   static dtensor::SpecPtr spec_of(const at::Tensor& gradient) {

@@ -13,7 +13,6 @@
 #include "compiler/record/dispatch_key.h"
 #include "compiler/record/memory.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -26,20 +25,6 @@
 
 namespace tessera::compiler {
 namespace {
-
-/// A number where the operator wants a tensor: takes part in type promotion as a number does.
-at::Tensor number_as_tensor(const at::Scalar& number) {
-  auto tensor = at::scalar_to_tensor(number);
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
-
-bool wants_tensor(const c10::Argument& declared) {
-  const auto& type = declared.type();
-  if (type->kind() == c10::TypeKind::TensorType) return true;
-  return type->kind() == c10::TypeKind::OptionalType &&
-         type->expectRef<c10::OptionalType>().getElementType()->kind() == c10::TypeKind::TensorType;
-}
 
 bool is_optional_list(const c10::Argument& declared) {
   const auto& type = declared.type();
@@ -195,14 +180,9 @@ Program::Call Program::make_call(const Node& node) {
 }
 
 Program::Slot Program::make_slot(const Argument& argument, const c10::Argument& declared) {
-  Slot slot{argument.kind, argument.constant, argument.values, is_optional_list(declared),
-            wants_tensor(declared)};
-  if (slot.kind != Argument::Kind::Constant) return slot;
-  if (slot.wants_tensor && slot.constant.isScalar())
-    slot.constant = number_as_tensor(slot.constant.toScalar());
-  // Attention on a GPU is given no bias so.
-  const bool is_required = declared.type()->kind() == c10::TypeKind::TensorType;
-  if (slot.constant.isNone() && is_required) slot.constant = at::Tensor();
+  Slot slot{argument.kind, argument.constant, argument.values, is_optional_list(declared)};
+  if (slot.kind == Argument::Kind::Constant)
+    slot.constant = constant_as_declared(slot.constant, declared);
   return slot;
 }
 

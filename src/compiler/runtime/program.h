@@ -57,7 +57,6 @@ class Program {
     c10::IValue constant;
     std::vector<ValueId> values;
     bool is_optional_list;
-    bool wants_tensor;  // a number is given as one
   };
   /// Of an operator of the dispatcher.
   struct Call {

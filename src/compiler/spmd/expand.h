@@ -2,6 +2,8 @@
 
 #include <tessera/compile/graph.h>
 
+#include "dtensor/sharding.h"
+
 namespace tessera::compiler {
 
 /// The ranks that a step is made data parallel over, and how.
@@ -62,7 +64,8 @@ class SpmdBuilder {
   std::vector<Node> take() { return std::move(nodes_); }
 
  private:
-  int64_t chunk(int64_t rows) const { return (rows + settings_.ranks - 1) / settings_.ranks; }
+  /// The rows of every rank but the last.
+  int64_t chunk(int64_t rows) const { return dtensor::chunk_of(rows, settings_.ranks, 0).length; }
   ValueId emit(const char* op, std::vector<Argument> arguments, ValueType type);
   ValueId divided(ValueId value);
   ValueId padded(ValueId value, int64_t rows);

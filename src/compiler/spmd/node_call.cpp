@@ -1,22 +1,11 @@
 #include "compiler/spmd/node_call.h"
 
-#include <ATen/ScalarOps.h>
+#include "compiler/ir/operators.h"
+
 #include <ATen/core/List.h>
 
 namespace tessera::compiler {
 namespace {
-
-bool wants_tensor(const c10::Type& type) {
-  if (type.kind() == c10::TypeKind::OptionalType) return wants_tensor(*type.containedType(0));
-  return type.kind() == c10::TypeKind::TensorType;
-}
-
-/// Takes part in type promotion as a number does.
-at::Tensor as_tensor(const at::Scalar& number) {
-  auto tensor = at::scalar_to_tensor(number);
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
 
 c10::IValue list_of(const Argument& argument, const c10::Argument& declared,
                     const std::function<at::Tensor(ValueId)>& tensor_of) {
@@ -46,9 +35,7 @@ torch::jit::Stack arguments_of(const Node& node, const c10::FunctionSchema& sche
     } else if (argument.kind == Argument::Kind::List) {
       stack.push_back(list_of(argument, declared, tensor_of));
     } else {
-      const auto& number = argument.constant;
-      const bool is_number = number.isScalar() && wants_tensor(*declared.type());
-      stack.push_back(is_number ? c10::IValue(as_tensor(number.toScalar())) : number);
+      stack.push_back(constant_as_declared(argument.constant, declared));
     }
   }
   return stack;

@@ -1,7 +1,7 @@
 #include "state/files/disk.h"
 
 #include "base/signal_block.h"
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

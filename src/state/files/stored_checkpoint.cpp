@@ -1,6 +1,6 @@
 #include "state/files/stored_checkpoint.h"
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "state/files/stored_index.h"
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 #include "state/files/json_text.h"
 
 #include <c10/util/ArrayRef.h>

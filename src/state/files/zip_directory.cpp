@@ -1,6 +1,6 @@
 #include "state/files/zip_directory.h"
 
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,103 +1,18 @@
 #include "launcher/job.h"
 
-#include "launcher/descriptor.h"
-#include "launcher/exit_queue.h"
 #include "launcher/store_socket.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <sstream>
-#include <string>
 #include <thread>
-#include <vector>
 
 namespace tessera::launcher {
-
-/// A socket of this host alone that already listens, under a name of the kernel's choice that no
-/// file stands for. Rank 0 inherits it, so that nobody can take the name between its choice and its
-/// use, and peers that connect early wait in the queue.
-struct StoreSocket {
-  Descriptor listener;
-  std::string address;  // "unix://@NAME"
-};
-
-StoreSocket listen_for_store();
-
-StoreSocket listen_for_store() {
-  constexpr const char* kAction = "cannot listen on a local socket for the ranks' store";
-  StoreSocket store;
-  store.listener.reset(checked(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), kAction));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  // An address without a name asks the kernel for one.
-  checked(::bind(store.listener.get(), generic, sizeof(sa_family_t)), kAction);
-  checked(::listen(store.listener.get(), SOMAXCONN), kAction);
-  socklen_t length = sizeof(address);
-  checked(::getsockname(store.listener.get(), generic, &length), kAction);
-  // The name follows a zero byte.
-  constexpr std::size_t kBefore = offsetof(sockaddr_un, sun_path) + 1;
-  store.address = "unix://@" + std::string(address.sun_path + 1, length - kBefore);
-  return store;
-}
-
-/// Tells which ranks have ended, the first to end first. When one rank fails the others often fail
-/// of that a moment later; the launcher may wake after both and must still name the right one.
-class ExitQueue {
- public:
-  ExitQueue();
-
-  /// `pidfd` must stay open until the rank was returned by `take`.
-  void add(int pidfd, int rank);
-
-  int fd() const { return epoll_.get(); }
-
-  /// The ranks that have ended since the last call, each once; never waits.
-  std::vector<int> take();
-
- private:
-  struct Entry {
-    int pidfd;
-    int rank;
-  };
-  Descriptor epoll_;
-  std::vector<Entry> entries_;
-};
-
-ExitQueue::ExitQueue() : epoll_(checked(::epoll_create1(EPOLL_CLOEXEC), "epoll_create1")) {}
-
-void ExitQueue::add(int pidfd, int rank) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = entries_.size();
-  entries_.push_back({pidfd, rank});
-  checked(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pidfd, &event), "epoll_ctl");
-}
-
-std::vector<int> ExitQueue::take() {
-  std::vector<int> ranks;
-  if (entries_.empty()) return ranks;
-  // poll() would report a set; epoll queues what becomes ready in the order in which it does.
-  std::vector<epoll_event> events(entries_.size());
-  const int count =
-      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), /*timeout=*/0);
-  for (int i = 0; i < count; ++i) {
-    const Entry& entry = entries_[events[static_cast<std::size_t>(i)].data.u64];
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, entry.pidfd, nullptr);
-    ranks.push_back(entry.rank);
-  }
-  return ranks;
-}
-
 namespace {
 
 // How often it is asked whether a rank is stopped. A debugger may stop one for a moment.

@@ -1,5 +1,7 @@
 #include "train/events/event_writer.h"
 
+#include "base/crc32c.h"
+
 #include <unistd.h>
 
 #include <array>
@@ -93,31 +95,13 @@ std::string event_bytes(std::int64_t step, double wall_time, const std::string& 
   return event.data();
 }
 
-constexpr std::array<std::uint32_t, 256> kCrcTable = [] {
-  constexpr std::uint32_t kReversedPolynomial = 0x82f63b78;
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t byte = 0; byte < 256; ++byte) {
-    std::uint32_t value = byte;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) * kReversedPolynomial);
-    table[byte] = value;
-  }
-  return table;
-}();
-
 /// A checksum of bytes that hold a checksum is weak; the format rotates it and adds a constant.
 std::uint32_t masked_crc(std::string_view bytes) {
-  const std::uint32_t crc = crc32c(bytes);
+  const std::uint32_t crc = crc32c(bytes.data(), bytes.size());
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
 }  // namespace
-
-std::uint32_t crc32c(std::string_view bytes) {
-  std::uint32_t crc = 0xffffffffu;
-  for (const char byte : bytes)
-    crc = kCrcTable[(crc ^ static_cast<unsigned char>(byte)) & 0xff] ^ (crc >> 8);
-  return ~crc;
-}
 
 std::string framed_record(std::string_view bytes) {
   std::string record;

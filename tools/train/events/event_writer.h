@@ -38,7 +38,4 @@ class EventWriter {
 /// bytes.
 std::string framed_record(std::string_view bytes);
 
-/// CRC-32C (Castagnoli).
-std::uint32_t crc32c(std::string_view bytes);
-
 }  // namespace tessera::train

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "data/content_hash.h"
+#include "corpus/content_hash.h"
 
 #include <cstdint>
 #include <functional>

@@ -1,8 +1,8 @@
-#include "data/tokenizer.h"
+#include "corpus/tokenizer.h"
 
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
-#include "data/tokenizer_file.h"
+#include "corpus/tokenizer_file.h"
 
 #include <c10/util/Exception.h>
 

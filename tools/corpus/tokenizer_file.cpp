@@ -1,10 +1,10 @@
-#include "data/tokenizer_file.h"
+#include "corpus/tokenizer_file.h"
 
 #include "base/text.h"
-#include "data/content_hash.h"
-#include "data/pre_tokenizer.h"
-#include "data/text_file.h"
-#include "data/unicode_classes.h"
+#include "corpus/content_hash.h"
+#include "corpus/pre_tokenizer.h"
+#include "corpus/text_file.h"
+#include "corpus/unicode_classes.h"
 
 #include <c10/util/Exception.h>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "data/text_file.h"
+#include "corpus/text_file.h"
 
 #include "base/text.h"
 

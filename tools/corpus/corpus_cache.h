@@ -1,8 +1,8 @@
 #pragma once
 
 #include "base/private_folder.h"
-#include "data/content_hash.h"
-#include "data/text_file.h"
+#include "corpus/content_hash.h"
+#include "corpus/text_file.h"
 
 #include <chrono>
 #include <cstdint>

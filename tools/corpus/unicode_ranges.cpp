@@ -1,4 +1,4 @@
-#include "data/unicode_classes.h"
+#include "corpus/unicode_classes.h"
 
 // Made by scripts/make_unicode_classes.py from the package tokenizers, version 0.23.3.
 

@@ -1,10 +1,10 @@
-#include "state/files/crc32c.h"
+#include "base/crc32c.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-namespace tessera::state {
+namespace tessera {
 namespace {
 
 using CrcTables = std::array<std::array<uint32_t, 256>, 8>;
@@ -125,4 +125,4 @@ void append_block_checksums(const void* bytes, size_t count, std::vector<uint32_
   }
 }
 
-}  // namespace tessera::state
+}  // namespace tessera

@@ -1,9 +1,9 @@
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
 #include "base/text.h"
-#include "data/corpus_cache.h"
-#include "data/text_file.h"
-#include "data/tokenizer.h"
+#include "corpus/corpus_cache.h"
+#include "corpus/text_file.h"
+#include "corpus/tokenizer.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <tessera/data.h>
+#include <tessera/corpus.h>
 
-#include "data/bpe.h"
+#include "corpus/bpe.h"
 
 #include <string>
 

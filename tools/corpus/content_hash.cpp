@@ -1,4 +1,4 @@
-#include "data/content_hash.h"
+#include "corpus/content_hash.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,6 @@
-#include "data/bpe.h"
+#include "corpus/bpe.h"
 
-#include "data/unicode_classes.h"
+#include "corpus/unicode_classes.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "data/pre_tokenizer.h"
+#include "corpus/pre_tokenizer.h"
 
 #include <array>
 #include <cstdint>

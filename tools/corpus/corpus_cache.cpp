@@ -1,4 +1,4 @@
-#include "data/corpus_cache.h"
+#include "corpus/corpus_cache.h"
 
 #include "base/text.h"
 

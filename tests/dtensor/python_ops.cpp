@@ -1,5 +1,4 @@
-// Distributed tensors as operators, for programs that load libtessera without its headers, Python
-// among them: torch.ops.load_library("libtessera.so"), then torch.ops.tessera.….
+// Distributed tensors as operators of Python: torch.ops.load_library(...), then torch.ops.tessera_test.….
 #include <tessera/dtensor.h>
 
 #include "dtensor/debug.h"
@@ -30,7 +29,7 @@ Placement parse(const std::string& text) {
   if (text == "P") return Partial();
   if (text.starts_with('P')) return Partial(std::string_view(text).substr(1));
   TORCH_CHECK_VALUE(text.size() > 1 && text[0] == 'S',
-                    "tessera::distribute: expected a placement R, P or S followed by a tensor ",
+                    "tessera_test::distribute: expected a placement R, P or S followed by a tensor ",
                     "dimension, got '", text, "'");
   return Shard(std::stoll(text.substr(1)));
 }
@@ -38,7 +37,7 @@ Placement parse(const std::string& text) {
 std::string to_text(const Placement& placement) {
   if (placement.is_replicate()) return "R";
   const auto name = c10::str(placement);
-  TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_strided(), "tessera::placements: ", name,
+  TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_strided(), "tessera_test::placements: ", name,
                               " has no short name; redistribute the tensor first");
   if (placement.is_shard()) return c10::str("S", placement.dim());
   const auto open = name.find('(') + 1;  // "Partial(max)"
@@ -100,7 +99,7 @@ c10::Dict<std::string, int64_t> take_traffic() {
   return bytes;
 }
 
-TORCH_LIBRARY(tessera, library) {
+TORCH_LIBRARY(tessera_test, library) {
   library.def("init(str init_method, int rank, int world_size, int timeout_seconds) -> ()", join);
   library.def("shutdown() -> ()", leave);
   library.def("distribute(Tensor tensor, int[] mesh_shape, str[] placements) -> Tensor",

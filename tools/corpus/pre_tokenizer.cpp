@@ -1,6 +1,6 @@
-#include "data/pre_tokenizer.h"
+#include "corpus/pre_tokenizer.h"
 
-#include "data/unicode_classes.h"
+#include "corpus/unicode_classes.h"
 
 #include <array>
 #include <cstdint>

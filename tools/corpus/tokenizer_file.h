@@ -1,6 +1,6 @@
 #pragma once
 
-#include "data/bpe.h"
+#include "corpus/bpe.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "data/unicode_classes.h"
+#include "corpus/unicode_classes.h"
 
 #include <algorithm>
 #include <array>

@@ -111,7 +111,7 @@ def read_corpus(paths):
 
 class Permutation:
     """An order of 0 … size - 1 drawn by seed and epoch: a Feistel network that is walked until the number is small
-    enough, as src/data/permutation.cpp explains."""
+    enough, as src/data/sampler.cpp explains."""
 
     ROUNDS = 12
     MASK = (1 << 64) - 1

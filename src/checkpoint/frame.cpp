@@ -219,16 +219,16 @@ void CheckpointFrame::run(Recomputation& recomputation) {
     for (const auto& input : inputs_) inputs.push_back(capture::again(input.unpack()));
   }
 
-  struct LentInputs {
+  struct PlacedInputs {
     const CheckpointFrame& frame;
     bool& is_recomputing;
-    ~LentInputs() {
+    ~PlacedInputs() {
       frame.again_.for_each_tensor([](at::Tensor& tensor) { tensor.reset(); });
       is_recomputing = false;
     }
   };
   is_recomputing_ = true;
-  const LentInputs lent{*this, is_recomputing_};
+  const PlacedInputs placed{*this, is_recomputing_};
   auto next = inputs.begin();
   again_.for_each_tensor([&](at::Tensor& tensor) { tensor = std::move(*next++); });
   try {

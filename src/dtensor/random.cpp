@@ -75,8 +75,8 @@ at::Generator default_generator(c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
-/// Ranks that are threads share the default generator: one at a time lends or sets it.
-std::mutex& lending() {
+/// Ranks that are threads share the default generator: one at a time uses or sets it.
+std::mutex& default_generator_mutex() {
   static auto& mutex = *new std::mutex();
   return mutex;
 }
@@ -104,12 +104,12 @@ MeshGenerator::MeshGenerator(const Spec& spec, c10::Device device)
 
 MeshGenerator::~MeshGenerator() {
   if (!goes_on_) return;
-  const std::lock_guard lock(lending());
+  const std::lock_guard lock(default_generator_mutex());
   set_state_bytes(standard_, state_bytes(used_));
 }
 
 void MeshGenerator::run_as_default(const std::function<void()>& draw) const {
-  const std::lock_guard lock(lending());
+  const std::lock_guard lock(default_generator_mutex());
   if (used_ == standard_) return draw();
   const auto own = state_bytes(standard_);
   set_state_bytes(standard_, state_bytes(used_));

@@ -9,8 +9,8 @@
 
 namespace tessera::detail::fully_shard {
 
-/// What each rank keeps of a tensor: an interval of its rows by the chunk rule, or all of it.
-/// ShardLayout are what lies along the first dimension, or along another one.
+/// What each rank keeps of a tensor: an interval of its rows by the chunk rule, or all of it. Rows
+/// are what lies along the first dimension, or along another one.
 class ShardLayout {
  public:
   /// A tensor without dimensions has no rows to share: every rank keeps it.
@@ -21,7 +21,7 @@ class ShardLayout {
   int64_t ranks() const { return ranks_; }
   int64_t tensor_dim() const { return tensor_dim_; }
   int64_t numel() const { return numel_; }
-  /// ShardLayout of a rank; of one that keeps all, one row.
+  /// Rows of a rank; of one that keeps all, one row.
   dtensor::Chunk of(int64_t rank) const;
   int64_t row_numel() const { return row_numel_; }
   /// Elements of the rank that has most.

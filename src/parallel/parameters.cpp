@@ -21,7 +21,7 @@ namespace tessera::parallel {
 // get rows of one of them. So they are put into another order before they are cut: the rank's rows
 // of q, of k and of v, then the next rank's. Each chunk is then a small fused weight, and code that
 // splits its output in three works unchanged. The order depends on the number of ranks and can't be
-// told from the tensor, so the tensor is remembered as packed (dtensor/packed_rows.h): another
+// told from the tensor, so the tensor is remembered as packed (dtensor/part.h): another
 // module that shares it must want the same, and load_state_dict wants to be told.
 
 /// Reorders a plain parameter, and its gradient, in place and remembers it.

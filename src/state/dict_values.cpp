@@ -56,19 +56,19 @@ StateDictForm::StateDictForm(const torch::nn::Module& module, Of of, const char*
     const auto& unit = state->unit();
     const auto& settings = state->state_dict_settings;
     unit.require_sharded(function);
-    Request wish{.type = settings.type, .offload_to_cpu = false, .is_kept = true};
-    if (!unit.settings().is_split && wish.type != StateDictType::FULL_STATE_DICT) {
-      TORCH_CHECK_VALUE(wish.type != StateDictType::LOCAL_STATE_DICT, function,
+    Request request{.type = settings.type, .offload_to_cpu = false, .is_kept = true};
+    if (!unit.settings().is_split && request.type != StateDictType::FULL_STATE_DICT) {
+      TORCH_CHECK_VALUE(request.type != StateDictType::LOCAL_STATE_DICT, function,
                         ": expected FULL_STATE_DICT or SHARDED_STATE_DICT for ", state->name(),
                         ", whose strategy is NO_SHARD, got LOCAL_STATE_DICT; it has no shards");
       TORCH_WARN_ONCE(function, ": ", state->name(),
                       " has no shards, its strategy is NO_SHARD: SHARDED_STATE_DICT gives whole "
                       "tensors for it");
-      wish.type = StateDictType::FULL_STATE_DICT;
+      request.type = StateDictType::FULL_STATE_DICT;
     }
     const auto read = [&](const auto& config) {
-      wish.offload_to_cpu = offloads(config);
-      wish.is_kept = !is_for_first_rank(config) || is_first;
+      request.offload_to_cpu = offloads(config);
+      request.is_kept = !is_for_first_rank(config) || is_first;
     };
     if (of == Of::Parameters)
       read(settings.state_dict_config);
@@ -76,7 +76,7 @@ StateDictForm::StateDictForm(const torch::nn::Module& module, Of of, const char*
       read(settings.optim_state_dict_config);
     for (const auto& parameter : unit.parameters())
       units_.emplace(parameter.parameter().unsafeGetTensorImpl(), requests_.size());
-    requests_.push_back(wish);
+    requests_.push_back(request);
   }
 }
 
@@ -86,26 +86,27 @@ const StateDictForm::Request* StateDictForm::find(const at::Tensor& parameter) c
 }
 
 at::Tensor StateDictForm::show(const at::Tensor& parameter, const at::Tensor& value) const {
-  const auto* wish = find(parameter);
-  if (wish == nullptr) return value.detach();
-  if (wish->type == StateDictType::FULL_STATE_DICT) {
-    auto whole = detail::fully_shard::unsharded_copy(value, wish->offload_to_cpu);
-    return wish->is_kept ? whole : at::Tensor();
+  const auto* request = find(parameter);
+  if (request == nullptr) return value.detach();
+  if (request->type == StateDictType::FULL_STATE_DICT) {
+    auto whole = detail::fully_shard::unsharded_copy(value, request->offload_to_cpu);
+    return request->is_kept ? whole : at::Tensor();
   }
-  if (!has_part(value)) return moved(value.detach(), wish->offload_to_cpu);
-  if (wish->type == StateDictType::LOCAL_STATE_DICT)
-    return moved(part_of(value).local().detach(), wish->offload_to_cpu);
-  return shard_view(value, wish->offload_to_cpu);
+  if (!has_part(value)) return moved(value.detach(), request->offload_to_cpu);
+  if (request->type == StateDictType::LOCAL_STATE_DICT)
+    return moved(part_of(value).local().detach(), request->offload_to_cpu);
+  return shard_view(value, request->offload_to_cpu);
 }
 
 bool StateDictForm::is_empty_here() const {
   return !requests_.empty() && std::none_of(requests_.begin(), requests_.end(),
-                                            [](const Request& wish) { return wish.is_kept; });
+                                            [](const Request& request) { return request.is_kept; });
 }
 
 bool StateDictForm::is_local(const at::Tensor& parameter) const {
-  const auto* wish = find(parameter);
-  return wish != nullptr && wish->type == StateDictType::LOCAL_STATE_DICT && has_part(parameter);
+  const auto* request = find(parameter);
+  return request != nullptr && request->type == StateDictType::LOCAL_STATE_DICT &&
+         has_part(parameter);
 }
 
 std::vector<int64_t> StateDictForm::plain_sizes(const at::Tensor& parameter) const {

@@ -221,7 +221,7 @@ TEST_P(ReplicatedStepRanks, SendsBuffersAtEachForward) {
       3);
 }
 
-/// A rank that has run out of batches agrees on nothing: steps run as they are.
+/// A rank that has run out of batches agrees on nothing: steps run eagerly.
 TEST_P(ReplicatedStepRanks, JoinsRanksThatHaveFewerBatches) {
   run([] {
     auto net = seeded(3, [] { return Mlp(); }), reference = seeded(3, [] { return Mlp(); });

@@ -30,7 +30,7 @@ TEST(StepCorners, ConjugatesAreSeen) {
                 return torch::matmul(m.mH(), m);
               }),
               HasSubstr("compiled: "));
-  all([](Tensor x) { return torch::imag((x * 2).conj()); });  // may run as it is
+  all([](Tensor x) { return torch::imag((x * 2).conj()); });  // may run eagerly
   all([](Tensor x) {
     const auto y = x * 2;
     y.conj().add_(torch::full({4}, c10::complex<float>(0, 1), torch::kComplexFloat));

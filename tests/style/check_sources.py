@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks sizes (a .cpp at most 600 lines, better 400; a header 150), snake_case file names, forgotten marks, calls that
-are refused for what they do, and that instructions of x86 are guarded, in few files."""
+are refused for what they do, that instructions of x86 are guarded, in few files, and that the words are the field's."""
 
 import re
 import sys
@@ -19,6 +19,28 @@ REFUSED = (
     (("tools", "benchmarks"), re.compile(r"\bCLI::(Range|PositiveNumber|NonNegativeNumber|Number)\b"),
      "use add_number() of tools/numbers.h: CLI11 rounds twice and does not tell the range"),
 )
+
+# The glossary of CONTRIBUTING.md: (what is not said, what is). Case tells names of ours from plain English.
+GLOSSED = ("src", "include", "tools", "docs")
+GLOSSARY = tuple((re.compile(rf"\b(?:{words})\b"), say) for words, say in (
+    (r"[Rr]uns? as (?:it is|they are)", "runs eagerly, falls back to eager"),
+    (r"TwoFaced\w*|two[ -]faced|two_faces", "sharded parameter"),
+    (r"show_whole\w*|turn_whole", "unshard, unsharded"),
+    (r"dismiss\w*", "reshard"),
+    (r"Bystanders?|bystanders?", "unused parameter"),
+    (r"Births|births_?|Fates|fates_?", "first definition, lifetime"),
+    (r"Story|Stories", "event log"),
+    (r"Wish(?:es)?|wish(?:es)?_?", "request"),
+    (r"Speakers?|speakers?_?", "reporter"),
+    (r"Together", "collective section"),
+    (r"Passages?|turn_gradients_around", "backward boundary"),
+    (r"Followers?", "the plain noun of what it does"),
+    (r"lend|lends|lent|Lent\w*", "as_declared, borrowed, shared"),
+    (r"Trials?|trial_", "state snapshot, dry run"),
+    (r"[Mm]ailrooms?|mailbox(?:es)?", "point-to-point queue"),
+    (r"[Ll]ookouts?", "watchdog"),
+    (r"[Gg]raveyards?|buried", "blocks that wait to be freed"),
+))
 
 X86 = re.compile(r"\b(_mm\d*_\w+|_cvts[hs]_s[hs]|__builtin_ia32_\w+|__builtin_cpu_\w+|__m\d+i?|\w*mmintrin\.h)\b")
 X86_GUARD = re.compile(r"^\s*#\s*(?:el)?if\b.*\b(__x86_64__|__SSE2__|__F16C__)\b")
@@ -48,6 +70,23 @@ def unguarded(lines):
             yield number
 
 
+def glossed(lines):
+    """(number of the line, the word, what to say instead) of each word that the glossary has replaced."""
+    for number, line in enumerate(lines, 1):
+        for pattern, say in GLOSSARY:
+            for found in pattern.finditer(line):
+                yield number, found[0], say
+
+
+def check_words(path):
+    for number, word, say in glossed((ROOT / path).read_text().splitlines()):
+        yield True, f"{path}:{number}: '{word}': say {say}; see the glossary in CONTRIBUTING.md"
+
+
+def pages():
+    return sorted(path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md"))
+
+
 def check(path):
     """Yields (is it an error, what)."""
     lines = (ROOT / path).read_text().splitlines()
@@ -72,6 +111,8 @@ def check(path):
 
 def main():
     found = [(bad, what) for path in cpp_sources() for bad, what in check(path)]
+    words = [path for path in [*cpp_sources(), *pages()] if path.parts[0] in GLOSSED]
+    found += [(bad, what) for path in words for bad, what in check_words(path)]
     for bad, what in found:
         print("error:" if bad else "warning:", what)
     return 1 if any(bad for bad, _ in found) else 0

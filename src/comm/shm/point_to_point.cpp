@@ -273,8 +273,8 @@ void P2PQueue::make_room(int source) {
 
 bool P2PQueue::try_receive_early(P2PWork& work) {
   const auto& message = work.message();
-  const auto found = std::find_if(early_.begin(), early_.end(), [&](const EarlySend& mail) {
-    return mail.tag == message.tag && (message.peer == kAnyPeer || message.peer == mail.source);
+  const auto found = std::find_if(early_.begin(), early_.end(), [&](const EarlySend& send) {
+    return send.tag == message.tag && (message.peer == kAnyPeer || message.peer == send.source);
   });
   if (found == early_.end()) return false;
   work.source = found->source;

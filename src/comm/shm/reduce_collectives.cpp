@@ -10,15 +10,12 @@ namespace tessera::comm::shm {
 
 /// Note [large all-reduce]. Three ways, chosen alike on every rank once all descriptors are known:
 /// - two ranks: each puts its chunk into a slot and combines the other's with its own; both do the
-/// whole sum, but one
-///   round suffices and the chunk is still in the cache when it is written;
+///   whole sum, but one round suffices and the chunk is still in the cache when it is written;
 /// - more ranks: each combines one part of every chunk and puts the result into a slot of the next
-/// round, from where all
-///   copy it: 1/n of the arithmetic for one more round;
+///   round, from where all copy it: 1/n of the arithmetic for one more round;
 /// - all tensors in shared memory: as before, but parts are read from and left in the tensors
-/// themselves. Part r of a
-///   chunk is touched by rank r alone until it says that the result is there, so working in place
-///   is safe.
+///   themselves. Part r of a chunk is touched by rank r alone until it says that the result is
+///   there, so working in place is safe.
 class AllReduceLarge final : public Collective {
  public:
   AllReduceLarge(const Place& place, const Descriptor& descriptor, Bytes data, Combine combine);

@@ -41,7 +41,7 @@ using HostKernel = void (*)(const Host&, void* const* tensors);
 class HostLibrary {
  public:
   /// Compiles `source`, or finds what was compiled of it before: in this process, or in the cache
-  /// folder (cache_folder.h) by any process of this user. Ranks that ask at the same time compile
+  /// folder (kernel_cache.h) by any process of this user. Ranks that ask at the same time compile
   /// once; the others wait, `patience` long at most. An entry that holds no kernels of this
   /// interface is compiled anew. Null where there is no compiler, where the compiler or the loader
   /// refuses, the wait was too long, or no folder can be written to: `why_not` says which, and what

@@ -41,7 +41,7 @@ at::ScalarType promoted(const std::vector<Operand>& operands);
 }  // namespace tessera::compiler
 
 /// How kernels compute the operators that they can hold. One row per operator in
-/// pointwise_rules.cpp; lists ("aten::_foreach_add.List") follow from the rows of single tensors.
+/// pointwise_table.cpp; lists ("aten::_foreach_add.List") follow from the rows of single tensors.
 namespace tessera::compiler {
 
 /// One operator in C++. Letters stand for the arguments by position, `a` the first: lower case for

@@ -5,7 +5,7 @@
 //   send 0, send 1, wait 0, update 0, wait 1, update 1
 //   =>  send 0, send 1, wait 0, update 0, next_iteration, wait 1, update 1
 //
-// The bucket travels while the caller loads the next batch. See runtime/parted_program.h for how
+// The bucket travels while the caller loads the next batch. See runtime/split_program.h for how
 // the two parts run.
 #include "compiler/ir/memory.h"
 #include "compiler/ir/operators.h"

@@ -30,7 +30,7 @@ bool fuses(const CompileOptions& options) {
          std::ranges::find(options.disabled_passes, "fuse") == options.disabled_passes.end();
 }
 
-/// The list; what passes demand of it is said where they are, in passes/run.cpp.
+/// The list; what passes demand of it is said where they are, in passes/passes.cpp.
 std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pass>& further) {
   const auto& config = compile_config();
   auto passes = transformations(options);

@@ -1,4 +1,5 @@
-// What a program does with a weight's gradient and update: see Note [update early].
+// Instructions that are more, or other, than a call of an ATen operator: updates by rows (see Note
+// [update early]), kernels and where their outputs lie, windows of memory and marks.
 #include <tessera/comm.h>
 
 #include "base/dispatcher.h"

@@ -15,7 +15,7 @@ namespace tessera::compiler {
 /// shared memory.
 ///
 /// Note [seen in place]: an all-gather of inputs that the ranks keep as parts of one shared whole
-/// (see comm/shared_parts.h) moves nothing: its results are the whole. That is right if nobody
+/// (see comm/group_memory.h) moves nothing: its results are the whole. That is right if nobody
 /// writes them, they do not leave the program, and their last reader comes before the first node
 /// that writes the inputs. All ranks run the same program, so they come to the gates alike: to
 /// `Written` before a run's first look at a memory, to `Read` behind the last reader of each

@@ -207,10 +207,6 @@ Rule renorm_rule() {
 }
 const Registration kEmbeddingRenorm({"aten::embedding_renorm_"}, renorm_rule());
 
-}  // namespace
-
-namespace {
-
 // Note [room for others]
 // Of what is written at indices, a rank wants what falls into its chunk. The rest is written next
 // to it, one place past the end, and cut off: no element has to be picked out, and every operator

@@ -76,10 +76,6 @@ const Registration kBaddbmm({"aten::baddbmm"}, with_addend({{Shard(0), Shard(0),
                                                             {Partial(), Partial(), Replicate()},
                                                             {Partial(), Replicate(), Partial()}}));
 
-}  // namespace
-
-namespace {
-
 /// beta * addend + product: rows of the product, completed by the addend, which is broadcast to the
 /// result.
 Rule added(Rows product_rows, Sizes (*result_sizes)(const Call&)) {

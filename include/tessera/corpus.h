@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-/// Texts as rows of tokens. A library of its own, which the trainer reads with: link tessera::corpus.
+/// Texts as rows of tokens. A library of its own, which the trainer reads with: link
+/// tessera::corpus.
 namespace tessera::data {
 
 /// Text to numbers and back. Copies share what they are made of; safe to use from several threads.

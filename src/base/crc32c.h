@@ -15,7 +15,8 @@ uint32_t crc32c_by_table(const void* bytes, size_t count, uint32_t before = 0);
 /// CRC-32 as zip files have it: of another polynomial.
 uint32_t crc32_of_zip(const void* bytes, size_t count, uint32_t before = 0);
 
-/// Tensors in saved checkpoints are verified in blocks of this size, so that a part can be read alone.
+/// Tensors in saved checkpoints are verified in blocks of this size, so that a part can be read
+/// alone.
 inline constexpr size_t kChecksumBlock = 1 << 20;
 
 /// Appends the checksum of each block of these bytes, the last of which may be shorter.

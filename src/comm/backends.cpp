@@ -63,8 +63,7 @@ std::optional<c10::Device> unchecked_device(c10d::ProcessGroup& group) {
 
 bool shares_memory(c10d::ProcessGroup& group, c10::DeviceType device) {
   const auto served = group.getDeviceTypes();
-  if (device != c10::kCPU ||
-      std::ranges::find(served, device, &c10::Device::type) == served.end())
+  if (device != c10::kCPU || std::ranges::find(served, device, &c10::Device::type) == served.end())
     return false;
   const auto backend = group.getBackend(device);
   const auto* ours = dynamic_cast<const HostBackend*>(backend.get());

@@ -23,8 +23,7 @@ at::Tensor unsharded_copy(const at::Tensor& tensor, bool to_cpu) {
   const auto whole =
       has_part(tensor) ? DTensor::of(tensor.detach()).full_tensor() : tensor.detach();
   const auto copy = to_cpu ? whole.to(at::kCPU) : whole;
-  return same_storage(copy, dtensor::local_part(tensor)) ? copy.clone()
-                                                                                 : copy;
+  return same_storage(copy, dtensor::local_part(tensor)) ? copy.clone() : copy;
 }
 
 at::Tensor placed_like(const at::Tensor& target, const at::Tensor& whole) {

@@ -83,8 +83,8 @@ Unit::Unit(const std::vector<FoundParameter>& found, UnitSettings settings)
   dtensor::ensure_registered();
   for (const auto& one : found) {
     names_.push_back(one.name);
-    rows_.emplace_back(dtensor::local_part(one.tensor).sizes(), group_->getSize(), settings_.is_split,
-                       one.shard_dim);
+    rows_.emplace_back(dtensor::local_part(one.tensor).sizes(), group_->getSize(),
+                       settings_.is_split, one.shard_dim);
   }
   make_source(found);
   make_parameters(found);

@@ -13,7 +13,6 @@
 #include <torch/csrc/api/include/torch/nn/modules/embedding.h>
 #include <torch/csrc/api/include/torch/nn/modules/linear.h>
 
-
 namespace tessera {
 namespace parallel {
 namespace {

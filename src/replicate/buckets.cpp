@@ -2,9 +2,9 @@
 
 #include "base/text.h"
 #include "comm/backends.h"
+#include "dtensor/redistribute.h"
 #include "nn/post_accumulate.h"
 #include "replicate/comm_hooks.h"
-#include "dtensor/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -231,7 +231,8 @@ void Bucket::deliver(const std::vector<bool>& is_used) {
     if (gradients_are_views_ || transport_ == Transport::Sparse) {
       gradient = dtensor::gradient_of_part(slot.parameter, result);
     } else if (!gradient.defined()) {
-      gradient = dtensor::gradient_of_part(slot.parameter, slot.view.defined() ? result.clone() : result);
+      gradient =
+          dtensor::gradient_of_part(slot.parameter, slot.view.defined() ? result.clone() : result);
     } else if (const auto part = dtensor::local_part(gradient); !part.is_same(result)) {
       copy_bytes(part, result);
     }
@@ -285,7 +286,8 @@ void Buckets::make(const Assignment& assignment) {
                          .in_background = settings_.in_background});
     } catch (c10::OutOfMemoryError& error) {
       size_t bytes = 0;
-      for (const size_t member : members) bytes += dtensor::local_part(parameters_.tensors[member]).nbytes();
+      for (const size_t member : members)
+        bytes += dtensor::local_part(parameters_.tensors[member]).nbytes();
       error.add_context(c10::str(
           "replicate: expected ", format_bytes(bytes), " for a bucket of ", members.size(),
           " gradients of ", module_name_, ", '", parameters_.names[members[0]],

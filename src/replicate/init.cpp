@@ -4,8 +4,8 @@
 #include "comm/call_check.h"
 #include "comm/functional.h"
 #include "dtensor/agreement.h"
-#include "nn/composable.h"
 #include "dtensor/part.h"
+#include "nn/composable.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>

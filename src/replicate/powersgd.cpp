@@ -1,8 +1,8 @@
 #include "replicate/powersgd.h"
 
+#include "dtensor/part.h"
 #include "replicate/buckets.h"
 #include "replicate/comm_hooks.h"
-#include "dtensor/part.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>

@@ -1,7 +1,7 @@
 #include "replicate/precision.h"
 
-#include "replicate/comm_hooks.h"
 #include "dtensor/part.h"
+#include "replicate/comm_hooks.h"
 #include "replicate/state_impl.h"
 
 #include <ATen/core/grad_mode.h>

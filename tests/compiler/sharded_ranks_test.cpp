@@ -77,8 +77,8 @@ std::array<Stack, 2> make_twins() {
 void expect_equal_gradients(const Stack& compiled, const Stack& eager, int step) {
   const auto got = compiled->parameters(), wanted = eager->parameters();
   for (size_t k = 0; k < got.size(); ++k)
-    EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]),
-                                dtensor::local_gradient(wanted[k]), 1e-5, 1e-5))
+    EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]), dtensor::local_gradient(wanted[k]),
+                                1e-5, 1e-5))
         << "step " << step << ", parameter " << k;
 }
 
@@ -148,9 +148,7 @@ TEST_P(ShardedStepRanks, CompressesGradients) {
     const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k) {
       const auto gradient = dtensor::local_gradient(got[k]);
-      EXPECT_TRUE(
-          torch::allclose(gradient, dtensor::local_gradient(wanted[k]), 5e-2, 1e-2))
-          << k;
+      EXPECT_TRUE(torch::allclose(gradient, dtensor::local_gradient(wanted[k]), 5e-2, 1e-2)) << k;
       EXPECT_TRUE(torch::equal(gradient, gradient.to(torch::kBFloat16).to(torch::kFloat))) << k;
     }
   });

@@ -100,8 +100,8 @@ void expect_parity(Engine engine, const Options& options, int by_rows, bool keep
     EXPECT_TRUE(torch::allclose(compiled(x), step(0, x), 1e-5, 1e-6)) << i;
     const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k) {
-      EXPECT_TRUE(torch::allclose(dtensor::local_part(got[k]),
-                                  dtensor::local_part(wanted[k]), 1e-5, 1e-6))
+      EXPECT_TRUE(
+          torch::allclose(dtensor::local_part(got[k]), dtensor::local_part(wanted[k]), 1e-5, 1e-6))
           << i << ", " << k;
       if (keeps)
         EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]),

@@ -32,8 +32,8 @@ template <class Net>
 void expect_equal_parameters(Net& compiled, Net& eager, int step) {
   const auto got = compiled->parameters(), wanted = eager->parameters();
   for (size_t k = 0; k < got.size(); ++k)
-    EXPECT_TRUE(torch::allclose(dtensor::local_part(got[k]),
-                                dtensor::local_part(wanted[k]), 1e-5, 1e-5))
+    EXPECT_TRUE(
+        torch::allclose(dtensor::local_part(got[k]), dtensor::local_part(wanted[k]), 1e-5, 1e-5))
         << "step " << step << ", parameter " << k;
 }
 

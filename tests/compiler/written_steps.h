@@ -76,8 +76,8 @@ inline void expect_equal_parts(const at::Tensor& got, const at::Tensor& wanted,
     EXPECT_EQ(DTensor::of(got).placements(), DTensor::of(wanted).placements()) << what;
     EXPECT_EQ(got.sizes(), wanted.sizes()) << what;
   }
-  EXPECT_TRUE(tensors_equal(dtensor::local_part(got),
-                            dtensor::local_part(wanted), Tolerance{1e-10, 1e-12}))
+  EXPECT_TRUE(
+      tensors_equal(dtensor::local_part(got), dtensor::local_part(wanted), Tolerance{1e-10, 1e-12}))
       << what;
 }
 

@@ -1,4 +1,5 @@
-// Distributed tensors as operators of Python: torch.ops.load_library(...), then torch.ops.tessera_test.….
+// Distributed tensors as operators of Python: torch.ops.load_library(...), then
+// torch.ops.tessera_test.….
 #include <tessera/dtensor.h>
 
 #include "dtensor/debug.h"
@@ -28,9 +29,10 @@ Placement parse(const std::string& text) {
   if (text == "R") return Replicate();
   if (text == "P") return Partial();
   if (text.starts_with('P')) return Partial(std::string_view(text).substr(1));
-  TORCH_CHECK_VALUE(text.size() > 1 && text[0] == 'S',
-                    "tessera_test::distribute: expected a placement R, P or S followed by a tensor ",
-                    "dimension, got '", text, "'");
+  TORCH_CHECK_VALUE(
+      text.size() > 1 && text[0] == 'S',
+      "tessera_test::distribute: expected a placement R, P or S followed by a tensor ",
+      "dimension, got '", text, "'");
   return Shard(std::stoll(text.substr(1)));
 }
 

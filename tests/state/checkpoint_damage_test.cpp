@@ -1,8 +1,8 @@
 // Checkpoints that are damaged, hostile or of another model: an error, and nothing changed.
 #include <tessera/tessera.h>
 
-#include "state/checkpoint_training.h"
 #include "base/crc32c.h"
+#include "state/checkpoint_training.h"
 #include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"

@@ -1,6 +1,6 @@
 // The parts of which checkpoints are made.
-#include "state/files/boxes.h"
 #include "base/crc32c.h"
+#include "state/files/boxes.h"
 #include "state/files/folders.h"
 #include "state/fuzz_readers.h"
 #include "support/random.h"

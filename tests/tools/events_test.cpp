@@ -1,8 +1,8 @@
 // TensorBoard event files: their framing, and what TensorBoard itself reads from them.
 
+#include "base/crc32c.h"
 #include "support/temporary_folder.h"
 #include "tools/shell_output.h"
-#include "base/crc32c.h"
 #include "train/events/event_writer.h"
 
 #include <gtest/gtest.h>

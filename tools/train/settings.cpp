@@ -1,9 +1,9 @@
 #include "train/settings.h"
 
+#include "command_line.h"
 #include "numbers.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
-#include "command_line.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,6 +1,6 @@
+#include "command_line.h"
 #include "train/run_paths.h"
 #include "train/settings.h"
-#include "command_line.h"
 
 #include <unistd.h>
 

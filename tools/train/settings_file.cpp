@@ -1,7 +1,7 @@
 #include "train/settings_file.h"
 
-#include "numbers.h"
 #include "command_line.h"
+#include "numbers.h"
 
 #include <toml++/toml.h>
 

@@ -153,8 +153,7 @@ compiler::TensorNames Step::Impl::names_for(const StepArguments& given) const {
   names.roots.assign(roots.begin(), roots.end());
   for (const auto* root : roots) {
     for (const auto& parameter : root->named_parameters()) {
-      names.add(dtensor::local_part(parameter.value()), InputKind::Parameter,
-                parameter.key());
+      names.add(dtensor::local_part(parameter.value()), InputKind::Parameter, parameter.key());
       names_of.emplace(parameter.value().unsafeGetTensorImpl(), parameter.key());
     }
     for (const auto& buffer : root->named_buffers())

@@ -5,8 +5,8 @@
 #include "compiler/programs/agreement.h"
 #include "compiler/record/dispatch_key.h"
 #include "compiler/record/recorder_call.h"
-#include "nn/post_accumulate.h"
 #include "dtensor/redistribute.h"
+#include "nn/post_accumulate.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>

@@ -178,8 +178,7 @@ class RecordingBuilder {
   at::Tensor parameter_of(const at::Tensor& tensor) const {
     if (may_have_gradient(tensor)) return tensor;
     for (const auto& parameter : known_) {
-      if (parameter.requires_grad() &&
-          shows_same_memory(dtensor::local_part(parameter), tensor))
+      if (parameter.requires_grad() && shows_same_memory(dtensor::local_part(parameter), tensor))
         return parameter;
     }
     return {};

@@ -1,7 +1,7 @@
 #include "state/files/disk.h"
 
-#include "base/signal_block.h"
 #include "base/crc32c.h"
+#include "base/signal_block.h"
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>

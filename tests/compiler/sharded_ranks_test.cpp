@@ -77,8 +77,8 @@ std::array<Stack, 2> make_twins() {
 void expect_equal_gradients(const Stack& compiled, const Stack& eager, int step) {
   const auto got = compiled->parameters(), wanted = eager->parameters();
   for (size_t k = 0; k < got.size(); ++k)
-    EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]), dtensor::local_gradient(wanted[k]),
-                                1e-5, 1e-5))
+    EXPECT_TRUE(torch::allclose(dtensor::local_gradient("test", got[k]),
+                                dtensor::local_gradient("test", wanted[k]), 1e-5, 1e-5))
         << "step " << step << ", parameter " << k;
 }
 
@@ -147,8 +147,9 @@ TEST_P(ShardedStepRanks, CompressesGradients) {
     }
     const auto got = nets[1]->parameters(), wanted = nets[0]->parameters();
     for (size_t k = 0; k < got.size(); ++k) {
-      const auto gradient = dtensor::local_gradient(got[k]);
-      EXPECT_TRUE(torch::allclose(gradient, dtensor::local_gradient(wanted[k]), 5e-2, 1e-2)) << k;
+      const auto gradient = dtensor::local_gradient("test", got[k]);
+      EXPECT_TRUE(torch::allclose(gradient, dtensor::local_gradient("test", wanted[k]), 5e-2, 1e-2))
+          << k;
       EXPECT_TRUE(torch::equal(gradient, gradient.to(torch::kBFloat16).to(torch::kFloat))) << k;
     }
   });
@@ -428,8 +429,8 @@ TEST(SharedGradientRanks, LayersShareMemoryAndHeldOnesStay) {
         auto& then = copies.emplace_back();
         const auto got = nets[1]->parameters(), expected = nets[0]->parameters();
         for (size_t k = 0; k < got.size(); ++k) {
-          const auto gradient = dtensor::local_gradient(got[k]);
-          const auto reference = dtensor::local_gradient(expected[k]);
+          const auto gradient = dtensor::local_gradient("test", got[k]);
+          const auto reference = dtensor::local_gradient("test", expected[k]);
           EXPECT_LE((gradient - reference).abs().max().item<double>(),
                     1e-4 * reference.abs().max().item<double>())
               << i << " " << k;

@@ -104,8 +104,8 @@ void expect_parity(Engine engine, const Options& options, int by_rows, bool keep
           torch::allclose(dtensor::local_part(got[k]), dtensor::local_part(wanted[k]), 1e-5, 1e-6))
           << i << ", " << k;
       if (keeps)
-        EXPECT_TRUE(torch::allclose(dtensor::local_gradient(got[k]),
-                                    dtensor::local_gradient(wanted[k]), 1e-4, 1e-7))
+        EXPECT_TRUE(torch::allclose(dtensor::local_gradient("test", got[k]),
+                                    dtensor::local_gradient("test", wanted[k]), 1e-4, 1e-7))
             << i << ", " << k;
     }
   }

@@ -40,8 +40,8 @@ build: setup  ## the library, tools, examples and tests into build/release
 	$(call build,release)
 
 test: setup-tests build  ## all tests but those that need a GPU; leaves build/release/test-results.xml
-	@ctest --preset release; status=$$?; \
-	  python3 scripts/junit_skip_reasons.py build/release/test-results.xml && \
+	@rm -rf build/release/test-results; ctest --preset release; status=$$?; \
+	  python3 scripts/summarize_tests.py build/release/test-results --ctest build/release/test-results.xml && \
 	  echo "tests that need a GPU: make test-cuda" && exit $$status
 
 # For a night: cases that no run before had. `make test` draws the same ones everywhere.

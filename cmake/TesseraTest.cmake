@@ -1,6 +1,8 @@
 include(GoogleTest)
 
-# One GoogleTest binary, each of its tests a test of ctest by the name <name>.<Suite>.<Test>:
+# One GoogleTest binary. Its tests with the same labels are one test of ctest, <name>.<labels>, and run in one process, whose
+# ranks stay for the next test (TESSERA_REUSE_RANKS): to start them takes longer than most tests do. The label `apart` gives
+# each a process of its own, as <name>.<Suite>.<Test>: for tests that change their process for good, or measure all of it.
 #
 #   tessera_test(NAME comm_collectives SOURCES collectives_test.cpp LABELS fast dist
 #                [CPU_SOURCES ...]                     # without GPU tests: a binary <name>_cpu, which cuda_tests leaves out
@@ -45,11 +47,11 @@ function(tessera_test)
     if("cuda" IN_LIST labels)
       _tessera_add_cuda_test(${test_NAME} "${pattern}")
     endif()
-    _tessera_discover(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
+    _tessera_register(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")
   endforeach()
   if(NOT "*" IN_LIST taken)
-    _tessera_discover(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
+    _tessera_register(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
   endif()
 endfunction()
 
@@ -65,13 +67,36 @@ function(_tessera_add_cuda_test name pattern)
 endfunction()
 
 # Registers the tests of `name` that match `pattern` and none of `excluded`; the remaining arguments are labels.
-function(_tessera_discover name pattern excluded serial)
+function(_tessera_register name pattern excluded serial)
   string(REPLACE ";" ":" excluded "${excluded}")
-  string(MAKE_C_IDENTIFIER "${name}_${pattern}" tests)
+  set(labels ${ARGN})
+  if("apart" IN_LIST labels)
+    list(REMOVE_ITEM labels apart)
+    _tessera_discover(${name} "${pattern}-${excluded}" ${serial} ${labels})
+    return()
+  endif()
+  string(JOIN "+" test ${labels})
+  set(base ${name}.${test})
+  set(test ${base})
+  set(number 1)
+  while(TEST ${test})
+    math(EXPR number "${number} + 1")
+    set(test ${base}.${number})
+  endwhile()
+  # Of several minutes a process, those of one test are limited by the binary itself (tests/support/main.cpp).
+  add_test(NAME ${test}
+           COMMAND ${name} --gtest_filter=${pattern}-${excluded}
+                   --gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${test}.xml)
+  set_tests_properties(${test} PROPERTIES
+    LABELS "${labels}" TIMEOUT 3000 RUN_SERIAL ${serial} ENVIRONMENT TESSERA_REUSE_RANKS=1)
+endfunction()
+
+function(_tessera_discover name filter serial)
+  string(MAKE_C_IDENTIFIER "${name}_${filter}" tests)
   # Names without printed values: CMake leaves names with brackets out of the list, and so without labels.
   gtest_discover_tests(${name}
     NO_PRETTY_VALUES
-    TEST_FILTER "${pattern}-${excluded}"
+    TEST_FILTER "${filter}"
     TEST_LIST ${tests}
     TEST_PREFIX ${name}.
     DISCOVERY_MODE PRE_TEST

@@ -1,4 +1,6 @@
 // The class itself: in and out of it, modules, and what shows who holds what.
+#include <tessera/nn.h>
+
 #include "dtensor/placed.h"
 #include "support/message_of.h"
 

@@ -1,4 +1,6 @@
 // Whole tensors become distributed: who sends what, and what must be equal on all ranks.
+#include <tessera/nn.h>
+
 #include "dtensor/placed.h"
 #include "support/message_of.h"
 

@@ -23,7 +23,7 @@ inline std::string zip_of(const ZipContents& entries) {
   for (const auto& [name, bytes] : entries) {
     const auto local = file.size();
     std::string sizes;
-    put(sizes, state::crc32_of_zip(bytes.data(), bytes.size()), 4);
+    put(sizes, crc32_of_zip(bytes.data(), bytes.size()), 4);
     put(sizes, bytes.size(), 4);
     put(sizes, bytes.size(), 4);
     put(sizes, name.size(), 2);

@@ -1,7 +1,5 @@
 """The checks find what they look for."""
 
-import contextlib
-import io
 import pathlib
 import sys
 import tempfile
@@ -12,7 +10,6 @@ import check_includes
 import check_sources
 
 sys.path.insert(0, str(check_includes.ROOT / "scripts"))
-import junit_skip_reasons
 
 TABLE = "base - -\ncomm comm.h base\nmesh mesh.h comm\ntools - public\n"
 FILES = {
@@ -82,16 +79,6 @@ class Checks(unittest.TestCase):
             ("tests/b_test.cpp", "std::stod(text)", 0),
         ):
             self.assertEqual(len(list(check_sources.check(self.write(name, text)))), count, name)
-
-    def test_skip_reasons_move_into_the_message(self):
-        path = self.root / self.write(
-            "results.xml",
-            "<testsuite><testcase name='a'><skipped message='x'/><system-out>f.cpp:3: Skipped\nno GPU\n\n"
-            "[  SKIPPED ] A.B (0 ms)</system-out></testcase></testsuite>",
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            junit_skip_reasons.main(path)
-        self.assertIn('message="no GPU"', path.read_text())
 
 
 if __name__ == "__main__":

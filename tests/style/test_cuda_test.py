@@ -166,6 +166,32 @@ class Summary(InFolder):
     def test_no_test_at_all_is_a_failure(self):
         self.assertEqual(self.summary().returncode, 1)
 
+    def summary_of_ctest(self, *tests):
+        """Of (name, what is in its <testcase>) in ctest's file."""
+        cases = "".join(f'<testcase name="{name}" time="1">{text}</testcase>' for name, text in tests)
+        self.junit = self.folder / "ctest.xml"
+        self.junit.write_text(f"<testsuite>{cases}</testsuite>")
+        return subprocess.run([sys.executable, SCRIPTS / "summarize_tests.py", self.folder, "--ctest", self.junit],
+                              capture_output=True, text=True, check=False)
+
+    def test_tests_of_ctest_are_replaced_by_the_cases_of_their_binaries(self):
+        (self.folder / "comm.fast.xml").write_text(report(("Adds", ""), ("Multiplies", skipped(SKIPPED))))
+        script = "<skipped message='x'/><system-out>skipped: no browser\n</system-out>"
+        alone = "<skipped/><system-out>f.cpp:3: Skipped\nno GPU\n\n[  SKIPPED ] A.B (0 ms)</system-out>"
+        result = self.summary_of_ctest(("comm.fast", ""), ("style.page", script), ("comm.A.B", alone), ("nn.bench", ""))
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("skipped 1: no browser\n", result.stdout)
+        self.assertIn("skipped 1: no GPU\n", result.stdout)
+        self.assertEqual(result.stdout.splitlines()[-1], "2 passed, 0 failed, 3 skipped")
+        for text in ('name="comm.RanksOnCuda.Adds"', 'message="no browser"'):
+            self.assertIn(text, self.junit.read_text())
+        self.assertNotIn('name="comm.fast"', self.junit.read_text())
+
+    def test_binaries_of_ctest_that_crash_fail(self):
+        result = self.summary_of_ctest(("comm.dist", '<failure message="Segfault"/>'), ("nn.bench", ""))
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("failed: comm.dist (", result.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -4,15 +4,40 @@
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>  // program_invocation_name
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <string>
 
 namespace {
 
 class RunCounter : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo&) override { tessera::testing::reset_run_count(); }
+};
+
+constexpr unsigned kMostSeconds = 300;  // of one test
+
+/// A test that hangs is named, and takes no others' time.
+class TimeLimit : public ::testing::EmptyTestEventListener {
+ public:
+  TimeLimit() { std::signal(SIGALRM, &end_process); }
+
+ private:
+  void OnTestStart(const ::testing::TestInfo& info) override {
+    name = std::string(info.test_suite_name()) + "." + info.name() + " runs longer than " +
+           std::to_string(kMostSeconds) + " s: the process ends\n";
+    alarm(kMostSeconds);
+  }
+  void OnTestEnd(const ::testing::TestInfo& info) override { alarm(0); }
+
+  static void end_process(int) {
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, name.data(), name.size());
+    _exit(tessera::testing::kExitFailed);
+  }
+  static inline std::string name;
 };
 
 /// The way to repeat a test that failed with a drawn seed.
@@ -43,6 +68,7 @@ int main(int argc, char** argv) {
                 << " (TESSERA_TEST_SEED)\n";
     }
     listeners.Append(new SeedReporter);
+    listeners.Append(new TimeLimit);
     ::testing::AddGlobalTestEnvironment(new EndOfReusedRanks);  // which gtest owns
     return RUN_ALL_TESTS();
   }

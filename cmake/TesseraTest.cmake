@@ -8,13 +8,18 @@ include(GoogleTest)
 #                [CPU_SOURCES ...]                     # without GPU tests: a binary <name>_cpu, which cuda_tests leaves out
 #                [LIBRARIES tessera::json ...]         # besides tessera and tessera_test_support
 #                [FILTER_LABELS "*Peer*=peer" ...]     # further labels (a,b) for tests that match; the first match counts
+#                [COST 100]                            # about how many seconds they take: the longest start first
 #                [SERIAL])                             # nothing runs beside these: for tests that measure time
 #
 # Binaries with tests labelled cuda are what the target cuda_tests builds and scripts/test_cuda.sh runs.
 function(tessera_test)
-  cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME" "SOURCES;CPU_SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
+  cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME;COST" "SOURCES;CPU_SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
   if(NOT test_NAME OR NOT test_SOURCES OR NOT (test_LABELS OR test_FILTER_LABELS) OR test_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "tessera_test: expected NAME, SOURCES and LABELS or FILTER_LABELS, got '${ARGN}'")
+  endif()
+
+  if(NOT test_COST)
+    set(test_COST 0)
   endif()
 
   if(test_CPU_SOURCES)
@@ -25,7 +30,7 @@ function(tessera_test)
       set(serial SERIAL)
     endif()
     tessera_test(NAME ${test_NAME}_cpu SOURCES ${test_CPU_SOURCES} LABELS ${test_LABELS} LIBRARIES ${test_LIBRARIES}
-                 FILTER_LABELS ${filters} ${serial})
+                 FILTER_LABELS ${filters} COST ${test_COST} ${serial})
   endif()
 
   add_executable(${test_NAME} ${test_SOURCES})
@@ -47,11 +52,11 @@ function(tessera_test)
     if("cuda" IN_LIST labels)
       _tessera_add_cuda_test(${test_NAME} "${pattern}")
     endif()
-    _tessera_register(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_LABELS} ${labels})
+    _tessera_register(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_COST} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")
   endforeach()
   if(NOT "*" IN_LIST taken)
-    _tessera_register(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_LABELS})
+    _tessera_register(${test_NAME} "*" "${taken}" ${test_SERIAL} ${test_COST} ${test_LABELS})
   endif()
 endfunction()
 
@@ -67,7 +72,7 @@ function(_tessera_add_cuda_test name pattern)
 endfunction()
 
 # Registers the tests of `name` that match `pattern` and none of `excluded`; the remaining arguments are labels.
-function(_tessera_register name pattern excluded serial)
+function(_tessera_register name pattern excluded serial cost)
   string(REPLACE ";" ":" excluded "${excluded}")
   set(labels ${ARGN})
   if("apart" IN_LIST labels)
@@ -88,7 +93,7 @@ function(_tessera_register name pattern excluded serial)
            COMMAND ${name} --gtest_filter=${pattern}-${excluded}
                    --gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${test}.xml)
   set_tests_properties(${test} PROPERTIES
-    LABELS "${labels}" TIMEOUT 3000 RUN_SERIAL ${serial} ENVIRONMENT TESSERA_REUSE_RANKS=1)
+    LABELS "${labels}" TIMEOUT 3000 RUN_SERIAL ${serial} COST ${cost} ENVIRONMENT TESSERA_REUSE_RANKS=1)
 endfunction()
 
 function(_tessera_discover name filter serial)

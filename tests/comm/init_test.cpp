@@ -294,17 +294,18 @@ TEST(Init, MeetsThroughATcpAddressOrAFile) {
 TEST(InitOnProcesses, LeavesNoFileBehind) {
   const testing::TemporaryFolder folder;
   const auto path = folder.path() / "store";
-  run_processes(2,
-                [] {
-                  auto options = rank_init_options();
-                  options.init_method = std::string("file://") + std::getenv("TESSERA_TEST_STORE");
-                  for (int time = 0; time < 2; ++time) {
-                    init(options);
-                    barrier();
-                    shutdown();
-                  }
-                },
-                {.init = false, .environment = {{"TESSERA_TEST_STORE", path.string()}}});
+  run_processes(
+      2,
+      [] {
+        auto options = rank_init_options();
+        options.init_method = std::string("file://") + std::getenv("TESSERA_TEST_STORE");
+        for (int time = 0; time < 2; ++time) {
+          init(options);
+          barrier();
+          shutdown();
+        }
+      },
+      {.init = false, .environment = {{"TESSERA_TEST_STORE", path.string()}}, .fresh = true});
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 

@@ -24,7 +24,10 @@ using ::testing::IsEmpty;
 
 class FullyShardUserErrors : public ::testing::TestWithParam<std::string> {
  protected:
-  static void run(const RankBody& body) { run_processes(2, body, {.backend = GetParam()}); }
+  /// `fresh`: units are numbered from 0.
+  static void run(const RankBody& body, bool fresh = false) {
+    run_processes(2, body, {.backend = GetParam(), .fresh = fresh});
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Every, FullyShardUserErrors, ::testing::Values("shm", "gloo"),
                          [](const auto& info) { return info.param; });
@@ -66,15 +69,17 @@ TEST_P(FullyShardUserErrors, RanksWithOtherNumbersOfBlocks) {
 }
 
 TEST_P(FullyShardUserErrors, RanksThatShardInAnotherOrder) {
-  run([] {
-    Stack net(7, 2);
-    fully_shard(net->block(rank()));
-    fully_shard(net->block(1 - rank()));
-    fully_shard(net);
-    EXPECT_THAT(message_of<c10::Error>([&] { net(torch::ones({1, 5})); }),
-                AllOf(HasSubstr("'blocks.0' ("), HasSubstr("unit 0"), HasSubstr("unit 1"),
-                      HasSubstr("in the same order on all of them")));
-  });
+  run(
+      [] {
+        Stack net(7, 2);
+        fully_shard(net->block(rank()));
+        fully_shard(net->block(1 - rank()));
+        fully_shard(net);
+        EXPECT_THAT(message_of<c10::Error>([&] { net(torch::ones({1, 5})); }),
+                    AllOf(HasSubstr("'blocks.0' ("), HasSubstr("unit 0"), HasSubstr("unit 1"),
+                          HasSubstr("in the same order on all of them")));
+      },
+      /*fresh=*/true);
 }
 
 struct TableImpl : torch::nn::Module {

@@ -1,6 +1,7 @@
 // What mixed precision leaves in full precision: classes of modules, and evaluation.
 #include "fully_shard/sharded_models.h"
 #include "support/message_of.h"
+#include "support/variables.h"
 
 #include <gmock/gmock.h>
 
@@ -206,7 +207,7 @@ TEST_P(MixedPrecisionOn, TheVariableAsksForFullPrecisionInEvaluation) {
     auto net = shard_low(seeded(3, [] { return Evaluated(); }), std::nullopt);
     net->eval();
     EXPECT_EQ(net(x).scalar_type(), torch::kBFloat16) << "not by default";
-    setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1", /*overwrite=*/1);
+    const Variables full_precision{{{"FSDP_USE_FULL_PREC_IN_EVAL", "1"}}};
     auto full = shard_low(seeded(3, [] { return Evaluated(); }), std::nullopt);
     full->eval();
     EXPECT_EQ(full(x).scalar_type(), torch::kFloat);

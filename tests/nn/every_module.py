@@ -10,7 +10,8 @@ folders = [pathlib.Path(name) / "torch/nn/modules" for name in sys.argv[2].split
 headers = [header for folder in folders for header in sorted(folder.rglob("*.h"))]
 assert headers, f"no headers of torch::nn in {sys.argv[2]}"
 declared = "".join(header.read_text() for header in headers)
-ours = "".join(header.read_text() for header in sorted((root / "include/tessera/nn").glob("*.h")))
+include = root / "include/tessera"
+ours = "".join(header.read_text() for part in ("nn", "detail/nn") for header in sorted((include / part).glob("*.h")))
 tests = "".join(source.read_text() for source in sorted((root / "tests/nn").glob("*_test.cpp")))
 
 names = {name for name in re.findall(r"^TORCH_MODULE\((\w+)\)", declared, re.MULTILINE)}

@@ -1,3 +1,5 @@
+#include <tessera/compile/pass.h>
+
 #include "support/random.h"
 #include "support/rank_run.h"
 #include "support/reused_ranks.h"
@@ -14,8 +16,12 @@
 
 namespace {
 
-class RunCounter : public ::testing::EmptyTestEventListener {
-  void OnTestStart(const ::testing::TestInfo&) override { tessera::testing::reset_run_count(); }
+/// What tests count begins at 0, in ranks that are used again as well.
+class CountersFromZero : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo&) override {
+    tessera::testing::reset_run_count();
+    tessera::counters().clear();
+  }
 };
 
 constexpr unsigned kMostSeconds = 300;  // of one test
@@ -60,7 +66,7 @@ class EndOfReusedRanks : public ::testing::Environment {
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();  // which own what they get
-  listeners.Append(new RunCounter);
+  listeners.Append(new CountersFromZero);
   at::set_num_threads(1);  // as the ranks, so that bits agree
   if (!tessera::testing::child_identity()) {
     if (!GTEST_FLAG_GET(list_tests)) {

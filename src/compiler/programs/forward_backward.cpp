@@ -89,7 +89,7 @@ std::shared_ptr<Region> make_region(GraphCompiler compiler) {
 }
 
 /// What backwards of this thread have been, by compiler and configuration; kept from scope to
-/// scope.
+/// scope, but not from world to world: programs are made for the backend of their groups.
 std::shared_ptr<Region> shared_region(Executable (*compiler)(Graph)) {
   struct Kept {
     Executable (*compiler)(Graph);
@@ -97,6 +97,12 @@ std::shared_ptr<Region> shared_region(Executable (*compiler)(Graph)) {
     std::shared_ptr<Region> region;
   };
   thread_local std::list<Kept> kept;
+  thread_local c10::weak_intrusive_ptr<c10d::ProcessGroup> kept_world{Group()};
+  const auto world = is_initialized() ? default_group() : Group();
+  if (kept_world.lock() != world) {
+    kept.clear();
+    kept_world = c10::weak_intrusive_ptr<c10d::ProcessGroup>(world);
+  }
   for (const auto& each : kept) {
     if (each.compiler == compiler && each.config == compile_config()) return each.region;
   }

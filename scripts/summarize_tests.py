@@ -68,7 +68,7 @@ class Summary:
             print(f"failed: {failure}")
         for complaint in self.complaints:
             print(complaint)
-        took = f" in {seconds} s" if seconds else ""
+        took = "" if seconds is None else f" in {seconds} s"
         print(f"{self.passed} passed, {len(self.failures)} failed, {skips} skipped{took}")
         if self.passed + len(self.failures) + skips == 0:
             print("expected tests to run, found none: the filter matches none")
@@ -113,7 +113,7 @@ def add_tests_of_ctest(summary, junit, folder):
 def main(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--seconds", type=int, default=0, help="that the runs took")
+    parser.add_argument("--seconds", type=int, help="that the runs took")
     parser.add_argument("--ctest", type=pathlib.Path, metavar="FILE", help="JUnit file of ctest")
     arguments = parser.parse_args(words)
     summary = Summary()

@@ -8,6 +8,18 @@ ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
 INSTALLED := tessera tessera_corpus tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
   tessera_bench_hooks tessera_bench_memory tessera_bench_save
+
+# TESSERA_TORCH_VERSION=2.14.1: that libtorch, in an environment of its own, .venv-2.14.1, and built into build/torch-2.14.1.
+PRESET := release
+BUILD := build/release
+ifneq ($(TESSERA_TORCH_VERSION),)
+  FOR_VERSIONS := help setup setup-tests build test install wheel deb clean
+  ifneq ($(filter-out $(FOR_VERSIONS),$(MAKECMDGOALS)),)
+    $(error make $(filter-out $(FOR_VERSIONS),$(MAKECMDGOALS)): TESSERA_TORCH_VERSION is for setup, build, test, install, wheel and deb)
+  endif
+  PRESET := torch
+  BUILD := build/torch-$(TESSERA_TORCH_VERSION)
+endif
 RESULTS := benchmarks/results/$(shell date +%F)
 
 # TSan of g++ 12 needs the address layout that a kernel with much randomisation does not give.
@@ -16,13 +28,14 @@ STEADY_ADDRESSES = $$(setarch -R true 2>/dev/null && echo setarch -R)
 CLANG ?= $(firstword $(notdir $(wildcard $(addprefix /usr/bin/clang++,-20 -19 -18 -17 -16))) clang++)
 
 # $(call configure,preset[,settings]) and $(call build,preset[,targets])
+folder = $(if $(filter $(PRESET),$(1)),$(BUILD),build/$(1))
 define configure
 	@torch=$$(scripts/find_torch.sh) && cmake --preset $(1) -DTESSERA_TORCH="$$torch" $(2) \
-	  $$(test -e build/$(1)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) >/dev/null
+	  $$(test -e $(folder)/CMakeCache.txt || ! command -v ninja >/dev/null || echo -G Ninja) >/dev/null
 endef
 define build
 	$(call configure,$(1))
-	@cmake --build build/$(1) --parallel $(JOBS) $(if $(2),--target $(2))
+	@cmake --build $(folder) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
 .PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
@@ -37,11 +50,11 @@ setup-tests:
 	@scripts/setup.sh --tests
 
 build: setup  ## the library, tools, examples and tests into build/release
-	$(call build,release)
+	$(call build,$(PRESET))
 
-test: setup-tests build  ## all tests but those that need a GPU; leaves build/release/test-results.xml
-	@rm -rf build/release/test-results; ctest --preset release; status=$$?; \
-	  python3 scripts/summarize_tests.py build/release/test-results --ctest build/release/test-results.xml && \
+test: setup-tests build  ## all tests but those that need a GPU; leaves build/release/test-results.xml (TESSERA_TORCH_VERSION=2.14.1: that libtorch, in build/torch-2.14.1)
+	@rm -rf $(BUILD)/test-results; ctest --preset $(PRESET); status=$$?; \
+	  python3 scripts/summarize_tests.py $(BUILD)/test-results --ctest $(BUILD)/test-results.xml && \
 	  echo "tests that need a GPU: make test-cuda" && exit $$status
 
 # For a night: cases that no run before had. `make test` draws the same ones everywhere.
@@ -166,16 +179,16 @@ deps:  ## copies the build's headers into .deps, for machines where nothing can 
 	@cp -rL /usr/src/googletest .deps/src/
 
 install: setup  ## to PREFIX=/usr/local
-	$(call build,release,$(INSTALLED))
-	@cmake --install build/release --prefix $(PREFIX)
+	$(call build,$(PRESET),$(INSTALLED))
+	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 wheel: setup  ## what install installs, as a Python package beside torch, into build/wheel
-	$(call build,release,$(INSTALLED))
-	@python3 packaging/wheel/make_wheel.py build/release build/wheel
+	$(call build,$(PRESET),$(INSTALLED))
+	@python3 packaging/wheel/make_wheel.py $(BUILD) build/wheel
 
 deb: setup  ## the same as a Debian package, which needs libtorch in /opt/libtorch, into build/deb
-	$(call build,release,$(INSTALLED))
-	@cd build/release && cpack -G DEB -B $(CURDIR)/build/deb
+	$(call build,$(PRESET),$(INSTALLED))
+	@cd $(BUILD) && cpack -G DEB -B $(CURDIR)/build/deb
 
-clean:  ## removes build/; .venv stays
+clean:  ## removes build/; .venv and those of versions stay
 	rm -rf build

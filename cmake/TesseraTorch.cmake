@@ -39,14 +39,14 @@ if(TESSERA_TORCH)
 endif()
 if(NOT EXISTS "${TESSERA_TORCH}/include/ATen/ATen.h")
   message(FATAL_ERROR
-    "Tessera needs libtorch 2.11 to 2.13: expected include/ATen/ATen.h in TESSERA_TORCH='${TESSERA_TORCH}'. "
+    "Tessera needs libtorch 2.11 to 2.15: expected include/ATen/ATen.h in TESSERA_TORCH='${TESSERA_TORCH}'. "
     "Run `make setup` in the repository, or pass -DTESSERA_TORCH=<folder of the torch wheel or of libtorch>.")
 endif()
 
 tessera_torch_version("${TESSERA_TORCH}" TESSERA_TORCH_VERSION)
-if(NOT TESSERA_TORCH_VERSION MATCHES "^2\\.1[123]\\.")
+if(NOT TESSERA_TORCH_VERSION MATCHES "^2\\.1[1-5]\\.")
   message(FATAL_ERROR
-    "Tessera works with libtorch 2.11 to 2.13, but ${TESSERA_TORCH} is ${TESSERA_TORCH_VERSION}. "
+    "Tessera works with libtorch 2.11 to 2.15, but ${TESSERA_TORCH} is ${TESSERA_TORCH_VERSION}. "
     "Install torch==2.13.0, or name another one by TESSERA_TORCH.")
 endif()
 

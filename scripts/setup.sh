@@ -3,18 +3,23 @@
 # Does nothing, quickly, when all of it is there. Arguments: programs that one target alone needs (doxygen); or --tests:
 # also what some tests run, and are skipped without. Reads:
 #   TESSERA_TORCH     folder of a libtorch to use (scripts/find_torch.sh: what is found by itself)
+#   TESSERA_TORCH_VERSION  as 2.14.1: that version, into an environment of its own, .venv-2.14.1
 #   TESSERA_PIP_ARGS  further arguments for `pip install torch`,
 #                     e.g. --index-url https://download.pytorch.org/whl/cpu for the small CPU wheel
 set -euo pipefail
 cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 
+environment=.venv${TESSERA_TORCH_VERSION:+-$TESSERA_TORCH_VERSION}
+requirement=$(cat requirements.txt)
+[[ -z ${TESSERA_TORCH_VERSION:-} ]] || requirement="torch==$TESSERA_TORCH_VERSION"
+
 say() { echo "setup: $*" >&2; }
 fail() { say "$@"; exit 1; }
 
-# Sets `torch` to the folder of the libtorch to use if that is not .venv's own.
+# Sets `torch` to the folder of the libtorch to use if that is not the environment's own.
 find_torch() {
     torch=$(scripts/find_torch.sh --quiet) || fail "no libtorch that works (above)"
-    if [[ $torch == "$PWD"/.venv/* ]]; then torch=; fi
+    if [[ $torch == "$PWD/$environment"/* ]]; then torch=; fi
 }
 
 has_header() {
@@ -107,19 +112,28 @@ install_for_tests() {
         "sudo apt-get install -y ${for_tests[*]}"
 }
 
+# What is installed beside torch. A CUDA build brings NVRTC along, in the version that goes with it.
+further_requirements() {
+    if compgen -G "$environment/lib/python*/site-packages/torch/lib/libtorch_cuda.so" >/dev/null; then
+        grep -v '^nvidia-' requirements-dev.txt
+    else
+        cat requirements-dev.txt
+    fi
+}
+
 install_python_packages() {
-    if ! .venv/bin/python -c '' 2>/dev/null; then
-        say "making .venv"
-        python3 -m venv --clear .venv || return
+    if ! "$environment/bin/python" -c '' 2>/dev/null; then
+        say "making $environment"
+        python3 -m venv --clear "$environment" || return
     fi
     if [[ -z $torch ]]; then
-        say "installing $(cat requirements.txt) into .venv"
+        say "installing $requirement into $environment"
         # shellcheck disable=SC2086  # several arguments in one variable
-        .venv/bin/python -m pip install -q ${TESSERA_PIP_ARGS:-} -r requirements.txt ||
+        "$environment/bin/python" -m pip install -q ${TESSERA_PIP_ARGS:-} "$requirement" ||
             fail "could not install torch; extra pip arguments go into TESSERA_PIP_ARGS," \
                 "the folder of an existing one into TESSERA_TORCH."
     fi
-    .venv/bin/python -m pip install -q -r requirements-dev.txt
+    "$environment/bin/python" -m pip install -q -r <(further_requirements)
 }
 
 if [[ ${1:-} == --tests ]]; then
@@ -128,16 +142,17 @@ if [[ ${1:-} == --tests ]]; then
 fi
 find_torch
 find_missing_packages "$@"
-stamp=.venv/.tessera-setup-$({ cat requirements.txt requirements-dev.txt; echo "torch=$torch"; } | sha256sum | head -c 16)
-if [[ -e $stamp ]] && ((${#required[@]} == 0)) && .venv/bin/python -c '' 2>/dev/null; then
+stamp=$environment/.tessera-setup-$({ echo "$requirement"; cat requirements-dev.txt; echo "torch=$torch"; } | sha256sum |
+    head -c 16)
+if [[ -e $stamp ]] && ((${#required[@]} == 0)) && "$environment/bin/python" -c '' 2>/dev/null; then
     exit 0
 fi
 ((${#required[@]} + ${#wanted[@]} == 0)) || install_packages
 if install_python_packages; then
-    rm -f .venv/.tessera-setup-*
+    rm -f "$environment"/.tessera-setup-*
     touch "$stamp"
 elif [[ -n $torch ]]; then
-    say "no clang-format and clang-tidy in .venv: make format and make tidy will not work"
+    say "no clang-format and clang-tidy in $environment: make format and make tidy will not work"
 else
     fail "could not install $(paste -sd' ' requirements-dev.txt)"
 fi

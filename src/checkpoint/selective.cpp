@@ -227,7 +227,7 @@ namespace {
 /// Note [key below autograd]
 /// A key between autograd and the kernels that every operator passes while a thread includes it:
 /// no backend's, so one fallback serves all operators, and composite ones arrive as their parts.
-/// libtorch 2.11 to 2.13 register nothing for it; tensors never carry it.
+/// libtorch registers nothing for it; tensors never carry it.
 constexpr auto kKey = c10::DispatchKey::Fake;
 
 /// Gets the operators of this thread while it exists.

@@ -1,7 +1,7 @@
 #include "dtensor/autograd.h"
 
-#include "base/autograd.h"
 #include "base/storage.h"
+#include "base/torch_versions.h"
 #include "dtensor/part.h"
 #include "dtensor/redistribute.h"
 

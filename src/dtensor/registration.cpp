@@ -1,7 +1,7 @@
 #include "dtensor/registration.h"
 
-#include "base/autograd.h"
 #include "base/dispatcher.h"
+#include "base/torch_versions.h"
 #include "dtensor/autograd.h"
 #include "dtensor/dispatch.h"
 #include "dtensor/part.h"

@@ -1,6 +1,7 @@
 #include "fully_shard/source.h"
 
 #include "base/devices.h"
+#include "base/torch_versions.h"
 #include "comm/group_memory.h"
 
 #include <ATen/ATen.h>
@@ -144,18 +145,6 @@ constexpr const char* kFreed =
     "again; keep no views of parameters across the end of a unit's forward, or set "
     "reshard_after_forward = false";
 
-/// An access to the storage is an error that says why; where libtorch can take that back (2.12 on).
-template <class Storage>
-void poison(Storage& storage) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); })
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kFreed));
-}
-template <class Storage>
-void cure(Storage& storage) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); })
-    storage.clear_data_ptr_access_error_msg_();
-}
-
 }  // namespace
 
 Buffer::Buffer(size_t bytes, c10::Device device)
@@ -169,7 +158,7 @@ Buffer::Buffer(size_t bytes, c10::Device device)
 void Buffer::fill() {
   if (is_filled_) return;
   auto* storage = storage_.unsafeGetStorageImpl();
-  cure(*storage);
+  allow_access(*storage);
   const c10::DeviceGuard guard(device_);  // allocators ask for the current one
   storage->set_data_ptr_noswap(c10::GetAllocator(device_.type())->allocate(bytes_));
   storage->set_nbytes(bytes_);
@@ -188,7 +177,7 @@ void Buffer::free() {
   auto* storage = storage_.unsafeGetStorageImpl();
   if (is_filled_) storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
   storage->set_nbytes(0);
-  poison(*storage);
+  refuse_access(*storage, kFreed);
   is_filled_ = false;
 }
 

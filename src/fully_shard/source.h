@@ -13,8 +13,8 @@
 namespace tessera::detail::fully_shard {
 
 /// Memory that can be freed and filled again under the same storage: views of it that autograd
-/// saved come back to life with it. A read while it is free is an error that says why; before
-/// libtorch 2.12 it is one of an empty storage, or an access to address 0.
+/// saved come back to life with it. A read while it is free is an error that says why; without
+/// kCanRefuseAccess it is one of an empty storage, or an access to address 0.
 class Buffer {
  public:
   /// Free at first.

@@ -2,8 +2,8 @@
 
 #include <tessera/detail/nn/hook_point.h>
 
-#include "base/autograd.h"
 #include "base/capture.h"
+#include "base/torch_versions.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>

@@ -3,6 +3,7 @@
 #include <tessera/compile.h>
 #include <tessera/optim.h>
 
+#include "base/torch_versions.h"
 #include "benchmarks/jobs.h"
 #include "benchmarks/train_modes.h"
 #include "compiler/kernels/kernels.h"
@@ -48,9 +49,7 @@ bool renews() {
 }
 
 /// Libtorch's versions differ in what operators their autograd calls.
-std::string libtorch_version() {
-  return std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR) + "\n";
-}
+std::string libtorch_version() { return torch_minor_version() + "\n"; }
 
 /// Two blocks of the gpt: further ones repeat them.
 benchmarks::Job make(const std::string& name, int rank) {

@@ -81,7 +81,7 @@ def check_messages(site, user):
              (f"{OTHER}.1+cpu", "None", (f"found torch {OTHER}.1+cpu for CPUs in {site}/torch",
                                          f"install tessera-0.1.0+torch{OTHER}.cpu-py3-none-*.whl", install)),
              (f"{OTHER}.1+cu126", "'12.6'", ("for CUDA 12 in", f"+torch{OTHER}.cu12-py3-none-*.whl")),
-             ("2.4.0", "None", ("found torch 2.4.0", "Tessera works with 2.11 to 2.13", install)))
+             ("2.4.0", "None", ("found torch 2.4.0", "Tessera works with 2.11 to 2.15", install)))
     for version, cuda, words in cases:
         if version:
             write_torch(site / "torch", version, cuda)

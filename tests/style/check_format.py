@@ -2,6 +2,7 @@
 """Checks that clang-format, in the pinned version, leaves every source as it is; with --fix formats them."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import sys
 from sources import ROOT, cpp_sources
 
 SKIPPED = 77
-CLANG_FORMAT = ROOT / ".venv/bin/clang-format"
+# The environment of one libtorch version has it, too (make test TESSERA_TORCH_VERSION=...).
+ENVIRONMENTS = (ROOT / ".venv/bin", pathlib.Path(os.environ.get("TESSERA_PYTHON", sys.executable)).parent)
+CLANG_FORMAT = next((path for path in (folder / "clang-format" for folder in ENVIRONMENTS) if path.exists()),
+                    ENVIRONMENTS[0] / "clang-format")
 
 
 def missing():

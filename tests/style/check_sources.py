@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks sizes (a .cpp at most 600 lines, better 400; a header 150), snake_case file names, forgotten marks, calls that
-are refused for what they do, that instructions of x86 are guarded, in few files, and that the words are the field's."""
+are refused for what they do, that one header alone asks for libtorch's version, that instructions of x86 are guarded, in few
+files, and that the words are the field's."""
 
 import re
 import sys
@@ -19,6 +20,9 @@ REFUSED = (
     (("tools", "benchmarks"), re.compile(r"\bCLI::(Range|PositiveNumber|NonNegativeNumber|Number)\b"),
      "use add_number() of tools/numbers.h: CLI11 rounds twice and does not tell the range"),
 )
+
+TORCH_VERSION = re.compile(r"\b(TORCH_VERSION_(MAJOR|MINOR|PATCH|ABI_TAG)|C10D_BACKEND_HAS_\w+)\b|#.*\bTORCH_VERSION\b")
+VERSIONS = "src/base/torch_versions.h"
 
 # The glossary of CONTRIBUTING.md: (what is not said, what is). Case tells names of ours from plain English.
 GLOSSED = ("src", "include", "tools", "docs")
@@ -104,6 +108,8 @@ def check(path):
     for number, line in enumerate(lines, 1):
         if MARKS.search(line):
             yield True, f"{path}:{number}: {line.strip()}: do it, or write an issue"
+        if TORCH_VERSION.search(line) and str(path) != VERSIONS:
+            yield True, f"{path}:{number}: {line.strip()}: give the difference a name in {VERSIONS}"
         for folders, pattern, remedy in REFUSED:
             if path.parts[0] in folders and pattern.search(line):
                 yield True, f"{path}:{number}: {line.strip()}: {remedy}"

@@ -80,6 +80,13 @@ class Checks(unittest.TestCase):
         ):
             self.assertEqual(len(list(check_sources.check(self.write(name, text)))), count, name)
 
+    def test_questions_for_the_version_are_found_outside_their_header(self):
+        text = "#if TORCH_VERSION_MINOR < 13\n#endif\nstd::cout << TORCH_VERSION;\n"
+        self.assertEqual(list(check_sources.check(self.write(check_sources.VERSIONS, text))), [])
+        for name in ("src/comm/a.cpp", "include/tessera/a.h", "tests/comm/a_test.cpp", "tools/train/a.cpp"):
+            (bad, what), = check_sources.check(self.write(name, text))
+            self.assertTrue(bad)
+            self.assertIn(f"{name}:1: #if TORCH_VERSION_MINOR < 13: give the difference a name in src/base/", what)
 
 if __name__ == "__main__":
     unittest.main()

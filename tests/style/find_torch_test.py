@@ -123,8 +123,28 @@ class FindTorch(unittest.TestCase):
     def test_a_chosen_one_that_does_not_work_is_refused(self):
         self.make_environment("old", version="2.10.0")
         self.expect_refused("TESSERA_TORCH=/nowhere: expected a folder with include/ and lib/", TESSERA_TORCH="/nowhere")
-        self.expect_refused("has torch 2.10.0, but Tessera works with 2.11 to 2.13", "deactivate it",
+        self.expect_refused("has torch 2.10.0, but Tessera works with 2.11 to 2.15", "deactivate it",
                             VIRTUAL_ENV=str(self.folder / "old"))
+
+    def test_a_version_is_of_its_own_environment_alone(self):
+        self.make_environment("active", cuda=True)
+        self.make_environment(".venv", cuda=True)
+        active = {"VIRTUAL_ENV": str(self.folder / "active")}
+        result = self.run_script(TESSERA_TORCH_VERSION="2.14.1", **active)
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "", ""))
+        torch = self.make_environment(".venv-2.14.1", version="2.14.1", cuda=True)
+        self.expect(torch, "libtorch 2.14.1 for CUDA, of TESSERA_TORCH_VERSION=2.14.1: ", TESSERA_TORCH_VERSION="2.14.1",
+                    **active)
+
+    def test_a_version_that_cannot_be_is_refused(self):
+        for version in ("2.10.0", "2.16.0", "2.14", "3.11.0", "2.14.1+cpu", "../2.14.1"):
+            self.expect_refused(f"TESSERA_TORCH_VERSION={version}: expected a version from 2.11 to 2.15", "as 2.13.0",
+                                TESSERA_TORCH_VERSION=version)
+        torch = self.torch("named")
+        self.expect_refused("installs a libtorch of its own", f"TESSERA_TORCH={torch} names one", "set one of the two",
+                            TESSERA_TORCH_VERSION="2.14.1", TESSERA_TORCH=str(torch))
+        self.make_environment(".venv-2.15.0", version="2.15.1")
+        self.expect_refused(".venv-2.15.0 has torch 2.15.1", "Remove the folder", TESSERA_TORCH_VERSION="2.15.0")
 
     def test_quiet_says_nothing(self):
         torch = self.make_environment(".venv")

@@ -9,7 +9,7 @@ import warnings
 from tessera._version import TORCH_KIND, TORCH_VERSION, VERSION
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-SUPPORTED = ("2.11", "2.12", "2.13")
+SUPPORTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 
 class Torch(typing.NamedTuple):

@@ -1,5 +1,6 @@
 #include "compiler/record/trace.h"
 
+#include "base/torch_versions.h"
 #include "compiler/ir/difference.h"
 #include "compiler/ir/operators.h"
 #include "compiler/record/dispatch_key.h"
@@ -127,18 +128,6 @@ at::DataPtr shared_memory(const at::Tensor& owner) {
           [](void* held) { delete static_cast<at::Tensor*>(held); }, owner.device()};
 }
 
-/// An error for whoever asks for the address of memory that is not there, until it is. Versions of
-/// libtorch that could not take it back give none for untyped addresses.
-template <class S>
-void refuse_access(S& storage, bool refuse) {
-  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
-    if (refuse)
-      storage.release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
-    else
-      storage.clear_data_ptr_access_error_msg_();
-  }
-}
-
 bool shows_alike(const at::Tensor& value, const Window& root) {
   if (value.scalar_type() != root.dtype || value.sizes() != root.sizes) return false;
   for (size_t i = 0; i < root.sizes.size(); ++i) {
@@ -154,7 +143,7 @@ at::Tensor make_fake(const ValueType& type) {
   auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                        at::DataPtr(nullptr, type.device),
                                                        /*allocator=*/nullptr, /*resizable=*/false);
-  if (bytes > 0) refuse_access(*storage, true);
+  if (bytes > 0) refuse_access(*storage, kNoMemory);
   const auto key = c10::computeDispatchKey(type.dtype, at::kStrided, type.device);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
                                                          c10::DispatchKeySet(key),
@@ -166,7 +155,7 @@ at::Tensor make_fake(const ValueType& type) {
 void give_contents(const LiveMemory& memory, const at::Tensor& value) {
   const auto& root = memory.root;
   auto& storage = *memory.storage;
-  refuse_access(storage, false);
+  allow_access(storage);
   if (value.numel() == 0) return;
   if (storage.data_ptr().get() != nullptr) {  // made by means that the recorder does not see
     at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.storage), value.key_set(),

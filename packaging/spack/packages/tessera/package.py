@@ -23,7 +23,7 @@ class Tessera(CMakePackage):
     depends_on("cli11", type="build")
     depends_on("nlohmann-json", type="build")
     depends_on("tomlplusplus", type="build")
-    depends_on("py-torch@2.11:2.13 +distributed+gloo", type=("build", "link", "run"))
+    depends_on("py-torch@2.11:2.15 +distributed+gloo", type=("build", "link", "run"))
     depends_on("py-torch +cuda+nccl", when="+cuda")
     depends_on("py-torch ~cuda", when="~cuda")
     conflicts("%gcc@:11", msg="Tessera needs g++ 12 or newer")

@@ -88,5 +88,6 @@ class Checks(unittest.TestCase):
             self.assertTrue(bad)
             self.assertIn(f"{name}:1: #if TORCH_VERSION_MINOR < 13: give the difference a name in src/base/", what)
 
+
 if __name__ == "__main__":
     unittest.main()

@@ -1,7 +1,6 @@
 #include "jobs.h"
 
 #include <tessera/nn.h>
-#include <tessera/nn/meta_init.h>
 
 #include <torch/torch.h>
 

@@ -4,7 +4,6 @@
 #include <tessera/comm.h>
 #include <tessera/fully_shard.h>
 #include <tessera/nn.h>
-#include <tessera/nn/services.h>
 
 #include <c10/util/StringUtil.h>
 

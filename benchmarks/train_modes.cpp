@@ -3,7 +3,6 @@
 #include <tessera/comm.h>
 #include <tessera/fully_shard.h>
 #include <tessera/nn.h>
-#include <tessera/nn/fp8.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 

@@ -2,6 +2,11 @@
 
 /// Activation checkpointing: memory for time. What a checkpointed call computes inside is not kept
 /// for backward but computed again when backward gets there.
+///
+/// For the whole process: the first use of anything here but options puts an autograd engine in
+/// front of the one that is there, libtorch's or Python's, which still runs all backwards. The
+/// first selective checkpoint takes the dispatch key Fake; if it is taken already, that is an
+/// error.
 #include <tessera/checkpoint/call.h>
 #include <tessera/checkpoint/options.h>
 #include <tessera/checkpoint/saved_tensor_hooks.h>

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tessera/comm/backend.h>
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -22,12 +24,7 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout = std::chrono::minute
 /// What a field leaves open is read from `tessera run`, torchrun, Slurm, Open MPI, MPICH or PMI, in
 /// this order. Nothing anywhere: a world of one.
 struct InitOptions {
-  /// "auto": for CPU tensors shm if all ranks share a host, else gloo. For CUDA tensors nccl if
-  /// every rank has a device of its own (by UUID), else the same as for CPU tensors. Each group
-  /// chooses by its ranks and says so at TORCH_CPP_LOG_LEVEL=INFO. Or one name for all tensors that
-  /// it can move: "shm", "gloo", "nccl" (CUDA alone), "fake". Or one per device:
-  /// "cpu:gloo,cuda:nccl".
-  std::string backend = "auto";
+  BackendOption backend = Backend::Auto;
   std::optional<int> rank = std::nullopt;
   std::optional<int> world_size = std::nullopt;
   /// A store of your own instead of `init_method`; needs `rank` and `world_size`.
@@ -43,8 +40,8 @@ struct InitOptions {
   /// device. Given here, NCCL connects the groups when they are made, not at their first call, and
   /// the rank must use no other device with them.
   std::optional<int> device = std::nullopt;
-  /// On this signal the rank writes its last collectives to standard error. 0: none. Kept off if
-  /// the program already handles the signal.
+  /// On this signal, which the process then handles, the rank writes its last collectives to
+  /// standard error. 0: none. Kept off if the program already handles the signal.
   int dump_signal = 12;  // SIGUSR2
   /// How long a peer on this host that is stopped (SIGSTOP, a debugger) is waited for; 0: as long
   /// as any other. None: what `tessera run --stopped-timeout` says, else 30 s.
@@ -57,6 +54,10 @@ struct InitOptions {
   /// both sides. False, or TESSERA_CHECK_CALLS=0, alike on all ranks: gloo does not look, shm only
   /// where a rank reads a peer's data. nccl compares only when a call has timed out.
   bool check_calls = true;
+  /// On CPUs replicate, fully_shard and compiled programs tell glibc, for the whole process and for
+  /// good, to keep large blocks that are freed (mallopt). False: those after this init() don't. Nor
+  /// do they where MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES is set.
+  bool keep_freed_memory = true;
 };
 
 /// Joins the world. Every rank calls it once; blocks until all have, at most `timeout`. Throws if
@@ -83,9 +84,9 @@ Group default_group();
 /// NCCL_*, set before init() and alike for all groups.
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;  // none: the default group's
-  std::string backend = {};                        // empty: the default group's choice
-  std::string description = {};                    // shown in errors, e.g. "dp"
-  std::optional<bool> check_calls = std::nullopt;  // none: the default group's
+  std::optional<BackendOption> backend = std::nullopt;              // none: the default group's
+  std::string description = {};                                     // shown in errors, e.g. "dp"
+  std::optional<bool> check_calls = std::nullopt;                   // none: the default group's
 };
 
 /// A group of these world ranks, in this order. The listed ranks (and no others) call it, with the
@@ -138,9 +139,10 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options 
 
 /// Backends this build has, in the order in which "auto" looks at them.
 std::vector<std::string> available_backends();
-/// Whether `backend` can move tensors of this device and dtype, e.g. supports("shm", torch::kCPU,
-/// torch::kHalf).
+/// Whether `backend`, which is not Auto, can move tensors of this device and dtype, e.g.
+/// supports(Backend::Shm, torch::kCPU, torch::kHalf).
 bool supports(const std::string& backend, c10::DeviceType device, c10::ScalarType dtype);
+bool supports(Backend backend, c10::DeviceType device, c10::ScalarType dtype);
 
 /// The last collectives of this rank in every group, as text: what ran, what waits.
 std::string recent_collectives();

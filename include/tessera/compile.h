@@ -126,8 +126,9 @@ class Compiled {
 /// the function would have written it: parameters, gradients, buffers, optimizer state. A call that
 /// throws because a peer is lost may have written a part of that; the error says so.
 ///
-/// On a CPU the process keeps memory that a step frees for the next one: the C library is told so
-/// once, unless MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES are set.
+/// For the whole process: the first recording takes the dispatch key PrivateUse2 and wraps
+/// libtorch's CPU allocator, and on a CPU glibc is told to keep freed memory, unless
+/// InitOptions::keep_freed_memory is false.
 template <class F>
   requires(!nn::ModuleLike<F>)
 Compiled<std::decay_t<F>> compile(F&& function, CompileOptions options = {}) {

@@ -11,6 +11,9 @@
 /// Distributed tensors: one global tensor, of which each rank of a mesh holds a part. Every
 /// operator of libtorch takes them and autograd differentiates through them. All ranks of the mesh
 /// make the same calls in the same order: a call may communicate.
+///
+/// For the whole process: the first one takes the dispatch key PrivateUse3; if another library has
+/// it, that is an error. Plain tensors never reach it.
 namespace tessera {
 
 /// The part of a tensor that one rank holds.

@@ -8,8 +8,12 @@
 #include <tessera/nn/gradient_sync.h>
 #include <tessera/nn/meta_init.h>
 
+#include <concepts>
+
 /// Sharded data parallel training: every rank keeps a part of each parameter, gradient and
-/// optimizer state, and its own part of the batch. Units are gathered when they compute.
+/// optimizer state, and its own part of the batch. Units are gathered when they compute. For the
+/// whole process: on a CPU glibc is told to keep freed memory, unless
+/// InitOptions::keep_freed_memory is false; the first unit takes a dispatch key, see dtensor.h.
 namespace tessera {
 
 namespace detail {
@@ -45,6 +49,7 @@ void reshard(nn::ModuleRef module);
 
 // Settings of one unit, or, with `recurse`, of all units in the module; read at the next use.
 void set_reshard_after_forward(nn::ModuleRef module, bool reshard, bool recurse = true);
+void set_reshard_after_forward(nn::ModuleRef, std::integral auto, bool = true) = delete;
 /// false: parameters stay whole in memory after backward, for the next forward, until a step
 /// changes them: operators on them or on what to_local() gave, on every rank, not a pointer.
 void set_reshard_after_backward(nn::ModuleRef module, bool reshard, bool recurse = true);

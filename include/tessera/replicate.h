@@ -9,7 +9,8 @@
 #include <tessera/replicate/sync_batchnorm.h>
 
 /// Data parallel training: every rank has the whole model and its own part of the batch; gradients
-/// are averaged during backward.
+/// are averaged during backward. For the whole process: with parameters on a CPU glibc is told to
+/// keep freed memory, unless InitOptions::keep_freed_memory is false.
 namespace tessera {
 
 /// In which dtypes a replicated module computes and averages. Parameters, gradients and optimizer
@@ -27,7 +28,8 @@ struct ReplicateOptions {
   /// Left alone with all that is below them: neither broadcast nor averaged.
   std::vector<nn::ModuleRef> ignored_modules = {};
   /// An integer or a c10::Device: tensors among the arguments of forward are moved there. A CPU
-  /// device moves nothing.
+  /// device moves nothing. An IValue takes both, as Python's does, and what is neither is an error
+  /// when replicate is called.
   c10::IValue device_id = {};
   /// Rank 0's buffers go to all before every synchronising forward.
   bool broadcast_buffers = false;
@@ -84,3 +86,5 @@ void register_comm_hook(M&& module, CommHook hook) {
 }
 
 }  // namespace tessera
+
+#include <tessera/replicate/ddp.h>

@@ -12,7 +12,6 @@
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
-#include <tessera/replicate/ddp.h>
 #include <tessera/serialize.h>
 #include <tessera/state_dict.h>
 #include <tessera/trace.h>

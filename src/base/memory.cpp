@@ -2,6 +2,7 @@
 
 #include <malloc.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -61,7 +62,16 @@ const Copy kPastCache = copy_plainly;
 void copy_to_cache(void* to, const void* from, size_t bytes) { kToCache(to, from, bytes); }
 void copy_past_cache(void* to, const void* from, size_t bytes) { kPastCache(to, from, bytes); }
 
+namespace {
+
+std::atomic<bool> may_keep_warm = true;
+
+}  // namespace
+
+void allow_warm_memory(bool allows) { may_keep_warm = allows; }
+
 void keep_memory_warm() {
+  if (!may_keep_warm) return;
 #if defined(__GLIBC__)
   static std::once_flag once;
   std::call_once(once, [] {

@@ -77,15 +77,19 @@ namespace tessera {
 
 CheckpointError::~CheckpointError() = default;
 
+DeterminismCheckOption::DeterminismCheckOption(const std::string& name)
+    : check_(name == "none" ? DeterminismCheck::None : DeterminismCheck::Default) {
+  TORCH_CHECK_VALUE(name == "default" || name == "none",
+                    "checkpoint: expected determinism_check to be \"default\" or \"none\", got \"",
+                    name, "\"");
+}
+
 namespace detail::checkpoint {
 
 void require_valid(const char* function, const CheckpointOptions& options) {
   TORCH_CHECK_NOT_IMPLEMENTED(!options.use_reentrant, function,
                               ": use_reentrant = true is not implemented; the other kind, which "
                               "is the default, does all it can and more");
-  TORCH_CHECK_VALUE(options.determinism_check == "default" || options.determinism_check == "none",
-                    function, ": expected determinism_check to be \"default\" or \"none\", got \"",
-                    options.determinism_check, "\"");
 }
 
 bool is_needed() { return c10::GradMode::is_enabled(); }
@@ -110,7 +114,7 @@ struct CallScope::Running {
 CallScope::CallScope(const char* function, CheckpointOptions options, nn::Replay again,
                      ScopeFactory around) {
   require_valid(function, options);
-  require_engine(function);
+  install_engine();
   auto contexts = options.context_fn ? options.context_fn() : CheckpointContexts();
   running_ = std::make_unique<Running>(std::move(options), std::move(again), std::move(around),
                                        std::move(contexts));
@@ -219,7 +223,7 @@ void after_forward(const nn::Arguments& arguments, const nn::Result& result) {
 void apply_checkpoint(torch::nn::Module& module, CheckpointOptions options) {
   auto& hooks = nn::require_hook_point(module, kFunction).hooks();
   require_valid(kFunction, options);
-  require_engine(kFunction);
+  install_engine();
   nn::apply_composable(module, {kFunction}, [&] {
     auto state = std::make_shared<ModuleState>(std::move(options));
     hooks.add([state](torch::nn::Module& called,

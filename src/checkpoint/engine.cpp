@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -14,13 +15,24 @@ using torch::autograd::Engine;
 thread_local std::vector<HookSource*> sources;
 thread_local BackwardRunner* current_runner = nullptr;
 
-/// What libtorch asks for hooks on saved tensors; Python's engine has them by the same virtual
-/// function. Backwards are run by libtorch's own engine: the threads it has for GPUs belong to the
-/// first engine of the process that ran one.
+/// Stands in front of the engine that was there: libtorch's own, or in a Python process that of
+/// Python's torch. It hands on all that libtorch asks of the engine in charge: backwards, hooks on
+/// saved tensors where no source has any, and traces of anomalies. Note [engine in front]:
+/// backwards stay with that engine, as the threads it has for GPUs belong to the first one of the
+/// process that ran one, and errors of Python are kept by Python's. What runs inside a backward is
+/// libtorch's state of the thread, not of an engine. Python's own backward() calls its engine by
+/// name and never comes here; the tensors it saves do.
 class HookEngine final : public Engine {
  public:
+  void stand_before(Engine& engine) { behind_ = &engine; }
+
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    return sources.empty() ? nullptr : sources.back()->make_hooks();
+    return sources.empty() ? behind().get_default_saved_variable_hooks()
+                           : sources.back()->make_hooks();
+  }
+
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return behind().make_anomaly_metadata();
   }
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
@@ -29,8 +41,7 @@ class HookEngine final : public Engine {
                                          const torch::autograd::edge_list& outputs) override {
     torch::autograd::variable_list results;
     const auto backward = [&] {
-      results = Engine::get_base_engine().execute(roots, inputs, keep_graph, create_graph,
-                                                  accumulate_grad, outputs);
+      results = behind().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     };
     if (auto* runner = current_runner) {
       const RunnerScope inside(nullptr);
@@ -40,12 +51,19 @@ class HookEngine final : public Engine {
     }
     return results;
   }
+
+ private:
+  Engine& behind() { return *behind_.load(); }
+
+  std::atomic<Engine*> behind_ = nullptr;
 };
 
-Engine& hook_engine() {
+HookEngine& hook_engine() {
   static auto& engine = *new HookEngine();  // others' threads may run until the process ends
   return engine;
 }
+
+Engine& engine_in_front() { return hook_engine(); }
 
 }  // namespace
 
@@ -60,15 +78,11 @@ RunnerScope::RunnerScope(BackwardRunner* runner) : before_(std::exchange(current
 
 RunnerScope::~RunnerScope() { current_runner = before_; }
 
-void require_engine(const char* function) {
-  const auto* present = &Engine::get_default_engine();
-  if (present == &hook_engine()) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      present == &Engine::get_base_engine(), function,
-      ": expected libtorch's own autograd engine, got another one, as in a Python process, whose "
-      "torch owns the hooks on saved tensors; use Python's checkpoint there, or run without "
-      "Python");
-  torch::autograd::set_default_engine_stub(&hook_engine);
+void install_engine() {
+  auto& present = Engine::get_default_engine();
+  if (&present == &hook_engine()) return;
+  hook_engine().stand_before(present);
+  torch::autograd::set_default_engine_stub(&engine_in_front);
 }
 
 void at_end_of_backward(std::function<void()> callback) {

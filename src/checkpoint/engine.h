@@ -50,9 +50,9 @@ class RunnerScope {
   BackwardRunner* before_;
 };
 
-/// Installs the autograd engine that asks the sources and the runner, once per process. Throws in
-/// the name of `function` where another engine is in charge.
-void require_engine(const char* function);
+/// Puts an autograd engine that asks the sources and the runner in front of the one in charge, if
+/// it is not there: libtorch's own, or Python's, also one that came after an earlier call.
+void install_engine();
 
 /// Runs `callback` when the backward this thread works for has ended.
 void at_end_of_backward(std::function<void()> callback);

@@ -79,7 +79,7 @@ class CheckpointFrame::Recomputation final : public HookSource {
       if (frame_.options_.early_stop) throw Stop(this);
       return;
     }
-    if (frame_.options_.determinism_check != "none")
+    if (frame_.options_.determinism_check != DeterminismCheck::None)
       descriptions_.push_back(SavedDescription::of(tensor, trace_.current()));
     if (const auto holder = frame_.holders_[index].lock(); holder && !holder->find(backward_))
       holder->recomputed.push_back({backward_, tensor.tensor_data(), tensor._version()});
@@ -146,7 +146,7 @@ std::shared_ptr<CheckpointFrame::Holder> CheckpointFrame::save(const at::Tensor&
   const std::lock_guard lock(mutex_);
   auto holder = std::make_shared<Holder>();
   holders_.push_back(holder);
-  if (options_.determinism_check != "none")
+  if (options_.determinism_check != DeterminismCheck::None)
     descriptions_.push_back(SavedDescription::of(tensor, forward_trace_.current()));
   return holder;
 }

@@ -73,8 +73,8 @@ struct saved_tensor_hooks::Active final : detail::checkpoint::HookSource {
   detail::checkpoint::HookScope scope;
 };
 
-saved_tensor_hooks::saved_tensor_hooks(Pack pack, Unpack unpack, const char* function) {
-  detail::checkpoint::require_engine(function);
+saved_tensor_hooks::saved_tensor_hooks(Pack pack, Unpack unpack) {
+  detail::checkpoint::install_engine();
   active_ = std::make_unique<Active>(Functions{std::move(pack), std::move(unpack)});
 }
 
@@ -87,7 +87,6 @@ save_on_cpu::save_on_cpu(bool pin_memory)
                          Unpack([pin_memory](const std::any& packed) {
                            const auto& host = std::any_cast<const OnHost&>(packed);
                            return host.copy.to(host.device, /*non_blocking=*/pin_memory);
-                         }),
-                         "save_on_cpu") {}
+                         })) {}
 
 }  // namespace tessera

@@ -19,10 +19,10 @@ using BackendType = c10d::ProcessGroup::BackendType;
 
 const std::vector<BackendEntry>& all_backends() {
   static const std::vector<BackendEntry> kBackends = {
-      {"shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports},
-      {"nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports},
-      {"gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports},
-      {"fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports},
+      {Backend::Shm, "shm", BackendType::CUSTOM, shm::make, shm::available, shm::supports},
+      {Backend::Nccl, "nccl", BackendType::NCCL, nccl::make, nccl::available, nccl::supports},
+      {Backend::Gloo, "gloo", BackendType::GLOO, gloo::make, gloo::available, gloo::supports},
+      {Backend::Fake, "fake", BackendType::CUSTOM, fake::make, fake::available, fake::supports},
   };
   return kBackends;
 }
@@ -36,6 +36,17 @@ const BackendEntry& find_backend(const std::string& name, const char* caller) {
   if (!absent.empty()) absent = " (not in this build: " + absent.substr(2) + ")";
   TORCH_CHECK_VALUE(false, caller, ": expected one of the backends ", known, absent, ", got \"",
                     name, "\"; correct the name, or leave it out");
+}
+
+const BackendEntry& entry_of(Backend backend) {
+  const auto& all = all_backends();
+  const auto found = std::ranges::find(all, backend, &BackendEntry::backend);
+  TORCH_INTERNAL_ASSERT(found != all.end());
+  return *found;
+}
+
+const char* name_of(Backend backend) {
+  return backend == Backend::Auto ? "auto" : entry_of(backend).name;
 }
 
 void await_released(c10d::ProcessGroup& group) {
@@ -74,6 +85,16 @@ bool shares_memory(c10d::ProcessGroup& group, c10::DeviceType device) {
 
 namespace tessera {
 
+BackendOption::BackendOption(Backend backend) : text_(comm::name_of(backend)) {}
+
+BackendOption::BackendOption(const DeviceBackends& backends) {
+  TORCH_CHECK_VALUE(backends.cpu || backends.cuda,
+                    "DeviceBackends: expected a backend for cpu, for cuda or for both, got none");
+  if (backends.cpu) text_ = c10::str("cpu:", comm::name_of(*backends.cpu));
+  if (backends.cuda)
+    text_ += c10::str(text_.empty() ? "" : ",", "cuda:", comm::name_of(*backends.cuda));
+}
+
 std::vector<std::string> available_backends() {
   std::vector<std::string> names;
   for (const auto& entry : comm::all_backends()) {
@@ -87,6 +108,10 @@ bool supports(const std::string& backend, c10::DeviceType device, c10::ScalarTyp
   return entry.available() && entry.supports(device, dtype);
 }
 
+bool supports(Backend backend, c10::DeviceType device, c10::ScalarType dtype) {
+  return supports(std::string(comm::name_of(backend)), device, dtype);
+}
+
 }  // namespace tessera
 
 namespace tessera::comm {
@@ -94,42 +119,54 @@ namespace {
 
 constexpr size_t kMostShmRanks = 64;
 
-std::string& name_for(BackendNames& names, const std::string& device, const std::string& text,
-                      const char* caller) {
+std::optional<Backend>& place_for(DeviceBackends& backends, const std::string& device,
+                                  const std::string& text, const char* caller) {
   TORCH_CHECK_VALUE(device == "cpu" || device == "cuda", caller, ": backend \"", text,
                     "\": expected the devices \"cpu\" and \"cuda\", got \"", device,
                     "\"; write for example \"cpu:shm,cuda:nccl\"");
-  auto& name = device == "cpu" ? names.cpu : names.cuda;
-  TORCH_CHECK_VALUE(name.empty(), caller, ": backend \"", text, "\": expected one backend for \"",
-                    device, "\", got two");
-  return name;
+  auto& place = device == "cpu" ? backends.cpu : backends.cuda;
+  TORCH_CHECK_VALUE(!place, caller, ": backend \"", text, "\": expected one backend for \"", device,
+                    "\", got two");
+  return place;
 }
 
 }  // namespace
 
-BackendNames parse_backends(const std::string& text, const char* caller) {
+std::optional<DeviceBackends> read_backends(const BackendOption& option, const char* caller) {
+  const auto& text = option.text();
+  if (text == name_of(Backend::Auto)) return std::nullopt;
   if (text.find_first_of(":,") == std::string::npos) {
-    const std::string name = find_backend(text, caller).name;
-    return {.cpu = name == "nccl" ? "" : name, .cuda = name};
+    const auto backend = find_backend(text, caller).backend;
+    if (backend == Backend::Nccl) return DeviceBackends{.cuda = backend};
+    return DeviceBackends{.cpu = backend, .cuda = backend};
   }
-  BackendNames names;
+  DeviceBackends backends;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
     const auto colon = part.find(':');
     TORCH_CHECK_VALUE(colon != std::string::npos, caller, ": backend \"", text,
                       "\": expected \"device:backend\" between the commas, got \"", part,
                       "\"; write for example \"cpu:shm,cuda:nccl\"");
-    auto& name = name_for(names, part.substr(0, colon), text, caller);
-    name = find_backend(part.substr(colon + 1), caller).name;
+    const auto name = part.substr(colon + 1);
+    TORCH_CHECK_VALUE(name != name_of(Backend::Auto), caller, ": backend \"", text,
+                      "\": expected a backend for each device, got \"auto\", which chooses for "
+                      "both; write \"auto\" alone, or name those that you want");
+    place_for(backends, part.substr(0, colon), text, caller) = find_backend(name, caller).backend;
   }
-  TORCH_CHECK_VALUE(names.cpu != "nccl", caller, ": backend \"", text,
+  TORCH_CHECK_VALUE(backends.cpu != Backend::Nccl, caller, ": backend \"", text,
                     "\": expected a backend that takes CPU tensors for \"cpu\", got nccl; use shm "
                     "(ranks of one host) or gloo");
-  TORCH_CHECK_VALUE(names.cpu == names.cuda || (names.cpu != "fake" && names.cuda != "fake"),
+  TORCH_CHECK_VALUE(backends.cpu == backends.cuda ||
+                        (backends.cpu != Backend::Fake && backends.cuda != Backend::Fake),
                     caller, ": backend \"", text,
                     "\": expected real backends for both devices or the fake one for both, got a "
                     "mixture");
-  return names;
+  return backends;
+}
+
+bool is_fake(const BackendOption& option, const char* caller) {
+  const auto named = read_backends(option, caller);
+  return named && (named->cpu == Backend::Fake || named->cuda == Backend::Fake);
 }
 
 SharedDevice find_shared_device(const std::vector<std::string>& devices) {
@@ -145,30 +182,30 @@ SharedDevice find_shared_device(const std::vector<std::string>& devices) {
 BackendChoice choose_backends(const std::vector<RankPlace>& ranks) {
   const bool share_host = std::ranges::all_of(
       ranks, [&](const auto& place) { return place.host == ranks.front().host; });
+  const auto host = share_host && ranks.size() <= kMostShmRanks ? Backend::Shm : Backend::Gloo;
   BackendChoice choice;
-  choice.names.cpu = share_host && ranks.size() <= kMostShmRanks ? "shm" : "gloo";
-  choice.names.cuda = choice.names.cpu;
+  choice.backends = {.cpu = host, .cuda = host};
 
   std::vector<std::string> devices;
   for (const auto& place : ranks) devices.push_back(place.device);
   if (std::ranges::all_of(devices, &std::string::empty)) {
-    choice.reason = choice.names.cpu + " for all tensors: no rank has a GPU that NCCL can use";
+    choice.reason =
+        c10::str(name_of(host), " for all tensors: no rank has a GPU that NCCL can use");
     return choice;
   }
   const auto without = std::ranges::find_if(devices, &std::string::empty);
   if (without != devices.end()) {
-    choice.reason = c10::str(choice.names.cuda, " for CUDA tensors: rank ",
+    choice.reason = c10::str(name_of(host), " for CUDA tensors: rank ",
                              ranks[without - devices.begin()].rank, " has no GPU");
     return choice;
   }
   const auto shared = find_shared_device(devices);
   if (shared.first >= 0) {
-    choice.reason =
-        c10::str(choice.names.cuda, " for CUDA tensors: ranks ", ranks[shared.first].rank, " and ",
-                 ranks[shared.second].rank, " share ", devices[shared.first]);
+    choice.reason = c10::str(name_of(host), " for CUDA tensors: ranks ", ranks[shared.first].rank,
+                             " and ", ranks[shared.second].rank, " share ", devices[shared.first]);
     return choice;
   }
-  choice.names.cuda = "nccl";
+  choice.backends.cuda = Backend::Nccl;
   choice.reason = "nccl for CUDA tensors: every rank has a GPU of its own";
   return choice;
 }

@@ -43,6 +43,7 @@ using MakeBackend = c10::intrusive_ptr<c10d::Backend> (*)(const BackendRequest&)
 /// One row per backend. An absent one is a source file that returns false from `available`
 /// (no_nccl.cpp).
 struct BackendEntry {
+  Backend backend;
   const char* name;
   c10d::ProcessGroup::BackendType type;
   MakeBackend make;
@@ -52,6 +53,10 @@ struct BackendEntry {
 
 /// Throws ValueError listing the available ones if there is none of that name.
 const BackendEntry& find_backend(const std::string& name, const char* caller);
+/// The row of one that is not Auto.
+const BackendEntry& entry_of(Backend backend);
+/// "gloo".
+const char* name_of(Backend backend);
 const std::vector<BackendEntry>& all_backends();
 /// A device whose backend in the group compares nothing that ranks call before data moves; none:
 /// all do.
@@ -81,17 +86,15 @@ bool available();
 bool supports(c10::DeviceType device, c10::ScalarType dtype);
 }  // namespace fake
 
-/// Names of backends by what they serve; empty: nothing does. One name twice is one backend.
-struct BackendNames {
-  std::string cpu;
-  std::string cuda;
-};
+/// What serves which tensors, where one backend twice is one; none: that is left to the group's
+/// ranks (Auto). Throws ValueError in the name of `caller` for strings that can't be read, for
+/// names that there are not, and for backends that don't go together.
+std::optional<DeviceBackends> read_backends(const BackendOption& option, const char* caller);
 
-/// "gloo": for all devices that it can serve; "cpu:gloo,cuda:nccl": for each device, one or both.
-/// Not "auto". Throws ValueError for anything else, and for names that there are not.
-BackendNames parse_backends(const std::string& text, const char* caller);
+/// Whether a group of it has no peers that could be waited for.
+bool is_fake(const BackendOption& option, const char* caller);
 
-/// What the choice of "auto" depends on, of one rank.
+/// What the choice of Auto depends on, of one rank.
 struct RankPlace {
   int rank = 0;        // of the world
   std::string host;    // see host_identity()
@@ -100,7 +103,7 @@ struct RankPlace {
 
 /// `reason` is for a log: "nccl for CUDA tensors: every rank has a GPU of its own".
 struct BackendChoice {
-  BackendNames names;
+  DeviceBackends backends;
   std::string reason;
 };
 

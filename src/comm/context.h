@@ -19,7 +19,7 @@ namespace tessera::comm {
 /// lives elsewhere.
 struct Context {
   World world;
-  std::string backend;
+  BackendOption backend = Backend::Auto;
   std::optional<c10::Device> device;  // this rank's of CUDA; none: there is none
   bool binds_device = false;          // InitOptions::device
   std::chrono::milliseconds timeout = kDefaultTimeout;

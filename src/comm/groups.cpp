@@ -193,15 +193,21 @@ void rendezvous_for_group(Context& context, const GroupCall& call, milliseconds 
 
 namespace {
 
-BackendNames pick_backends(const World& world, const BackendRequest& request,
-                           const std::string& wanted) {
-  if (wanted != "auto") return parse_backends(wanted, "new_group");
+DeviceBackends pick_backends(const World& world, const BackendRequest& request,
+                             const BackendOption& wanted) {
+  if (const auto named = read_backends(wanted, "new_group")) return *named;
   std::vector<RankPlace> places;
   for (const int rank : request.world_ranks)
     places.push_back({.rank = rank, .host = world.hosts[rank], .device = world.devices[rank]});
   const auto choice = choose_backends(places);
   LOG(INFO) << "tessera: group '" << request.group_name << "': " << choice.reason;
-  return choice.names;
+  return choice.backends;
+}
+
+/// What the options say, or init() did.
+const BackendOption& wanted(const Context& context, const GroupOptions& options) {
+  const bool is_named = options.backend && !options.backend->text().empty();
+  return is_named ? *options.backend : context.backend;
 }
 
 std::vector<std::string> device_names(const World& world, const std::vector<int>& ranks) {
@@ -235,32 +241,33 @@ void check_ranks(const Context& context, const std::vector<int>& ranks) {
 }
 
 /// One backend, for those of these devices that it can serve.
-void add_backend(const Group& group, const BackendRequest& request, const std::string& name,
+void add_backend(const Group& group, const BackendRequest& request, Backend kind,
                  const std::vector<c10::DeviceType>& devices) {
-  const auto& entry = find_backend(name, "new_group");
+  const auto& entry = entry_of(kind);
   TORCH_CHECK_VALUE(
-      entry.available(), "group '", request.group_name, "': backend \"", name,
+      entry.available(), "group '", request.group_name, "': backend \"", entry.name,
       "\" is not part of this build; use \"auto\", or build with a libtorch that has it "
       "(TESSERA_TORCH=/path/to/torch)");
   BackendRequest own = request;
-  own.store = c10::make_intrusive<c10d::PrefixStore>(name, request.store);
+  own.store = c10::make_intrusive<c10d::PrefixStore>(entry.name, request.store);
   const auto backend = entry.make(own);
   for (const auto device : devices) {
     if (entry.supports(device, c10::kFloat)) group->setBackend(device, entry.type, backend);
   }
 }
 
-void add_backends(const Group& group, const BackendRequest& request, const BackendNames& names) {
+void add_backends(const Group& group, const BackendRequest& request,
+                  const DeviceBackends& backends) {
   constexpr auto kCpu = c10::DeviceType::CPU;
   constexpr auto kCuda = c10::DeviceType::CUDA;
-  if (names.cpu == names.cuda) {
-    add_backend(group, request, names.cpu, {kCpu, kCuda});
+  const auto& [cpu, cuda] = backends;
+  if (cpu == cuda) {
+    add_backend(group, request, cpu.value(), {kCpu, kCuda});
   } else {
-    if (!names.cpu.empty()) add_backend(group, request, names.cpu, {kCpu});
-    if (!names.cuda.empty()) add_backend(group, request, names.cuda, {kCuda});
+    if (cpu) add_backend(group, request, *cpu, {kCpu});
+    if (cuda) add_backend(group, request, *cuda, {kCuda});
   }
-  const auto& first = names.cpu.empty() ? names.cuda : names.cpu;
-  group->setDefaultBackend(find_backend(first, "new_group").type);
+  group->setDefaultBackend(entry_of(cpu ? *cpu : cuda.value()).type);
 }
 
 }  // namespace
@@ -289,8 +296,7 @@ Group make_group(Context& context, const std::vector<int>& ranks, const std::str
   TORCH_CHECK_VALUE(request.timeout.count() > 0, "group '", name,
                     "': expected a timeout above 0, got ", request.timeout.count(), " ms");
   if (context.binds_device) group->setBoundDeviceId(context.device);
-  const auto& wanted = options.backend.empty() ? context.backend : options.backend;
-  add_backends(group, request, pick_backends(context.world, request, wanted));
+  add_backends(group, request, pick_backends(context.world, request, wanted(context, options)));
   group->setGroupName(name);
   group->setGroupDesc(options.description.empty() ? name : options.description);
   c10d::register_process_group(name, group);
@@ -344,12 +350,12 @@ namespace tessera {
 Group new_group(const std::vector<int>& ranks, GroupOptions options) {
   const auto context = comm::require_context("new_group");
   comm::check_ranks(*context, ranks);
+  const bool has_peers = !comm::is_fake(comm::wanted(*context, options), "new_group");
   comm::GroupCall call{.ranks = ranks};
   {
     const std::lock_guard lock(context->mutex);
     call.count = context->group_counts[ranks]++;
   }
-  const bool has_peers = (options.backend.empty() ? context->backend : options.backend) != "fake";
   const auto timeout = options.timeout.value_or(context->timeout);
   if (has_peers && timeout.count() > 0) comm::rendezvous_for_group(*context, call, timeout);
   return comm::make_group(*context, ranks, comm::name_of(call), options);

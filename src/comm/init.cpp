@@ -1,6 +1,7 @@
 #include <tessera/comm.h>
 
 #include "base/environment.h"
+#include "base/memory.h"
 #include "comm/backends.h"
 #include "comm/context.h"
 #include "comm/diagnostics.h"
@@ -59,7 +60,7 @@ void check_options(const InitOptions& options) {
   TORCH_CHECK_VALUE(!options.stopped_timeout || options.stopped_timeout->count() >= 0,
                     "init: expected a stopped_timeout of 0 or more, got ",
                     options.stopped_timeout ? options.stopped_timeout->count() : 0, " ms");
-  if (options.backend != "auto") comm::parse_backends(options.backend, "init");
+  comm::read_backends(options.backend, "init");
 }
 
 /// The index of the CUDA device that the program or the launcher says is this rank's; none: the
@@ -99,6 +100,7 @@ void init(InitOptions options) {
   check_options(options);
   Environment().get_int("TESSERA_LATE_AFTER");  // throws here rather than in the midst of a wait
   const auto launch = comm::find_launch(options);
+  allow_warm_memory(options.keep_freed_memory);
   comm::set_stopped_timeout(stopped_timeout(options));
   const auto store = options.store ? options.store : comm::open_store(launch, options.timeout);
   auto context = std::make_shared<comm::Context>();

@@ -1,6 +1,7 @@
 #include "comm/launch.h"
 
 #include "base/environment.h"
+#include "comm/backends.h"
 #include "comm/signed_store.h"
 #include "comm/store_protocol.h"
 
@@ -315,7 +316,8 @@ Launch find_launch(const InitOptions& options, const Environment& environment) {
   if (given.init_method == "env://")
     given.init_method.clear();  // PyTorch's word for "ask the launcher"
   check_options(given);
-  const bool has_place = given.store || !given.init_method.empty() || given.backend == "fake";
+  const bool has_place =
+      given.store || !given.init_method.empty() || is_fake(given.backend, "init");
   const bool needs_launcher = !(given.rank && given.world_size && has_place);
   Found found = overlay(given, needs_launcher ? ask_launchers(environment) : Found{});
   check_complete(given, found);
@@ -325,7 +327,7 @@ Launch find_launch(const InitOptions& options, const Environment& environment) {
   Launch launch{
       .rank = *found.rank, .world_size = *found.world_size, .local_rank = found.local_rank};
   launch.launcher = needs_launcher ? found.launcher : "options";
-  launch.is_alone = given.backend == "fake" ||
+  launch.is_alone = is_fake(given.backend, "init") ||
                     (launch.world_size == 1 && !given.store && given.init_method.empty());
   if (launch.is_alone) return launch;
   launch.local_world_size = found.local_world_size;

@@ -10,6 +10,18 @@
 /// What fully_shard does once, before there is a unit.
 namespace tessera::detail::fully_shard {
 
+/// Refuses what the options say of each other and of the mesh, before ranks talk and anything has
+/// changed.
+void check_options(const FullyShardOptions& options);
+
+/// The mesh that the options name; the same for the same group, so that all units' parameters lie
+/// on one.
+DeviceMesh mesh_for(const FullyShardOptions& options, c10::DeviceType device);
+
+/// The ranks among which reshard_after_forward, if it is a number, keeps a copy; null if it is
+/// none. A collective.
+Group neighbours_for(const FullyShardOptions& options, const DeviceMesh& mesh);
+
 struct Ignored {
   std::set<const torch::nn::Module*> modules;
   std::set<const at::TensorImpl*> parameters;

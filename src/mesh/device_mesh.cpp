@@ -1,5 +1,6 @@
 #include <tessera/mesh.h>
 
+#include "comm/backends.h"
 #include "comm/context.h"
 #include "comm/type_names.h"
 #include "mesh/layout.h"
@@ -95,7 +96,9 @@ ImplPtr make_root(const char* caller, c10::DeviceType device_type, Layout layout
                     c10::DeviceTypeName(device_type, /*lower_case=*/true),
                     "; pass the type of the device that the ranks compute on");
   TORCH_CHECK_VALUE(
-      device_type != c10::DeviceType::CUDA || at::hasCUDA() || context->backend == "fake", caller,
+      device_type != c10::DeviceType::CUDA || at::hasCUDA() ||
+          comm::is_fake(context->backend, caller),
+      caller,
       ": expected a device type of this machine, got cuda, but libtorch finds no GPU; pass ",
       "torch::kCPU, or run with a CUDA build of libtorch where a GPU is visible");
   mesh::check_ranks(caller, layout.ranks, context->world.world_size);

@@ -331,8 +331,10 @@ const Group& State::join_group() {
   if (!join_group_) {
     const auto served = group_->getDeviceTypes();
     const bool has_cpu = std::find(served.begin(), served.end(), c10::kCPU) != served.end();
-    join_group_ = new_group(
-        ranks(group_), {.backend = has_cpu ? "" : "auto", .description = "roll calls of Join"});
+    join_group_ =
+        new_group(ranks(group_),
+                  {.backend = has_cpu ? std::nullopt : std::optional<BackendOption>(Backend::Auto),
+                   .description = "roll calls of Join"});
   }
   return join_group_;
 }

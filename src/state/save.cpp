@@ -118,7 +118,9 @@ class WritingGroups {
     }
     // Bytes of the host are told: beside training, and not on the device.
     auto writing = new_group(
-        ranks(group), {.backend = serves_host(group) ? "" : "auto", .description = "save_async"});
+        ranks(group),
+        {.backend = serves_host(group) ? std::nullopt : std::optional<BackendOption>(Backend::Auto),
+         .description = "save_async"});
     const std::lock_guard lock(mutex_);
     groups_.insert_or_assign(group.get(),
                              Entry{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), writing});

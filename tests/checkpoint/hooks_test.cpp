@@ -1,5 +1,7 @@
 #include "checkpoint/outcome.h"
 
+#include <torch/csrc/autograd/engine.h>
+
 namespace tessera::testing {
 
 struct CoderImpl : torch::nn::Module {
@@ -220,6 +222,63 @@ TEST(SavedTensorHooks, SaveOnCpuChangesNoResult) {
     });
   };
   expect_same(run(true), run(false));
+}
+
+/// An engine that somebody else has installed, as Python's torch does.
+struct OtherEngine final : torch::autograd::Engine {
+  static Engine& get() { return instance(); }
+  static OtherEngine& instance() {
+    static auto& engine = *new OtherEngine();
+    return engine;
+  }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs,
+                                         bool keep_graph, bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    ++backwards;
+    return Engine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    ++saved;
+    return nullptr;
+  }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    ++traces;
+    return Engine::make_anomaly_metadata();
+  }
+  int backwards = 0;
+  int saved = 0;
+  int traces = 0;
+};
+
+TEST(SavedTensorHooks, AnotherEngineStaysInChargeOfTheRest) {
+  torch::autograd::set_default_engine_stub(&OtherEngine::get);
+  const auto& other = OtherEngine::instance();
+  const auto x = torch::randn({3}).requires_grad_();
+  at::Tensor y;
+  {
+    const save_on_cpu scope;
+    y = x.sin();
+  }
+  EXPECT_EQ(other.saved, 0) << "the scope's hooks count";
+  y = y.cos();
+  EXPECT_GT(other.saved, 0);
+  y.grad_fn()->metadata();
+  EXPECT_EQ(other.traces, 1);
+  y.sum().backward();
+  EXPECT_EQ(other.backwards, 1);
+  const auto before = x.grad().clone();
+  checkpoint_call([](const at::Tensor& t) { return t.sin().cos(); }, x).sum().backward();
+  EXPECT_EQ(other.backwards, 2);
+  expect_bitwise_equal(x.grad() - before, before, "gradient");
+  torch::autograd::set_default_engine_stub(&torch::autograd::Engine::get_base_engine);
+  const saved_tensor_hooks::Pack pack = [](const at::Tensor& tensor) { return std::any(tensor); };
+  const saved_tensor_hooks::Unpack unpack = [](const std::any& packed) {
+    return std::any_cast<at::Tensor>(packed);
+  };
+  const saved_tensor_hooks scope(pack, unpack);  // in front of libtorch's own again
+  x.exp().sum().backward();
+  EXPECT_EQ(other.backwards, 2);
 }
 
 }  // namespace

@@ -9,9 +9,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string error_of_backends(const std::string& text) {
+std::string error_of_backends(const BackendOption& option) {
   try {
-    parse_backends(text, "init");
+    read_backends(option, "init");
   } catch (const c10::ValueError& error) {
     return error.what_without_backtrace();
   }
@@ -26,21 +26,34 @@ std::vector<RankPlace> places(const std::vector<std::pair<std::string, std::stri
   return places;
 }
 
+DeviceBackends read(const BackendOption& option) { return read_backends(option, "init").value(); }
+
 TEST(BackendNames, OneNameServesAllThatItCan) {
-  EXPECT_EQ(parse_backends("gloo", "init").cpu, "gloo");
-  EXPECT_EQ(parse_backends("gloo", "init").cuda, "gloo");
-  EXPECT_EQ(parse_backends("nccl", "init").cpu, "");
-  EXPECT_EQ(parse_backends("nccl", "init").cuda, "nccl");
+  const DeviceBackends gloo{.cpu = Backend::Gloo, .cuda = Backend::Gloo};
+  const DeviceBackends nccl{.cuda = Backend::Nccl};
+  EXPECT_EQ(read("gloo"), gloo);
+  EXPECT_EQ(read(Backend::Gloo), gloo);
+  EXPECT_EQ(read("nccl"), nccl);
+  EXPECT_EQ(read(Backend::Nccl), nccl);
 }
 
 TEST(BackendNames, OneNamePerDevice) {
-  const auto both = parse_backends("cpu:gloo,cuda:nccl", "init");
-  EXPECT_EQ(both.cpu, "gloo");
-  EXPECT_EQ(both.cuda, "nccl");
-  const auto turned = parse_backends("cuda:shm,cpu:gloo", "init");
-  EXPECT_EQ(turned.cpu, "gloo");
-  EXPECT_EQ(turned.cuda, "shm");
-  EXPECT_EQ(parse_backends("cuda:gloo", "init").cpu, "");
+  for (const DeviceBackends both :
+       {DeviceBackends{.cpu = Backend::Gloo, .cuda = Backend::Nccl},
+        DeviceBackends{.cpu = Backend::Shm, .cuda = Backend::Gloo},
+        DeviceBackends{.cpu = Backend::Gloo}, DeviceBackends{.cuda = Backend::Gloo}})
+    EXPECT_EQ(read(both), both);
+  EXPECT_EQ(read("cpu:gloo,cuda:nccl"),
+            (DeviceBackends{.cpu = Backend::Gloo, .cuda = Backend::Nccl}));
+  EXPECT_EQ(read("cuda:shm,cpu:gloo"),
+            (DeviceBackends{.cpu = Backend::Gloo, .cuda = Backend::Shm}));
+  EXPECT_EQ(read("cuda:gloo"), (DeviceBackends{.cuda = Backend::Gloo}));
+}
+
+TEST(BackendNames, AutoIsLeftToTheRanks) {
+  EXPECT_EQ(read_backends("auto", "init"), std::nullopt);
+  EXPECT_EQ(read_backends(std::string("auto"), "init"), std::nullopt);
+  EXPECT_EQ(read_backends(Backend::Auto, "init"), std::nullopt);
 }
 
 TEST(BackendNames, TellsWhatIsWrong) {
@@ -52,44 +65,55 @@ TEST(BackendNames, TellsWhatIsWrong) {
               HasSubstr("expected one backend for \"cpu\", got two"));
   EXPECT_THAT(error_of_backends("cpu:nccl"), HasSubstr("for \"cpu\", got nccl; use shm"));
   EXPECT_THAT(error_of_backends("cpu:shm,cuda:fake"), HasSubstr("got a mixture"));
+  EXPECT_THAT(error_of_backends("cpu:auto"), HasSubstr("got \"auto\", which chooses for both"));
+}
+
+TEST(BackendNames, TellsWhatIsWrongOfEnums) {
+  EXPECT_THAT(error_of_backends(DeviceBackends{.cpu = Backend::Nccl}),
+              HasSubstr("init: backend \"cpu:nccl\": expected a backend that takes CPU tensors"));
+  EXPECT_THAT(error_of_backends(DeviceBackends{.cpu = Backend::Shm, .cuda = Backend::Fake}),
+              HasSubstr("got a mixture"));
+  EXPECT_THAT(error_of_backends(DeviceBackends{.cuda = Backend::Auto}),
+              HasSubstr("got \"auto\", which chooses for both"));
+  EXPECT_THROW(BackendOption(DeviceBackends{}), c10::ValueError);
 }
 
 TEST(BackendChoice, WithoutGpusOneBackendServesAll) {
   const auto near = choose_backends(places({{"a", ""}, {"a", ""}}));
-  EXPECT_EQ(near.names.cpu, "shm");
-  EXPECT_EQ(near.names.cuda, "shm");
+  EXPECT_EQ(near.backends.cpu, Backend::Shm);
+  EXPECT_EQ(near.backends.cuda, Backend::Shm);
   const auto far = choose_backends(places({{"a", ""}, {"b", ""}}));
-  EXPECT_EQ(far.names.cpu, "gloo");
-  EXPECT_EQ(far.names.cuda, "gloo");
+  EXPECT_EQ(far.backends.cpu, Backend::Gloo);
+  EXPECT_EQ(far.backends.cuda, Backend::Gloo);
 }
 
 TEST(BackendChoice, NcclWhereEveryRankHasItsOwnGpu) {
   const auto near = choose_backends(places({{"a", "GPU-1"}, {"a", "GPU-2"}}));
-  EXPECT_EQ(near.names.cpu, "shm");
-  EXPECT_EQ(near.names.cuda, "nccl");
+  EXPECT_EQ(near.backends.cpu, Backend::Shm);
+  EXPECT_EQ(near.backends.cuda, Backend::Nccl);
   EXPECT_THAT(near.reason, HasSubstr("every rank has a GPU of its own"));
   const auto far = choose_backends(places({{"a", "GPU-1"}, {"b", "GPU-2"}}));
-  EXPECT_EQ(far.names.cpu, "gloo");
-  EXPECT_EQ(far.names.cuda, "nccl");
+  EXPECT_EQ(far.backends.cpu, Backend::Gloo);
+  EXPECT_EQ(far.backends.cuda, Backend::Nccl);
 }
 
 TEST(BackendChoice, RanksThatShareAGpuUseTheCpusBackend) {
   const auto near = choose_backends(places({{"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-1"}}));
-  EXPECT_EQ(near.names.cuda, "shm");
+  EXPECT_EQ(near.backends.cuda, Backend::Shm);
   EXPECT_EQ(near.reason, "shm for CUDA tensors: ranks 0 and 2 share GPU-1");
   const auto far = choose_backends(places({{"a", "GPU-1"}, {"a", "GPU-1"}, {"b", "GPU-3"}}));
-  EXPECT_EQ(far.names.cuda, "gloo");
+  EXPECT_EQ(far.backends.cuda, Backend::Gloo);
 }
 
 TEST(BackendChoice, NoNcclWhereARankHasNoGpu) {
   const auto choice = choose_backends(places({{"a", "GPU-1"}, {"a", ""}}));
-  EXPECT_EQ(choice.names.cuda, "shm");
+  EXPECT_EQ(choice.backends.cuda, Backend::Shm);
   EXPECT_THAT(choice.reason, HasSubstr("rank 1 has no GPU"));
 }
 
 TEST(BackendChoice, TooManyRanksForSharedMemory) {
   std::vector<std::pair<std::string, std::string>> where(65, {"a", ""});
-  EXPECT_EQ(choose_backends(places(where)).names.cpu, "gloo");
+  EXPECT_EQ(choose_backends(places(where)).backends.cpu, Backend::Gloo);
 }
 
 TEST(BackendChoice, FindsTheFirstTwoOfADevice) {

@@ -274,7 +274,13 @@ TEST(NewGroupOnThreads, TakesTimeoutAndBackendOfTheWorldUnlessGiven) {
                   return group->getBackend(at::kCPU)->getBackendName();
                 };
                 EXPECT_EQ(name_of(new_group({0, 1})), "shm");
-                const auto gloo = new_group({0, 1}, {.backend = "gloo"});
+                const auto gloo = new_group({0, 1}, {.backend = Backend::Gloo});
+                EXPECT_EQ(name_of(new_group({0, 1}, {.backend = ""})), "shm");
+                const std::string option = "cpu:gloo";
+                EXPECT_EQ(name_of(new_group({0, 1}, {.backend = option})), "gloo");
+                EXPECT_EQ(
+                    name_of(new_group({0, 1}, {.backend = DeviceBackends{.cpu = Backend::Gloo}})),
+                    "gloo");
                 EXPECT_EQ(name_of(gloo), "gloo");
                 EXPECT_EQ(sum_of_ranks(gloo), 1);
               },

@@ -1,6 +1,6 @@
 // Compiling, loading and keeping programs: across processes, with damaged entries, without a
 // compiler, in folders that are not safe.
-#include <tessera/compile/compiler.h>
+#include <tessera/compile.h>
 
 #include "cached_answers.h"
 #include "compiler/kernels/kernel_cache.h"

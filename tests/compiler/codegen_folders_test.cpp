@@ -1,6 +1,6 @@
 // What goes wrong around the cache: folders that can't be written to, compilers that make something
 // else, processes that were killed.
-#include <tessera/compile/compiler.h>
+#include <tessera/compile.h>
 
 #include "cached_answers.h"
 #include "compiler/kernels/host_library.h"

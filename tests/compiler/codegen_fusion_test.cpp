@@ -1,5 +1,5 @@
 // Which operators become one kernel: text in, text out.
-#include <tessera/compile/graph.h>
+#include <tessera/compile.h>
 
 #include "compiler/ir/operators.h"
 #include "compiler/ir/verify.h"

@@ -1,5 +1,5 @@
 // The program text: what users read, and what look for in it.
-#include <tessera/compile/graph.h>
+#include <tessera/compile.h>
 
 #include "compiler/ir/verify.h"
 #include "compiler/kernels/kernels.h"

@@ -234,7 +234,7 @@ TEST(DataParallelErrorsRanks, NameBatchesOfDifferentSizesOnAllRanks) {
           auto optimizer = sgd(0, false)(net->parameters());
           auto compiled = compile([](SimpleMlp& module, optim::SGD& opt,
                                      const Batch& batch) { return train_step(module, opt, batch); },
-                                  {.parallel_mode = DataParallel("fully_shard")});
+                                  {.parallel_mode = DataParallel(DataParallelStyle::FullyShard)});
           const auto call = [&](int64_t rows) {
             compiled(net, optimizer, draw({rows, 50}, {rows, 8}, Data::OfEachRank));
           };
@@ -337,8 +337,10 @@ TEST(DataParallelErrorsRanks, NameGradientsThatBackwardDidNotLeave) {
 }
 
 TEST(DataParallelErrors, NameTheStyles) {
+  for (const std::string style : {"default", "replicate", "fully_shard"})
+    EXPECT_NO_THROW(DataParallel{style});
   EXPECT_THAT([] { DataParallel("replicated"); },
-              ::testing::ThrowsMessage<c10::Error>(
+              ::testing::ThrowsMessage<c10::ValueError>(
                   HasSubstr("expected parallel_style \"replicate\", \"fully_shard\" or "
                             "\"default\", got \"replicated\"")));
 }

@@ -171,7 +171,8 @@ TEST_P(DataParallelStylesRanks, DefaultIsChosenOnce) {
           const torch::NoGradGuard no_grad;
           return module(given);
         },
-        {.parallel_mode = DataParallel("default", {.memory_budget = kWithoutState + 100}),
+        {.parallel_mode =
+             DataParallel(DataParallelStyle::Default, {.memory_budget = kWithoutState + 100}),
          .backend = "interpret"});
     compiled(net, optimizer, mlp().draw(4), false);
     compiled(net, optimizer, mlp().draw(4), true);

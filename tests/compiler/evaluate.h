@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/compile/graph.h>
+#include <tessera/compile.h>
 
 #include <ATen/core/Tensor.h>
 

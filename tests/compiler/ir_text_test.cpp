@@ -1,4 +1,4 @@
-#include <tessera/compile/graph.h>
+#include <tessera/compile.h>
 
 #include "compiler/ir/operators.h"
 #include "support/message_of.h"

@@ -1,5 +1,5 @@
 // What `tessera inspect --program` says of memory, and of files that are no programs.
-#include <tessera/compile/layout.h>
+#include <tessera/compile.h>
 
 #include "compiler/runtime/program.h"
 #include "recorded_steps.h"

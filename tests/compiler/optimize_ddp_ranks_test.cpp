@@ -3,7 +3,6 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
-#include <tessera/replicate/ddp.h>
 
 #include "support/ranks.h"
 #include "support/twins.h"

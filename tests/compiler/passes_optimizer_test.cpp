@@ -1,6 +1,6 @@
 // The passes of the first whole-step compilers: a fused optimizer in parts, copies that nobody
 // reads.
-#include <tessera/compile/config.h>
+#include <tessera/compile.h>
 
 #include "compiler/runtime/split_program.h"
 #include "pass_cases.h"

@@ -1,4 +1,4 @@
-#include <tessera/compile/config.h>
+#include <tessera/compile.h>
 
 #include "compiler/passes/passes.h"
 #include "compiler/programs/pipeline.h"

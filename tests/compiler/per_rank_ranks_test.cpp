@@ -235,7 +235,7 @@ TEST_P(PerRankRanks, ReturnsDistributedTensorsOfOneSample) {
           return {out, out.t().clone(), out.view({1, -1, 2}).clone(), out.mean(),
                   out.squeeze().clone()};
         },
-        {.parallel_mode = DataParallel("replicate", {.returns_dtensors = true}),
+        {.parallel_mode = DataParallel(DataParallelStyle::Replicate, {.returns_dtensors = true}),
          .backend = "interpret"});
     const auto weight = net->p[0].detach().clone();
     torch::manual_seed(2);

@@ -1,6 +1,5 @@
 // Values that are computed again in backward instead of being kept.
 #include <tessera/compile.h>
-#include <tessera/compile/layout.h>
 #include <tessera/fully_shard.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>

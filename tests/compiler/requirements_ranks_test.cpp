@@ -5,7 +5,6 @@
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
-#include <tessera/replicate/ddp.h>
 
 #include "support/device_cases.h"
 #include "support/ranks.h"

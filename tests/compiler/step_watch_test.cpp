@@ -2,7 +2,6 @@
 // hooks, those of parameters, groups and options of optimizers.
 #include <tessera/compile.h>
 #include <tessera/nn.h>
-#include <tessera/nn/hooks.h>
 #include <tessera/optim.h>
 
 #include <gmock/gmock.h>

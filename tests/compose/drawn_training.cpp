@@ -1,6 +1,6 @@
 #include "compose/drawn_training.h"
 
-#include <tessera/nn/gradient_sync.h>
+#include <tessera/nn.h>
 
 #include <optional>
 #include <unordered_set>

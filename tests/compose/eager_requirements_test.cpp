@@ -4,7 +4,6 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/replicate.h>
-#include <tessera/replicate/ddp.h>
 
 #include "compose/on_device.h"
 #include "support/ranks.h"

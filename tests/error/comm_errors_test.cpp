@@ -45,8 +45,13 @@ TEST(CommErrors, UnknownBackend) {
   on_two_ranks([] {
     EXPECT_THAT(message_of([] { new_group({0, 1}, {.backend = "smh"}); }),
                 HasSubstr("got \"smh\""));
+    EXPECT_THAT(message_of([] { new_group({0, 1}, {.backend = std::string("smh")}); }),
+                StartsWith("new_group: expected one of the backends \"auto\", \"shm\", "));
     EXPECT_THAT(message_of([] { supports("mpi", at::kCPU, at::kFloat); }),
                 HasSubstr("got \"mpi\""));
+    EXPECT_THAT(message_of([] { supports(Backend::Auto, at::kCPU, at::kFloat); }),
+                HasSubstr("got \"auto\""));
+    EXPECT_TRUE(supports(Backend::Shm, at::kCPU, at::kFloat));
   });
 }
 

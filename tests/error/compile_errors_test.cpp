@@ -28,6 +28,10 @@ TEST(CompileErrors, ABackendThatIsNotThere) {
   nn::Linear linear(2, 2);
   EXPECT_THAT(message_of<c10::ValueError>([&] { compile(linear, {.backend = ""}); }),
               HasSubstr("expected backend \"codegen\" or \"interpret\", got \"\""));
+  const std::string name = "interpret";
+  EXPECT_EQ(CompileOptions{.backend = name}.backend, CompileBackend::Interpret);
+  EXPECT_EQ(CompileOptions{.backend = "codegen"}.backend, CompileBackend::Codegen);
+  EXPECT_NO_THROW(compile(function, {.backend = CompileBackend::Interpret}));
 }
 
 TEST(CompileErrors, FullgraphNamesWhatStandsInTheWay) {

@@ -1,5 +1,5 @@
 // A user's post-accumulate-grad hooks on sharded parameters.
-#include <tessera/nn/gradient_sync.h>
+#include <tessera/nn.h>
 #include <tessera/optim.h>
 
 #include "fully_shard/sharded_models.h"

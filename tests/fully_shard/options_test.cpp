@@ -7,8 +7,11 @@
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
+#include <malloc.h>
 
+#include <cstdlib>
 #include <limits>
+#include <memory>
 
 namespace tessera::testing {
 namespace {
@@ -231,6 +234,31 @@ TEST_P(FullyShardSettings, AGradScalerSkipsTheStepOnAllRanks) {
     for (const auto& item : net->named_parameters())
       expect_equal(whole(item.value().detach()), expected[item.key()].detach(), item.key(), kClose);
   });
+}
+
+/// Whether the C library gives a large block a mapping of its own, which goes when it is freed.
+bool is_mapped_alone() {
+  const auto before = mallinfo2().hblks;
+  std::unique_ptr<void, decltype(&std::free)> block(std::malloc(64 << 20), &std::free);
+  return block != nullptr && mallinfo2().hblks > before;
+}
+
+TEST(FullyShardProcess, FreedMemoryIsKeptUnlessInitSaysNo) {
+  for (const char* variable :
+       {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}) {
+    if (std::getenv(variable) != nullptr) GTEST_SKIP() << variable << " says what is kept";
+  }
+  for (const bool keeps : {false, true}) {
+    run_processes(1,
+                  [keeps] {
+                    auto options = rank_init_options();
+                    options.keep_freed_memory = keeps;
+                    init(options);
+                    fully_shard(Stack());
+                    EXPECT_EQ(is_mapped_alone(), !keeps);
+                  },
+                  {.init = false, .fresh = true});
+  }
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <tessera/nn.h>
-#include <tessera/nn/decoder_layers.h>
 
 #include <torch/torch.h>
 

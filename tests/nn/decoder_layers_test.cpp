@@ -2,7 +2,6 @@
 #include <tessera/autocast.h>
 #include <tessera/fully_shard.h>
 #include <tessera/nn.h>
-#include <tessera/nn/decoder_layers.h>
 #include <tessera/state_dict.h>
 
 #include "compose/on_device.h"

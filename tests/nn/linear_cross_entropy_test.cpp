@@ -1,7 +1,7 @@
 // linear_cross_entropy against cross_entropy of linear: losses, gradients, memory, errors.
 #include <tessera/autocast.h>
 #include <tessera/checkpoint.h>
-#include <tessera/nn/linear_cross_entropy.h>
+#include <tessera/nn.h>
 
 #include "compose/on_device.h"
 #include "counted_memory.h"

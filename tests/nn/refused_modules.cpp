@@ -1,5 +1,5 @@
 // Modules that can't be wrapped: with one of the macros REFUSED_… defined, this must not compile.
-#include <tessera/nn/methods.h>
+#include <tessera/nn.h>
 
 struct GoodImpl : torch::nn::Module {
   at::Tensor forward(at::Tensor x) { return x; }

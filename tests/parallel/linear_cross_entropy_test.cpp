@@ -1,6 +1,6 @@
 // linear_cross_entropy of a head whose classes are sharded: equal to the plain one, without logits
 // of all classes on any rank.
-#include <tessera/nn/linear_cross_entropy.h>
+#include <tessera/nn.h>
 
 #include "compose/on_device.h"
 #include "nn/decoder_formulas.h"

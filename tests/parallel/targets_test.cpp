@@ -1,7 +1,7 @@
 // Targets that are no classes: refused by every form of cross entropy on shards of the classes, on
 // the CPU by an error of the call, on a GPU by one of the device.
 #include <tessera/compile.h>
-#include <tessera/nn/linear_cross_entropy.h>
+#include <tessera/nn.h>
 
 #include "compose/on_device.h"
 #include "parallel/models.h"

@@ -2,7 +2,7 @@
 // by hand.
 #include <tessera/autocast.h>
 #include <tessera/optim.h>
-#include <tessera/replicate/ddp.h>
+#include <tessera/replicate.h>
 
 #include "replicate/averages.h"
 #include "support/ranks.h"

@@ -1,7 +1,6 @@
 // Ranks with different numbers of batches.
 #include <tessera/nn.h>
 #include <tessera/replicate.h>
-#include <tessera/replicate/ddp.h>
 
 #include "replicate/models.h"
 #include "support/message_of.h"

@@ -1,6 +1,6 @@
 // Mixed precision of replicate, compress wrappers, delayed averages.
 #include <tessera/nn.h>
-#include <tessera/replicate/ddp.h>
+#include <tessera/replicate.h>
 
 #include "replicate/averages.h"
 #include "support/message_of.h"

@@ -1,5 +1,5 @@
 #include <tessera/nn.h>
-#include <tessera/replicate/ddp.h>
+#include <tessera/replicate.h>
 
 #include "replicate/averages.h"
 #include "support/message_of.h"

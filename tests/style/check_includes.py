@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks every #include against dependencies.txt, so that dependencies between folders go one way."""
+"""Checks every #include against dependencies.txt, so that dependencies between folders go one way; that programs include a
+public header of a noun and not its parts; and that headers which need no modules don't bring in all of tessera::nn."""
 
 import pathlib
 import re
@@ -7,6 +8,10 @@ import sys
 
 from sources import ROOT, cpp_sources
 
+PUBLIC = pathlib.Path("include/tessera")
+PROGRAMS = ("benchmarks", "examples", "tests", "tools")
+ALL_MODULES = "tessera/nn/modules.h"
+WITH_MODULES = ("nn.h", "tessera.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -58,10 +63,35 @@ def check(path, owner, allowed):
             yield f"{path}: {folder} may not include {name}, which belongs to {to}"
 
 
+def check_parts(path):
+    for _, name in INCLUDE.findall((ROOT / path).read_text()):
+        if name.startswith("tessera/") and name.count("/") > 1 and (ROOT / "include" / name).is_file():
+            yield f"{path}: includes <{name}>, a part; take the header of its noun, <tessera/….h>"
+
+
+def reached(name, seen):
+    """Adds the public headers that <name> brings in, itself among them."""
+    path = ROOT / "include" / name
+    if name in seen or not path.is_file():
+        return seen
+    seen.add(name)
+    for _, included in INCLUDE.findall(path.read_text()):
+        reached(included, seen)
+    return seen
+
+
+def check_light():
+    for path in sorted((ROOT / PUBLIC).glob("*.h")):
+        if path.name not in WITH_MODULES and ALL_MODULES in reached(f"tessera/{path.name}", set()):
+            yield f"{PUBLIC / path.name}: brings in <{ALL_MODULES}>, which {' and '.join(WITH_MODULES)} alone may"
+
+
 def main():
     owner, allowed = read_table((ROOT / "tests/style/dependencies.txt").read_text())
     files = cpp_sources(("include", "src", "tools", "examples"))
     errors = [error for path in files for error in check(path, owner, allowed)]
+    errors += [error for path in cpp_sources(PROGRAMS) for error in check_parts(path)]
+    errors += check_light()
     print(*errors, f"{len(files)} files, {len(errors)} wrong includes", sep="\n")
     return 1 if errors else 0
 

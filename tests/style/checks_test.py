@@ -47,6 +47,23 @@ class Checks(unittest.TestCase):
         for name in FILES:
             self.assertEqual(self.wrong_includes(pathlib.Path(name)), [])
 
+    def test_programs_include_no_parts(self):
+        self.write("include/tessera/comm/group.h", "")
+        program = self.write("examples/a.cpp", "#include <tessera/comm.h>\n#include <tessera/comm/group.h>\n")
+        (error,) = check_includes.check_parts(program)
+        self.assertIn("examples/a.cpp: includes <tessera/comm/group.h>, a part", error)
+        self.assertEqual(list(check_includes.check_parts(self.write("examples/b.cpp", "#include <tessera/comm.h>"))), [])
+
+    def test_headers_without_modules_stay_light(self):
+        self.write("include/tessera/nn/modules.h", "")
+        self.write("include/tessera/nn.h", "#include <tessera/nn/modules.h>\n")
+        self.assertEqual(list(check_includes.check_light()), [])
+        self.write("include/tessera/comm/group.h", "#include <tessera/nn.h>\n")
+        self.write("include/tessera/comm.h", "#include <tessera/comm/group.h>\n")
+        errors = list(check_includes.check_light())
+        self.assertEqual(len(errors), 2, "comm.h, and mesh.h through it")
+        self.assertIn("include/tessera/comm.h: brings in <tessera/nn/modules.h>", errors[0])
+
     def test_wrong_includes_are_found(self):
         for name, text in {
             "src/comm/up.cpp": "#include <tessera/mesh.h>",

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/serialize/index.h>
+#include <tessera/serialize.h>
 
 #include <filesystem>
 #include <optional>

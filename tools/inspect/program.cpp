@@ -1,6 +1,6 @@
 #include "inspect/program.h"
 
-#include <tessera/compile/graph.h>
+#include <tessera/compile.h>
 
 #include "report/files.h"
 #include "report/html.h"

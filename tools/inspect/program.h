@@ -1,6 +1,6 @@
 #pragma once
 
-#include <tessera/compile/layout.h>
+#include <tessera/compile.h>
 
 #include <filesystem>
 #include <string>

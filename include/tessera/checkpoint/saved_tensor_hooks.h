@@ -19,7 +19,8 @@ namespace tessera {
 ///   tessera::saved_tensor_hooks to_half(
 ///       [](const at::Tensor& t) { return t.to(at::kHalf); },
 ///       [](const at::Tensor& t) { return t.to(at::kFloat); });
-/// Refused inside a Python process, whose own torch owns these hooks.
+/// The first scope of a process replaces autograd's engine, see checkpoint.h. Hooks of a Python
+/// around it count where no such scope is.
 class saved_tensor_hooks {  // NOLINT(readability-identifier-naming): Python's name
  public:
   using Pack = std::function<std::any(const at::Tensor& tensor)>;
@@ -27,14 +28,11 @@ class saved_tensor_hooks {  // NOLINT(readability-identifier-naming): Python's n
 
   template <class P, class U>
   saved_tensor_hooks(P pack, U unpack)
-      : saved_tensor_hooks(erase_pack(std::move(pack)), erase_unpack<P, U>(std::move(unpack)),
-                           "saved_tensor_hooks") {}
+      : saved_tensor_hooks(erase_pack(std::move(pack)), erase_unpack<P, U>(std::move(unpack))) {}
+  saved_tensor_hooks(Pack pack, Unpack unpack);
   ~saved_tensor_hooks();
   saved_tensor_hooks(const saved_tensor_hooks&) = delete;
   saved_tensor_hooks& operator=(const saved_tensor_hooks&) = delete;
-
- protected:
-  saved_tensor_hooks(Pack pack, Unpack unpack, const char* function);
 
  private:
   template <class P>

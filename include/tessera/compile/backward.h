@@ -14,7 +14,9 @@ namespace tessera {
 ///   CompiledBackward scope;
 ///   net(x).sum().backward();
 ///
-/// Ranks that communicate in backward all have such a scope, or none.
+/// Ranks that communicate in backward all have such a scope, or none. The first scope of a process
+/// puts an autograd engine in front of the one that is there, which still runs all backwards. It
+/// sees those that C++ begins: Python's own `loss.backward()` passes it by.
 class CompiledBackward {
  public:
   /// `compiler`: codegen, interpret, or one of your own, whose programs end with the scope.

@@ -60,8 +60,26 @@ class Watched {
   std::string (*show_)(const std::byte*) = nullptr;
 };
 
+/// What runs the operators of a program.
+enum class CompileBackend {
+  Codegen,    // kernels of our own, compiled on this machine
+  Interpret,  // ATen's alone
+};
+
+/// A CompileBackend, or its name: "codegen" or "interpret". Another one is a ValueError.
+class CompileBackendOption {
+ public:
+  CompileBackendOption(CompileBackend backend) : backend_(backend) {}  // NOLINT: all convert
+  CompileBackendOption(const std::string& name);                       // NOLINT
+  CompileBackendOption(const char* name) : CompileBackendOption(std::string(name)) {}  // NOLINT
+  operator CompileBackend() const { return backend_; }                                 // NOLINT
+
+ private:
+  CompileBackend backend_;
+};
+
 struct CompileOptions {
-  /// Makes a step that was written for one rank a step of many, such as DataParallel("replicate").
+  /// Makes a step that was written for one rank a step of many, such as DataParallel().
   /// The parameters of its module and the state of its optimizer become DTensors with the first
   /// call, before which the optimizer must have made its state: by one step without this. Every
   /// rank makes the same calls; collective.
@@ -93,8 +111,7 @@ struct CompileOptions {
   /// torch::kHalf or torch::kBFloat16: gradients are averaged in that, as by replicate's
   /// fp16_compress_hook and bf16_compress_hook: cast, divided, reduced, cast back.
   std::optional<at::ScalarType> compress_gradients = std::nullopt;
-  /// "codegen": kernels of our own, compiled on this machine. "interpret": ATen's alone.
-  std::string backend = "codegen";
+  CompileBackendOption backend = CompileBackend::Codegen;
   /// Stand-ins for modules that can't be recorded.
   std::vector<std::shared_ptr<Override>> module_override = {};
   /// Rewrites the captured graph, once for each program, before any pass. Inputs and outputs stay

@@ -48,28 +48,33 @@ struct CPUOffload {
   bool offload_params = false;
 };
 
-/// What becomes of gathered parameters between forward and backward: they are freed, or kept, or
-/// each group of so many neighbouring ranks keeps one copy of them, a part each, from which
-/// backward gathers without the other ranks. Where ranks share memory nothing is gathered, and a
+/// What becomes of gathered parameters between forward and backward: true, they are freed; false,
+/// they are kept; a number of at least 2, each group of so many neighbouring ranks keeps one copy
+/// of them, a part each, from which backward gathers without the other ranks. A 1, which could mean
+/// either, 0 and negative numbers are refused. Where ranks share memory nothing is gathered, and a
 /// number is as good as true.
 class ReshardAfterForward {
  public:
-  ReshardAfterForward(bool frees) : ranks_(frees ? 0 : 1) {}  // NOLINT: true, false or a number
+  ReshardAfterForward(bool frees) : frees_(frees) {}  // NOLINT(google-explicit-constructor)
   template <std::integral N>
     requires(!std::same_as<N, bool>)
   ReshardAfterForward(N ranks)  // NOLINT(google-explicit-constructor)
-      : ranks_(static_cast<int64_t>(ranks)), is_number_(true) {}
+      : ranks_(static_cast<int64_t>(ranks)) {}
 
-  bool frees() const { return ranks_ != 1; }
+  bool frees() const { return frees_; }
   /// None if it is not a number.
-  std::optional<int64_t> ranks() const { return is_number_ ? std::optional(ranks_) : std::nullopt; }
+  std::optional<int64_t> ranks() const { return ranks_; }
 
  private:
-  int64_t ranks_;
-  bool is_number_ = false;
+  bool frees_ = true;
+  std::optional<int64_t> ranks_;
 };
 
+/// FSDP's options, then those that FSDP2 brought, then ours. Which go together, and which are
+/// refused, is a table in docs/guide/fully_shard.md.
 struct FullyShardOptions {
+  // As in FSDP.
+
   /// Whose ranks share the parameters. None: `mesh`'s, or the default group.
   Group process_group = {};
   /// Which submodules become units of their own. None: the module is one unit.
@@ -79,7 +84,7 @@ struct FullyShardOptions {
   CPUOffload cpu_offload = {};
   /// Left alone with all that is below them.
   std::vector<nn::ModuleRef> ignored_modules = {};
-  /// An integer or a c10::Device: parameters are moved there first.
+  /// An integer or a c10::Device: parameters are moved there first. An IValue, as in replicate.
   c10::IValue device_id = {};
   /// Gives values to parameters and buffers that were built without memory (on the meta device). It
   /// is called with each module that has such, once all have memory, and torch::nn's own modules
@@ -92,15 +97,20 @@ struct FullyShardOptions {
   /// Parameters that are left alone.
   std::vector<at::Tensor> ignored_states = {};
 
+  // As in FSDP2, which also has `mixed_precision` and `cpu_offload`, called policies there.
+
   /// 1-D: parameters are sharded along it. 2-D: copies along the first dimension, shards along the
   /// second.
   std::optional<DeviceMesh> mesh = std::nullopt;
   /// Free what was gathered when forward ends; or a number of ranks, a divisor of the shards'.
-  /// None: as the strategy says, but not for the outermost unit, whose backward comes next.
+  /// Given, it counts, whatever the strategy says. None: as that says, but not for the outermost
+  /// unit, whose backward comes next.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   /// Along which dimension a parameter is sharded, given that parameter; none: Shard(0). Units with
   /// another dimension are gathered even where ranks share memory.
   std::function<std::optional<Placement>(const at::Tensor& parameter)> shard_placement_fn = {};
+  // Ours.
+
   /// Where gradients add up over several batches without being averaged (NoSync): false, as whole
   /// gradients on every rank, without communication, at the cost of the unsharded model's gradients
   /// in memory; true, as shards, by one reduce-scatter per batch.

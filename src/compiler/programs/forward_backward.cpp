@@ -120,7 +120,7 @@ struct CompiledBackward::Impl final : detail::checkpoint::BackwardRunner {
 };
 
 CompiledBackward::CompiledBackward(GraphCompiler compiler) : impl_(std::make_unique<Impl>()) {
-  detail::checkpoint::require_engine("CompiledBackward");
+  detail::checkpoint::install_engine();
   if (const auto* known = compiler.target<Executable (*)(Graph)>())
     impl_->region = shared_region(*known);
   else

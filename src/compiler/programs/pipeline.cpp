@@ -26,7 +26,7 @@ namespace {
 thread_local std::vector<std::string>* collected = nullptr;
 
 bool fuses(const CompileOptions& options) {
-  return options.backend == "codegen" &&
+  return options.backend == CompileBackend::Codegen &&
          std::ranges::find(options.disabled_passes, "fuse") == options.disabled_passes.end();
 }
 
@@ -48,15 +48,15 @@ std::vector<Pass> passes_for(const CompileOptions& options, const std::vector<Pa
   for (const auto& name : config.fuse_ddp_passes) add(name);
   passes.insert(passes.end(), further.begin(), further.end());
   passes.insert(passes.end(), options.passes.begin(), options.passes.end());
-  if (options.backend == "codegen") {
+  if (options.backend == CompileBackend::Codegen) {
     // In a parallel mode all ranks draw what one device would. Outside of kernels ATen's operator
     // is the faster one.
     if (!config.fallback_random && !options.parallel_mode && fuses(options)) add("replace_random");
     add("decompose");
     add("join_casts");
   }
-  if (options.backend == "codegen" || options.memory_budget) add("recompute");
-  if (options.backend == "codegen") add("fuse");
+  if (options.backend == CompileBackend::Codegen || options.memory_budget) add("recompute");
+  if (options.backend == CompileBackend::Codegen) add("fuse");
   add("reuse_memory");
   add("update_early");
   check_functions(passes);
@@ -69,7 +69,7 @@ void warn_interpreted(const std::string& why) {
   static std::atomic<bool> has_warned = false;
   if (has_warned.exchange(true)) return;
   TORCH_WARN("compile: programs are interpreted, without kernels of their own: ", why,
-             ". To have it so without this warning, take backend = \"interpret\"");
+             ". To have it so without this warning, take backend = CompileBackend::Interpret");
 }
 
 std::string text_of_bytes(int64_t bytes) { return format_bytes(static_cast<size_t>(bytes)); }
@@ -99,9 +99,6 @@ void tell_memory(Prepared& prepared, const MemoryReport& report,
 }  // namespace
 
 void check_options(const CompileOptions& options) {
-  TORCH_CHECK_VALUE(options.backend == "codegen" || options.backend == "interpret",
-                    "compile: expected backend \"codegen\" or \"interpret\", got \"",
-                    options.backend, "\"");
   for (const auto& each : options.module_override)
     TORCH_CHECK_VALUE(each, "compile: expected an Override in module_override, got null");
   const auto dtype = options.compress_gradients.value_or(at::kHalf);
@@ -149,7 +146,7 @@ MemoryReport optimise(Graph& graph, const CompileOptions& options,
 Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<Pass>& further) {
   Prepared prepared{.graph = graph};
   auto report = optimise(prepared.graph, options, further);
-  if (options.backend == "codegen") {
+  if (options.backend == CompileBackend::Codegen) {
     if (collected != nullptr) collected->push_back(program_text(prepared.graph));
     const auto sources = write_kernels(prepared.graph);
     auto loaded = load_kernels(sources, &prepared.why_interpreted);
@@ -160,7 +157,7 @@ Prepared prepare(Graph graph, const CompileOptions& options, const std::vector<P
       warn_interpreted(prepared.why_interpreted);
       // From the beginning: what was taken apart for kernels is better as it was.
       auto without = options;
-      without.backend = "interpret";
+      without.backend = CompileBackend::Interpret;
       without.dump_folder.clear();
       prepared.graph = std::move(graph);
       report = optimise(prepared.graph, without, further);
@@ -182,12 +179,19 @@ Executable make_executable(Prepared prepared) {
 
 }  // namespace compiler
 
+CompileBackendOption::CompileBackendOption(const std::string& name)
+    : backend_(name == "codegen" ? CompileBackend::Codegen : CompileBackend::Interpret) {
+  TORCH_CHECK_VALUE(name == "codegen" || name == "interpret",
+                    "compile: expected backend \"codegen\" or \"interpret\", got \"", name, "\"");
+}
+
 Executable codegen(Graph graph) {
   return make_executable(
-      compiler::prepare(std::move(graph), compiler::of_part({.backend = "codegen"})));
+      compiler::prepare(std::move(graph), compiler::of_part({.backend = CompileBackend::Codegen})));
 }
 Executable interpret(Graph graph) {
-  return make_executable(compiler::prepare(std::move(graph), {.backend = "interpret"}));
+  return make_executable(
+      compiler::prepare(std::move(graph), {.backend = CompileBackend::Interpret}));
 }
 
 std::vector<std::string> detail::code_generated_by(const std::function<void()>& function) {

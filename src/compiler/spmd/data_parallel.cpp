@@ -23,6 +23,7 @@
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <string_view>
 #include <utility>
 
 namespace tessera {
@@ -185,16 +186,24 @@ void place_results(const Graph& graph, const Graph* analysed, const std::vector<
   }
 }
 
+/// The one that is called so.
+DataParallelStyle style_of(std::string_view name) {
+  if (name == "default") return DataParallelStyle::Default;
+  if (name == "replicate") return DataParallelStyle::Replicate;
+  TORCH_CHECK_VALUE(name == "fully_shard",
+                    "DataParallel: expected parallel_style \"replicate\", \"fully_shard\" or "
+                    "\"default\", got \"",
+                    name, "\"");
+  return DataParallelStyle::FullyShard;
+}
+
 }  // namespace
 
-DataParallel::DataParallel(std::string parallel_style, DataParallelOptions options)
-    : style_(std::move(parallel_style)), options_(std::move(options)) {
-  TORCH_CHECK(
-      style_ == "replicate" || style_ == "fully_shard" || style_ == "default",
-      "DataParallel: expected parallel_style \"replicate\", \"fully_shard\" or \"default\", "
-      "got \"",
-      style_, "\"");
-}
+DataParallel::DataParallel(DataParallelStyle style, DataParallelOptions options)
+    : style_(style), options_(std::move(options)) {}
+
+DataParallel::DataParallel(const std::string& style, DataParallelOptions options)
+    : DataParallel(style_of(style), std::move(options)) {}
 
 DeviceMesh DataParallel::mesh(c10::DeviceType device) const {
   return init_device_mesh(device, {world_size()}, {"dp"});
@@ -258,13 +267,13 @@ void DataParallel::place_arguments(Graph& graph) const {
 }
 
 bool DataParallel::shards(const Graph& graph, ParallelCall& call) const {
-  if (style_ != "default") return style_ == "fully_shard";
+  if (style_ != DataParallelStyle::Default) return style_ == DataParallelStyle::FullyShard;
   if (call.chosen.empty()) {
     const auto choice = compiler::choose_style(graph, call.mesh, options_.memory_budget);
     call.chosen = choice.shards ? "fully_shard" : "replicate";
     call.notes.push_back(choice.why);
   }
-  return call.chosen == "fully_shard";
+  return style_of(call.chosen) == DataParallelStyle::FullyShard;
 }
 
 void DataParallel::analyse(Graph& graph, ParallelCall& call) const {

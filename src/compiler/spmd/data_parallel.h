@@ -13,10 +13,10 @@ struct StyleChoice {
   std::string why;  // a line for explain()
 };
 
-/// What the style "default" of DataParallel is for a step. Note [which style]: sharded parameters
-/// cost a second message per parameter and are gathered in every step, so "replicate" is taken as
+/// What the Default style of DataParallel is for a step. Note [which style]: sharded parameters
+/// cost a second message per parameter and are gathered in every step, so Replicate is taken as
 /// long as a rank's parameters, gradients and optimizer state keep within the budget; and above it
-/// if "fully_shard" would need no less memory. `budget` none: half of the memory that is free for
+/// if FullyShard would need no less memory. `budget` none: half of the memory that is free for
 /// a rank on the device, the least of all ranks. Collective.
 StyleChoice choose_style(const Graph& graph, const DeviceMesh& mesh, std::optional<int64_t> budget);
 

@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 FILES ?=
 ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
-INSTALLED := tessera tessera_corpus tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
+INSTALLED := tessera tessera_corpus tessera_models tessera_tool tessera_train tessera_inspect tessera_bench_comm tessera_bench_compile \
   tessera_bench_hooks tessera_bench_memory tessera_bench_save
 RESULTS := benchmarks/results/$(shell date +%F)
 

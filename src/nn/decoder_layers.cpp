@@ -13,6 +13,9 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numbers>
 #include <ostream>
 
 namespace tessera::nn {
@@ -69,12 +72,87 @@ at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Te
   return interleaved ? at::stack({first, second}, -1).flatten(-2) : at::cat({first, second}, -1);
 }
 
+namespace {
+
+void check_scaling(const RotaryScaling& scaling) {
+  using Type = RotaryScaling::Type;
+  if (scaling.type == Type::Default) return;
+  TORCH_CHECK_VALUE(scaling.factor > 0, "RotaryEmbedding: expected a scaling factor above 0, got ",
+                    scaling.factor);
+  if (scaling.type == Type::Linear) return;
+  TORCH_CHECK_VALUE(scaling.original_max_position > 0,
+                    "RotaryEmbedding: expected an original_max_position above 0 for this scaling, "
+                    "got ",
+                    scaling.original_max_position);
+  TORCH_CHECK_VALUE(
+      scaling.type != Type::Llama3 || scaling.high_freq_factor > scaling.low_freq_factor,
+      "RotaryEmbedding: expected high_freq_factor above low_freq_factor, got ",
+      scaling.high_freq_factor, " and ", scaling.low_freq_factor);
+}
+
+/// Low frequencies are divided by the factor, high ones stay, those between lie between.
+at::Tensor scale_as_llama3(const at::Tensor& plain, const RotaryScaling& scaling) {
+  const auto wavelengths = plain.reciprocal() * (2 * std::numbers::pi);
+  const auto low = scaling.low_freq_factor, high = scaling.high_freq_factor;
+  const auto turns = wavelengths.reciprocal() * static_cast<double>(scaling.original_max_position);
+  const auto kept = ((turns - low) / (high - low)).clamp(0, 1);
+  return (1 - kept) * plain / scaling.factor + kept * plain;
+}
+
+/// The pair of features that turns so often within the context of pretraining.
+double yarn_pair(double turns, const RotaryEmbeddingOptions& options) {
+  const auto context = static_cast<double>(options.scaling.original_max_position);
+  return static_cast<double>(options.head_dim) *
+         std::log(context / (turns * 2 * std::numbers::pi)) / (2 * std::log(options.base));
+}
+
+at::Tensor scale_as_yarn(const at::Tensor& plain, const RotaryEmbeddingOptions& options) {
+  const auto& scaling = options.scaling;
+  auto first = yarn_pair(scaling.beta_fast, options), last = yarn_pair(scaling.beta_slow, options);
+  if (scaling.truncate) {
+    first = std::floor(first);
+    last = std::ceil(last);
+  }
+  first = std::max(first, 0.0);
+  last = std::min(last, static_cast<double>(options.head_dim - 1));
+  if (first == last) last += 0.001;
+  const auto pairs = at::arange(options.head_dim / 2, plain.options());
+  const auto scaled = ((pairs - first) / (last - first)).clamp(0, 1);
+  return plain / scaling.factor * scaled + plain * (1 - scaled);
+}
+
+at::Tensor frequencies_of(const RotaryEmbeddingOptions& options, const at::TensorOptions& like) {
+  const auto exponents =
+      at::arange(0, options.head_dim, 2, like) / static_cast<double>(options.head_dim);
+  const auto plain = at::pow(options.base, exponents).reciprocal();
+  switch (options.scaling.type) {
+    case RotaryScaling::Type::Linear:
+      return plain / options.scaling.factor;
+    case RotaryScaling::Type::Llama3:
+      return scale_as_llama3(plain, options.scaling);
+    case RotaryScaling::Type::Yarn:
+      return scale_as_yarn(plain, options);
+    default:
+      return plain;
+  }
+}
+
+/// Of cosines and sines.
+double length_of_turned(const RotaryScaling& scaling) {
+  if (scaling.type != RotaryScaling::Type::Yarn) return 1;
+  return scaling.attention_factor.value_or(
+      scaling.factor <= 1 ? 1.0 : 0.1 * std::log(scaling.factor) + 1);
+}
+
+}  // namespace
+
 RotaryEmbeddingImpl::RotaryEmbeddingImpl(RotaryEmbeddingOptions options) : options(options) {
   TORCH_CHECK_VALUE(options.head_dim > 0 && options.head_dim % 2 == 0,
                     "RotaryEmbedding: expected an even head_dim above 0, got ", options.head_dim);
   TORCH_CHECK_VALUE(options.base > 0 && options.max_position > 0,
                     "RotaryEmbedding: expected base and max_position above 0, got ", options.base,
                     " and ", options.max_position);
+  check_scaling(options.scaling);
   RotaryEmbeddingImpl::reset();
 }
 
@@ -90,12 +168,11 @@ void RotaryEmbeddingImpl::reset() {
 void RotaryEmbeddingImpl::reset_parameters() {
   const at::NoGradGuard no_grad;
   const auto in_float = cos.options().dtype(at::kFloat);
-  const auto exponents =
-      at::arange(0, options.head_dim, 2, in_float) / static_cast<double>(options.head_dim);
-  const auto angles = at::outer(at::arange(options.max_position, in_float),
-                                at::pow(options.base, exponents).reciprocal());
-  cos.copy_(angles.cos());
-  sin.copy_(angles.sin());
+  const auto angles =
+      at::outer(at::arange(options.max_position, in_float), frequencies_of(options, in_float));
+  const auto length = length_of_turned(options.scaling);
+  cos.copy_(length == 1 ? angles.cos() : angles.cos() * length);
+  sin.copy_(length == 1 ? angles.sin() : angles.sin() * length);
 }
 
 std::tuple<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor& x,
@@ -152,7 +229,12 @@ void GroupedQueryAttentionImpl::reset() {
   q_proj = project("q_proj", options.d_model, options.heads * dim, options.qkv_bias);
   k_proj = project("k_proj", options.d_model, options.kv_heads * dim, options.qkv_bias);
   v_proj = project("v_proj", options.d_model, options.kv_heads * dim, options.qkv_bias);
-  o_proj = project("o_proj", options.heads * dim, options.d_model, /*has_bias=*/false);
+  o_proj = project("o_proj", options.heads * dim, options.d_model, options.out_bias);
+  if (options.qk_norm_eps) {
+    const RMSNormOptions of_head{.normalized_shape = {dim}, .eps = options.qk_norm_eps};
+    q_norm = register_module("q_norm", RMSNorm(of_head));
+    k_norm = register_module("k_norm", RMSNorm(of_head));
+  }
   if (!options.rotary_base) return;
   rotary_emb = register_module(
       "rotary_emb",
@@ -174,6 +256,10 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
   };
   auto query = heads(q_proj(x)), key = heads(k_proj(x));
   const auto value = heads(v_proj(x));
+  if (!q_norm.is_empty()) {
+    query = q_norm(query);
+    key = k_norm(key);
+  }
   if (cos.defined() || !rotary_emb.is_empty()) {
     const auto [cosines, sines] =
         cos.defined() ? std::tuple(cos, sin) : rotary_emb(query.transpose(1, 2));
@@ -185,7 +271,7 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
   }
   const auto mixed = at::scaled_dot_product_attention(
       query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), /*attn_mask=*/{},
-      /*dropout_p=*/0.0, options.causal, /*scale=*/std::nullopt,
+      is_training() ? options.dropout : 0.0, options.causal, /*scale=*/std::nullopt,
       /*enable_gqa=*/options.heads != options.kv_heads);
   return o_proj(mixed.transpose(1, 2).flatten(2));
 }

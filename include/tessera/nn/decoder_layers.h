@@ -37,15 +37,30 @@ TESSERA_MODULE(RMSNorm, "input");
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                         bool interleaved = false);
 
+/// How frequencies change for contexts longer than those of pretraining: what `transformers` does
+/// for the `rope_type` of this name.
+struct RotaryScaling {
+  enum class Type { Default, Linear, Llama3, Yarn };
+  Type type = Type::Default;
+  double factor = 1;
+  int64_t original_max_position = 0;                 // Llama3, Yarn: the context of pretraining
+  double low_freq_factor = 1, high_freq_factor = 4;  // Llama3
+  double beta_fast = 32, beta_slow = 1;              // Yarn
+  bool truncate = true;                              // Yarn
+  /// Yarn: what cosines and sines are multiplied by; none: 0.1 ln(factor) + 1.
+  std::optional<double> attention_factor = std::nullopt;
+};
+
 struct RotaryEmbeddingOptions {
   int64_t head_dim;
   double base = 10000;
   int64_t max_position = 4096;  // positions that the tables have
   bool interleaved = false;     // how rotate() pairs features
+  RotaryScaling scaling = {};
 };
 
-/// Tables of cosines and sines of position * base^(-2 i / head_dim): buffers `cos` and `sin`,
-/// [max_position, head_dim / 2], made in fp32 and not saved.
+/// Tables of cosines and sines of position * base^(-2 i / head_dim), scaled: buffers `cos` and
+/// `sin`, [max_position, head_dim / 2], made in fp32 and not saved.
 struct RotaryEmbeddingImpl : torch::nn::Cloneable<RotaryEmbeddingImpl> {
   explicit RotaryEmbeddingImpl(RotaryEmbeddingOptions options);
   explicit RotaryEmbeddingImpl(int64_t head_dim)
@@ -76,10 +91,15 @@ struct GroupedQueryAttentionOptions {
   std::optional<double> rotary_base = 10000;       // none: no tables of its own
   int64_t max_position = 4096;                     // of these tables
   bool causal = true;
+  bool out_bias = false;
+  /// Queries and keys of each head are normalised, by RMSNorms with this epsilon, before they are
+  /// turned: `q_norm` and `k_norm`, as Qwen3 has. None: they are not.
+  std::optional<double> qk_norm_eps = std::nullopt;
+  double dropout = 0;  // of attention weights, in training
 };
 
 /// Attention in which several heads of queries share one of keys and values: linear layers q_proj,
-/// k_proj, v_proj and o_proj (without bias) around scaled_dot_product_attention. x: [batch, length,
+/// k_proj, v_proj and o_proj around scaled_dot_product_attention. x: [batch, length,
 /// d_model]. Queries and keys are turned by `cos` and `sin`, of a RotaryEmbedding that layers may
 /// share, or by its own tables (`rotary_emb`).
 /// A plan that shards the projections by heads leaves each rank with as many as their outputs have.
@@ -91,7 +111,8 @@ struct GroupedQueryAttentionImpl : torch::nn::Cloneable<GroupedQueryAttentionImp
 
   GroupedQueryAttentionOptions options;
   Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
-  RotaryEmbedding rotary_emb{nullptr};  // null without rotary_base
+  RMSNorm q_norm{nullptr}, k_norm{nullptr};  // null without qk_norm_eps
+  RotaryEmbedding rotary_emb{nullptr};       // null without rotary_base
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())},

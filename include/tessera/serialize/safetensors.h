@@ -8,8 +8,9 @@
 /// Plain safetensors files, as Python's `safetensors` reads and writes them.
 namespace tessera {
 
-/// All tensors of a file, on the CPU, in the order of their names in it. Checks the whole header
-/// before it reads a tensor; throws a ValueError that names file and tensor.
+/// All tensors of a file, on the CPU, in the order of their names in it; or those of several files,
+/// given their index ("….index.json") or the folder they lie in as model.safetensors. Checks whole
+/// headers before it reads a tensor; throws a ValueError that names file and tensor.
 StateDict read_safetensors(const std::string& file);
 
 /// Writes plain tensors (copied to the CPU, made contiguous) and replaces `file` in one step: a
@@ -21,9 +22,9 @@ void write_safetensors(const std::string& file, const StateDict& tensors);
 /// group: the default group, or this process alone if there is none.
 void export_safetensors(const std::string& file, nn::ModuleRef module, Group group = {});
 
-/// Loads such a file, or any of the module's names and shapes, into a module that is parallel in
-/// any way. Every rank reads only what it holds. Strict: one error lists all that differ and
-/// nothing is changed. Not collective: a rank that fails fails alone.
+/// Loads such a file, or any that read_safetensors takes of the module's names and shapes, into a
+/// module that is parallel in any way. Every rank reads only what it holds. Strict: one error lists
+/// all that differ and nothing is changed. Not collective: a rank that fails fails alone.
 LoadReport import_safetensors(const std::string& file, nn::ModuleRef module,
                               LoadOptions options = {});
 

@@ -111,8 +111,10 @@ std::vector<FileEntry> parse_header(const FileName& file, std::string_view heade
   return entries;
 }
 
-std::string layout_file(const std::string& function, std::vector<FileEntry>& entries) {
+std::string layout_file(const std::string& function, std::vector<FileEntry>& entries,
+                        const std::map<std::string, std::string>& metadata) {
   std::string header = "{";
+  if (!metadata.empty()) header += "\"__metadata__\":" + to_text(function, Json(metadata));
   uint64_t end = 0;
   for (auto& entry : entries) {
     entry.begin = end;

@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,7 +35,8 @@ std::vector<FileEntry> parse_header(const FileName& file, std::string_view heade
 
 /// Sets `begin` and `end` of all entries in their order and gives the bytes before the data, a
 /// multiple of 8 of them.
-std::string layout_file(const std::string& function, std::vector<FileEntry>& entries);
+std::string layout_file(const std::string& function, std::vector<FileEntry>& entries,
+                        const std::map<std::string, std::string>& metadata = {});
 /// Whether an entry comes before another in a file: larger elements first, so that each tensor is
 /// aligned, then by name.
 bool comes_first(const FileEntry& left, const FileEntry& right);

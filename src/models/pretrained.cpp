@@ -1,0 +1,139 @@
+#include <tessera/models.h>
+#include <tessera/nn/meta_init.h>
+
+#include "models/pretrained_tensors.h"
+#include "state/collective_section.h"
+#include "state/export_files.h"
+#include "state/files/tensor_files.h"
+#include "state/read_values.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+
+namespace tessera::models {
+namespace {
+
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "added_tokens.json",
+                                           "chat_template.jinja",
+                                           "tokenizer.model",
+                                           "generation_config.json"};
+constexpr std::uintmax_t kMaxTokenizerFile = 1'000'000'000;
+
+/// Of a model that was built without.
+void give_memory(CausalLM& model, const FromPretrainedOptions& options) {
+  const at::NoGradGuard no_grad;
+  const auto make = [&](const at::Tensor& tensor, at::ScalarType dtype) {
+    const auto made = at::empty_like(tensor, tensor.options().device(options.device).dtype(dtype));
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(made.getIntrusivePtr());
+  };
+  for (const auto& parameter : model->parameters())
+    make(parameter, options.dtype.value_or(at::kFloat));
+  for (const auto& buffer : model->buffers()) make(buffer, buffer.scalar_type());
+  for (const auto& module : model->modules()) {
+    if (auto* rotary = dynamic_cast<nn::RotaryEmbeddingImpl*>(module.get()))
+      rotary->reset_parameters();
+  }
+}
+
+/// What is read for `model`, all that differs being an error.
+std::unique_ptr<state::ModuleValues> read_values(const std::string& function,
+                                                 const std::string& folder, CausalLM& model) {
+  PretrainedTensors source(state::open_tensors(function, folder), model->config());
+  auto values = std::make_unique<state::ModuleValues>(function, *model, source, /*converts=*/true);
+  TORCH_CHECK_VALUE(values->differences().empty(), function, ": ", folder,
+                    ": expected the names and shapes of a ", name_of(model->config().family),
+                    " model of this config", values->differences().to_string(),
+                    "; nothing was loaded; is config.json that of these weights?");
+  values->read(source);
+  return values;
+}
+
+std::string read_file(const std::filesystem::path& path) {
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK_VALUE(!error && bytes <= kMaxTokenizerFile && file,
+                    "save_pretrained: ", path.string(),
+                    ": expected a tokenizer's file that can be read");
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::map<std::string, std::string> texts_of(const CausalLM& model,
+                                            const SavePretrainedOptions& options) {
+  std::map<std::string, std::string> texts;
+  if (options.tokenizer_from) {
+    std::error_code ignored;
+    for (const auto* name : kTokenizerFiles) {
+      const auto path = std::filesystem::path(*options.tokenizer_from) / name;
+      if (std::filesystem::is_regular_file(path, ignored)) texts[name] = read_file(path);
+    }
+    TORCH_CHECK_VALUE(!texts.empty(), "save_pretrained: expected a tokenizer's files in ",
+                      *options.tokenizer_from, ", as tokenizer.json, got none");
+  }
+  const auto dtype = model->parameters().front().scalar_type();
+  texts["config.json"] = config_text(model->config(), dtype);
+  return texts;
+}
+
+}  // namespace
+
+CausalLM from_pretrained(const std::string& folder, const FromPretrainedOptions& options) {
+  auto model = [&] {
+    const MetaInit no_memory;
+    return CausalLM(read_config(folder));
+  }();
+  give_memory(model, options);
+  read_values("from_pretrained", folder, model)->apply();
+  return model;
+}
+
+void load_pretrained(const std::string& folder, CausalLM& model, Group group) {
+  constexpr const char* kFunction = "load_pretrained";
+  const state::CollectiveSection ranks(std::move(group));
+  std::unique_ptr<state::ModuleValues> values;
+  ranks.run(
+      kFunction,
+      [&] {
+        values = read_values(kFunction, folder, model);
+        return std::string();
+      },
+      folder);
+  values->apply();
+}
+
+void save_pretrained(const CausalLM& model, const std::string& folder,
+                     const SavePretrainedOptions& options) {
+  constexpr const char* kFunction = "save_pretrained";
+  const state::CollectiveSection ranks(options.group);
+  std::map<std::string, std::string> texts;
+  ranks.run(kFunction, [&] {
+    TORCH_CHECK_VALUE(options.max_shard_bytes > 0,
+                      "save_pretrained: expected max_shard_bytes above 0, got ",
+                      options.max_shard_bytes);
+    if (ranks.rank() == 0) texts = texts_of(model, options);
+    return std::string();
+  });
+  auto holder = model;  // of the same module
+  const auto family = model->config().family;
+  state::export_folder(
+      kFunction, folder, *holder, options.group,
+      {.is_transposed =
+           [family](const std::string& name) { return is_transposed_in_files(family, name); },
+       .max_file_bytes = static_cast<uint64_t>(options.max_shard_bytes),
+       .metadata = {{"format", "pt"}},
+       .texts = std::move(texts)});
+}
+
+}  // namespace tessera::models

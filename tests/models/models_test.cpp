@@ -1,5 +1,5 @@
 #include <tessera/models.h>
-#include <tessera/nn/linear_cross_entropy.h>
+#include <tessera/nn.h>
 #include <tessera/state_dict.h>
 
 #include "models/small_models.h"

@@ -11,7 +11,7 @@ from sources import ROOT, cpp_sources
 PUBLIC = pathlib.Path("include/tessera")
 PROGRAMS = ("benchmarks", "examples", "tests", "tools")
 ALL_MODULES = "tessera/nn/modules.h"
-WITH_MODULES = ("nn.h", "tessera.h")
+WITH_MODULES = ("models.h", "nn.h", "tessera.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-#include <tessera/compile/pass.h>
+#include <tessera/compile.h>
 
 #include "support/random.h"
 #include "support/rank_run.h"

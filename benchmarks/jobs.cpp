@@ -1,5 +1,6 @@
 #include "jobs.h"
 
+#include <tessera/fully_shard.h>
 #include <tessera/nn.h>
 
 #include <torch/torch.h>

@@ -3,6 +3,7 @@
 #include "dtensor/scopes.h"
 
 #include <tessera/checkpoint.h>
+#include <tessera/nn.h>
 
 #include "compose/on_device.h"
 #include "dtensor/debug.h"

@@ -3,10 +3,14 @@
 // Where libtorch 2.11 to 2.15 differ. Sources use what is declared here by name: none but this one
 // asks for the version (tests/style/check_sources.py).
 
+#include <ATen/ops/linalg_cholesky.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/version.h>
+#if TORCH_VERSION_MINOR < 14
+#include <ATen/ops/cholesky.h>
+#endif
 
 #include <memory>
 #include <string>
@@ -54,6 +58,13 @@ inline void refuse_access(c10::StorageImpl& storage, const char* why) {
 }
 /// Takes refuse_access() back.
 inline void allow_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+#endif
+
+// The operator aten::cholesky is gone since 2.14; linalg_cholesky is in all versions.
+#if TORCH_VERSION_MINOR < 14
+inline at::Tensor cholesky(const at::Tensor& matrix) { return at::cholesky(matrix); }
+#else
+inline at::Tensor cholesky(const at::Tensor& matrix) { return at::linalg_cholesky(matrix); }
 #endif
 
 }  // namespace tessera

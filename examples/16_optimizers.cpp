@@ -39,10 +39,14 @@ int main() {
       std::cout << "loss " << loss.item<float>() << ", lr " << muon_schedule.last_lr()[0] << "\n";
   }
 
-  tessera::save("checkpoints/optimizers", net, muon);
+  tessera::save("checkpoints/muon", net, muon);  // a folder for each optimizer
+  tessera::save("checkpoints/adamw", net, adamw);
   tessera::save("checkpoints/average", average.module());
-  const optim::AveragedWeights averaged(average);  // until the end of this block
-  const torch::NoGradGuard no_grad;
-  const auto loss = loss_of(torch::randn({512, 16}));
-  if (tessera::rank() == 0) std::cout << "averaged weights: loss " << loss.item<float>() << "\n";
+  {
+    const optim::AveragedWeights averaged(average);  // until the end of this block
+    const torch::NoGradGuard no_grad;
+    const auto loss = loss_of(torch::randn({512, 16}));
+    if (tessera::rank() == 0) std::cout << "averaged weights: loss " << loss.item<float>() << "\n";
+  }
+  tessera::shutdown();
 }

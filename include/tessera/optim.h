@@ -1,13 +1,13 @@
 #pragma once
 
+#include <tessera/optim/adafactor.h>
+#include <tessera/optim/averaging.h>
 #include <tessera/optim/grad_scaler.h>
+#include <tessera/optim/lr_scheduler.h>
+#include <tessera/optim/muon.h>
+#include <tessera/optim/optimizer.h>
 
-#include <torch/optim/optimizer.h>
-
-#include <map>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,59 +37,16 @@ struct AdamWOptions {
   double eps = 1e-8, weight_decay = 1e-2;
   bool amsgrad = false, maximize = false;
   std::optional<bool> foreach = std::nullopt, fused = std::nullopt;
+  /// Of what exp_avg and exp_avg_sq are made: none as the parameter, at::kBFloat16, at::kFloat, or
+  /// at::kByte, which is 8 bits per element and a scale per 256, but for parameters of fewer than
+  /// 4096 elements. The update is calculated in float32 and kernels are the loop's. It is no part
+  /// of what is saved: any loads what any other has saved.
+  std::optional<at::ScalarType> state_dtype = std::nullopt;
 };
 
-using ParamGroup = torch::optim::OptimizerParamGroup;
-/// Parameters with options of their own, which are complete: nothing is inherited. A group made
-/// without options has the optimizer's.
 ParamGroup param_group(std::vector<at::Tensor> params, SGDOptions options);
 ParamGroup param_group(std::vector<at::Tensor> params, AdamOptions options);
 ParamGroup param_group(std::vector<at::Tensor> params, AdamWOptions options);
-
-/// What an optimizer keeps for one parameter, by Python's names: "step", "exp_avg", …
-using State = std::map<std::string, at::Tensor>;
-
-/// What SGD, Adam and AdamW share. torch::optim's schedulers work on it: options are read at every
-/// step. Parameters without a gradient are left alone.
-class Optimizer : public torch::optim::Optimizer {
- public:
-  Optimizer(Optimizer&&) noexcept;
-  Optimizer& operator=(Optimizer&&) noexcept;
-  ~Optimizer() override;
-
-  /// One update; with a closure, first evaluates it (gradients on) and returns its loss.
-  at::Tensor step(LossClosure closure = nullptr) override;
-  /// One update if `found_inf`, a float32 number, is 0. If it is 1 nothing changes, step counts
-  /// included. The device decides, so no host waits for it. For fused kernels alone.
-  void step_unless(const at::Tensor& found_inf);
-  void zero_grad(bool set_to_none = true);
-  void add_param_group(const ParamGroup& group);
-
-  /// Empty before the parameter's first step. Valid until the next load.
-  const State& state_of(const at::Tensor& parameter) const;
-  /// Copies `state`, as state_of() gives it, to the parameter's dtype and device; tensors that are
-  /// there already keep their place in memory. An empty one forgets.
-  void load_state_of(const at::Tensor& parameter, const State& state);
-
-  /// For torch::save and torch::load: options and state, parameters by their position, in the
-  /// format of torch::optim's optimizers of the same name, which read it and are read. An archive
-  /// that does not fit is a ValueError, and changes nothing.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-  /// Expires when the optimizer is destroyed, moved from or assigned to.
-  std::weak_ptr<const void> lifetime() const;
-  class Rule;
-
- protected:
-  Optimizer(const std::vector<ParamGroup>& groups, std::unique_ptr<Rule> rule,
-            std::unique_ptr<torch::optim::OptimizerOptions> defaults);
-  torch::optim::OptimizerOptions& options_of(size_t group);
-
- private:
-  friend class GradScaler;
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
-};
 
 class SGD : public Optimizer {
  public:

@@ -1,6 +1,7 @@
+#include "optim/adam.h"
+
 #include "optim/arithmetic.h"
 #include "optim/options.h"
-#include "optim/rule.h"
 
 #include <ATen/Context.h>
 #include <ATen/Tensor.h>
@@ -29,22 +30,6 @@
 #include <cmath>
 
 namespace tessera::optim {
-
-/// Order of state in a bucket of Adam's.
-inline constexpr size_t kStep = 0, kExpAvg = 1, kExpAvgSq = 2, kMaxExpAvgSq = 3;
-
-/// What Adam and AdamW calculate with; `options` without the choice of kernels.
-struct AdamStep {
-  const LearningRate& lr;
-  double beta1, beta2, eps, weight_decay;
-  bool amsgrad, maximize, decoupled_weight_decay;
-};
-
-/// One parameter after the other. Under a recorder nothing that depends on the step leaves the
-/// tensors; the bits are the same.
-void adam_in_loop(ParamBucket& bucket, const AdamStep& step);
-void adam_with_lists(ParamBucket& bucket, const AdamStep& step);
-void adam_fused(ParamBucket& bucket, const AdamStep& step, const AmpScaling& scaling);
 
 namespace {
 
@@ -91,15 +76,10 @@ at::TensorList as_real(const std::vector<at::Tensor>& tensors, std::vector<at::T
 }
 
 /// param -= step_size * exp_avg / (sqrt(second moment) / correction + eps)
-void apply(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& second_moment,
-           const BiasCorrection& correction, double eps) {
+void apply_at(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& second_moment,
+              const BiasCorrection& correction, double eps) {
   const at::Tensor denominator = second_moment.sqrt().div_(correction.sqrt_of_second).add_(eps);
   param.addcdiv_(exp_avg, denominator, correction.minus_step_size);
-}
-
-/// Where the counts lie: numbers of the host and of a device are calculated with apart.
-at::Tensor recorded_lr(const ParamBucket& bucket, const AdamStep& step) {
-  return step.lr.tensor(bucket.state[kStep].front().device(), at::kDouble);
 }
 
 /// The same bits with the count in a tensor: 0-d doubles take part in float arithmetic as numbers
@@ -134,7 +114,13 @@ void apply_with_lists(at::TensorList params, at::TensorList exp_avgs, at::Tensor
   at::_foreach_addcdiv_(params, exp_avgs, denominators, minus_step_sizes);
 }
 
-/// param *= 1 - lr * weight_decay; `lr` is defined in a step that is recorded.
+}  // namespace
+
+at::Tensor recorded_lr(const ParamBucket& bucket, const AdamStep& step) {
+  if (!is_recorded()) return {};
+  return step.lr.tensor(bucket.state[kStep].front().device(), at::kDouble);
+}
+
 void decay(at::Tensor& param, const at::Tensor& lr, const AdamStep& step) {
   if (lr.defined()) {
     param.mul_(at::rsub(lr.mul(step.weight_decay), 1));
@@ -143,10 +129,17 @@ void decay(at::Tensor& param, const at::Tensor& lr, const AdamStep& step) {
   }
 }
 
-}  // namespace
+void apply(at::Tensor& param, const at::Tensor& exp_avg, const at::Tensor& second_moment,
+           const at::Tensor& count, const at::Tensor& recorded_lr, const AdamStep& step) {
+  if (recorded_lr.defined()) {
+    apply_recorded(param, exp_avg, second_moment, count, recorded_lr, step);
+  } else {
+    apply_at(param, exp_avg, second_moment, correction_at(step_value(count), step), step.eps);
+  }
+}
 
 void adam_in_loop(ParamBucket& bucket, const AdamStep& step) {
-  const at::Tensor lr = is_recorded() ? recorded_lr(bucket, step) : at::Tensor();
+  const at::Tensor lr = recorded_lr(bucket, step);
   Corrections corrections(step);
   count_step(bucket.state[kStep]);
   for (const auto i : c10::irange(bucket.params.size())) {
@@ -175,7 +168,7 @@ void adam_in_loop(ParamBucket& bucket, const AdamStep& step) {
     if (lr.defined()) {
       apply_recorded(param, exp_avg, second_moment, count, lr, step);
     } else {
-      apply(param, exp_avg, second_moment, corrections.at(step_value(count)), step.eps);
+      apply_at(param, exp_avg, second_moment, corrections.at(step_value(count)), step.eps);
     }
   }
 }
@@ -249,6 +242,18 @@ namespace {
 constexpr bool is_decoupled(const AdamOptions& options) { return options.decoupled_weight_decay; }
 constexpr bool is_decoupled(const AdamWOptions&) { return true; }
 
+std::optional<at::ScalarType> state_dtype(const AdamOptions&) { return std::nullopt; }
+std::optional<at::ScalarType> state_dtype(const AdamWOptions& options) {
+  return options.state_dtype;
+}
+
+bool has_other_state(const ParamBucket& bucket) {
+  const auto& moments = bucket.state[kExpAvg];
+  for (const auto i : c10::irange(moments.size()))
+    if (moments[i].scalar_type() != bucket.params[i].scalar_type()) return true;
+  return false;
+}
+
 template <class Values>
 class AdamRule final : public Optimizer::Rule {
  public:
@@ -257,27 +262,44 @@ class AdamRule final : public Optimizer::Rule {
   const char* name() const override { return name_; }
 
   const std::vector<std::string>& state_names() const override {
-    static const std::vector<std::string> kNames = {"step", "exp_avg", "exp_avg_sq",
-                                                    "max_exp_avg_sq"};
+    static const std::vector<std::string> kNames = {
+        "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"};
     return kNames;
   }
 
   Demand demand(Options& options) const override {
     const auto& values = options_as<Values>(options, name_);
     constexpr unsigned kAlways = 1U << kStep | 1U << kExpAvg | 1U << kExpAvgSq;
-    return {values.foreach, values.fused, kAlways | (values.amsgrad ? 1U << kMaxExpAvgSq : 0U)};
+    const auto dtype = state_dtype(values);
+    constexpr unsigned kScales = 1U << kExpAvgScale | 1U << kExpAvgSqScale;
+    return {
+        values.foreach, values.fused,
+        kAlways | (values.amsgrad ? 1U << kMaxExpAvgSq : 0U) | (dtype == at::kByte ? kScales : 0U),
+        dtype};
   }
 
   /// Steps are counted on the host, where reading them is free, except for fused kernels.
   at::Tensor new_state(const std::string& name, const at::Tensor& parameter,
-                       bool fused) const override {
-    if (name != "step") return at::zeros_like(parameter);
-    if (fused) return at::zeros({}, at::dtype(at::kFloat).device(parameter.device()));
+                       const Demand& demand) const override {
+    if (name != "step") return new_moment(name, parameter, demand);
+    if (demand.fused.value_or(false))
+      return at::zeros({}, at::dtype(at::kFloat).device(parameter.device()));
     const bool wide = c10::get_default_dtype_as_scalartype() == at::kDouble;
     return at::zeros({}, wide ? at::kDouble : at::kFloat);
   }
 
   bool starts_with_state() const override { return true; }
+
+  bool is_saved(const std::string& name, const at::Tensor&) const override {
+    return !name.ends_with("_scale");
+  }
+  State dense(const at::Tensor& parameter, const State& kept) const override {
+    return dense_moments(parameter, kept);
+  }
+  void write(const std::string& name, const at::Tensor& parameter, const at::Tensor& value,
+             State& into) const override {
+    write_moment(name, parameter, value, into);
+  }
 
   void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(!sparse, name_,
@@ -293,6 +315,7 @@ class AdamRule final : public Optimizer::Rule {
     const auto& values = options_as<Values>(options, name_);
     return fingerprint_of(values.betas.first, values.betas.second, values.eps, values.weight_decay,
                           values.amsgrad, values.maximize, is_decoupled(values),
+                          static_cast<int>(state_dtype(values).value_or(at::kDouble)),
                           values.foreach.value_or(false), values.fused.value_or(false));
   }
 
@@ -307,6 +330,7 @@ class AdamRule final : public Optimizer::Rule {
                         .amsgrad = values.amsgrad,
                         .maximize = values.maximize,
                         .decoupled_weight_decay = is_decoupled(values)};
+    if (has_other_state(bucket)) return adam_with_other_state(bucket, step);
     switch (bucket.kernels) {
       case Kernels::Loop:
         return adam_in_loop(bucket, step);
@@ -321,19 +345,14 @@ class AdamRule final : public Optimizer::Rule {
   const char* name_;
 };
 
-template <class Values>
-std::unique_ptr<torch::optim::OptimizerOptions> checked(const Values& values) {
-  check_options(values);
-  return std::make_unique<GroupOptions<Values>>(values);
-}
-
 }  // namespace
 
 Adam::Adam(std::vector<at::Tensor> params, AdamOptions options)
     : Adam(std::vector<ParamGroup>{ParamGroup(std::move(params))}, options) {}
 
 Adam::Adam(const std::vector<ParamGroup>& groups, AdamOptions defaults)
-    : Optimizer(groups, std::make_unique<AdamRule<AdamOptions>>("Adam"), checked(defaults)) {}
+    : Optimizer(groups, std::make_unique<AdamRule<AdamOptions>>("Adam"),
+                checked_defaults(defaults)) {}
 
 AdamOptions& Adam::options(size_t group) {
   return options_as<AdamOptions>(options_of(group), "Adam");
@@ -343,7 +362,8 @@ AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions options)
     : AdamW(std::vector<ParamGroup>{ParamGroup(std::move(params))}, options) {}
 
 AdamW::AdamW(const std::vector<ParamGroup>& groups, AdamWOptions defaults)
-    : Optimizer(groups, std::make_unique<AdamRule<AdamWOptions>>("AdamW"), checked(defaults)) {}
+    : Optimizer(groups, std::make_unique<AdamRule<AdamWOptions>>("AdamW"),
+                checked_defaults(defaults)) {}
 
 AdamWOptions& AdamW::options(size_t group) {
   return options_as<AdamWOptions>(options_of(group), "AdamW");

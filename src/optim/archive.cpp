@@ -144,7 +144,7 @@ void Optimizer::save(OutputArchive& archive) const {
     for (const auto i : c10::irange(params.size())) {
       const auto key = std::to_string(++keys);
       group.write("params/" + std::to_string(i), c10::IValue(key));
-      const State& tensors = state_of(params[i]);
+      const State tensors = dense_state_of(params[i]);
       if (tensors.empty()) continue;
       OutputArchive state(archive.compilation_unit());
       for (const auto& [name, tensor] : tensors)

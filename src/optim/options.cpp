@@ -1,13 +1,11 @@
 #include "optim/options.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/StringUtil.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <algorithm>
+#include <array>
 #include <optional>
-#include <sstream>
 #include <tuple>
 #include <vector>
 
@@ -31,6 +29,34 @@ void for_each_field(Options& options, Field&& field)
 }
 
 template <class Options, class Field>
+void for_each_field(Options& options, Field&& field)
+  requires std::is_same_v<std::remove_const_t<Options>, MuonOptions>
+{
+  field("lr", options.lr);
+  field("weight_decay", options.weight_decay);
+  field("momentum", options.momentum);
+  field("nesterov", options.nesterov);
+  field("ns_coefficients", options.ns_coefficients);
+  field("eps", options.eps);
+  field("ns_steps", options.ns_steps);
+  field("adjust_lr_fn", options.adjust_lr_fn);
+}
+
+template <class Options, class Field>
+void for_each_field(Options& options, Field&& field)
+  requires std::is_same_v<std::remove_const_t<Options>, AdafactorOptions>
+{
+  field("lr", options.lr);
+  field("beta2_decay", options.beta2_decay);
+  field("eps", options.eps);
+  field("d", options.d);
+  field("weight_decay", options.weight_decay);
+  field("foreach", options.foreach);
+  field("maximize", options.maximize);
+}
+
+/// All but AdamW's state_dtype, which is where state lies, not what it is.
+template <class Options, class Field>
 void for_each_field(Options& options, Field&& field) {
   field("lr", options.lr);
   field("betas", options.betas);
@@ -43,6 +69,38 @@ void for_each_field(Options& options, Field&& field) {
   if constexpr (requires { options.decoupled_weight_decay; }) {
     field("decoupled_weight_decay", options.decoupled_weight_decay);
   }
+}
+
+// Fields as archives hold them.
+template <class Field>
+c10::IValue to_value(const Field& field) {
+  return field;
+}
+template <class First>
+c10::IValue to_value(const std::pair<First, double>& field) {
+  return c10::ivalue::Tuple::create(c10::IValue(field.first), c10::IValue(field.second));
+}
+c10::IValue to_value(const std::array<double, 3>& field) {
+  return std::make_tuple(field[0], field[1], field[2]);
+}
+
+template <class Field>
+void from_value(const c10::IValue& value, Field& field) {
+  field = value.to<Field>();
+}
+template <class Value>
+void from_value(const c10::IValue& value, std::optional<Value>& field) {
+  field = value.toOptional<Value>();
+}
+template <class First>
+void from_value(const c10::IValue& value, std::pair<First, double>& field) {
+  const auto& elements = value.toTupleRef().elements();
+  from_value(elements.at(0), field.first);
+  from_value(elements.at(1), field.second);
+}
+void from_value(const c10::IValue& value, std::array<double, 3>& field) {
+  const auto& elements = value.toTupleRef().elements();
+  for (size_t i = 0; i < field.size(); ++i) from_value(elements.at(i), field[i]);
 }
 
 void check_at_least_zero(const char* optimizer, const char* name, double value) {
@@ -89,7 +147,49 @@ void check_options(const SGDOptions& options) {
 }
 
 void check_options(const AdamOptions& options) { check_adam("Adam", options); }
-void check_options(const AdamWOptions& options) { check_adam("AdamW", options); }
+
+void check_options(const AdamWOptions& options) {
+  check_adam("AdamW", options);
+  if (!options.state_dtype) return;
+  const auto dtype = *options.state_dtype;
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kByte,
+                    "AdamW: expected state_dtype to be kFloat, kBFloat16 or kByte (8 bits), got ",
+                    dtype, "; correct the option, or leave it out");
+  TORCH_CHECK_VALUE(!options.fused.value_or(false) && !options.foreach.value_or(false),
+                    "AdamW: expected no fused or foreach kernels with a state_dtype, got ",
+                    options.fused.value_or(false) ? "fused" : "foreach", "; leave one of them out");
+  TORCH_CHECK_VALUE(!options.amsgrad || dtype != at::kByte,
+                    "AdamW: expected amsgrad = false with state of 8 bits, got true; take "
+                    "state_dtype = kBFloat16");
+}
+
+void check_options(const MuonOptions& options) {
+  check_at_least_zero("Muon", "lr", options.lr);
+  check_at_least_zero("Muon", "weight_decay", options.weight_decay);
+  check_at_least_zero("Muon", "momentum", options.momentum);
+  check_at_least_zero("Muon", "eps", options.eps);
+  TORCH_CHECK_VALUE(options.ns_steps >= 0 && options.ns_steps < 100,
+                    "Muon: expected ns_steps from 0 to 99, got ", options.ns_steps,
+                    "; correct the option");
+  const auto& adjust = options.adjust_lr_fn;
+  TORCH_CHECK_VALUE(!adjust || *adjust == "original" || *adjust == "match_rms_adamw",
+                    "Muon: expected adjust_lr_fn \"original\" or \"match_rms_adamw\", got \"",
+                    adjust.value_or(""), "\"; correct the option");
+}
+
+void check_options(const AdafactorOptions& options) {
+  check_at_least_zero("Adafactor", "lr", options.lr);
+  check_at_least_zero("Adafactor", "eps[0]", options.eps.first.value_or(0));
+  check_at_least_zero("Adafactor", "eps[1]", options.eps.second);
+  check_at_least_zero("Adafactor", "weight_decay", options.weight_decay);
+  TORCH_CHECK_VALUE(options.beta2_decay <= 0, "Adafactor: expected beta2_decay of at most 0, got ",
+                    options.beta2_decay, "; correct the option");
+  TORCH_CHECK_VALUE(options.d >= 1, "Adafactor: expected d of at least 1, got ", options.d,
+                    "; correct the option");
+  TORCH_CHECK_NOT_IMPLEMENTED(!options.foreach.value_or(false),
+                              "Adafactor: expected foreach = false, got true; there are no list "
+                              "kernels for it, leave foreach out");
+}
 
 ParamGroup param_group(std::vector<at::Tensor> params, SGDOptions options) {
   return make_group(std::move(params), options);
@@ -100,6 +200,12 @@ ParamGroup param_group(std::vector<at::Tensor> params, AdamOptions options) {
 ParamGroup param_group(std::vector<at::Tensor> params, AdamWOptions options) {
   return make_group(std::move(params), options);
 }
+ParamGroup param_group(std::vector<at::Tensor> params, MuonOptions options) {
+  return make_group(std::move(params), std::move(options));
+}
+ParamGroup param_group(std::vector<at::Tensor> params, AdafactorOptions options) {
+  return make_group(std::move(params), options);
+}
 
 template <class Options>
 std::unique_ptr<torch::optim::OptimizerOptions> GroupOptions<Options>::clone() const {
@@ -108,18 +214,11 @@ std::unique_ptr<torch::optim::OptimizerOptions> GroupOptions<Options>::clone() c
 
 template <class Options>
 void GroupOptions<Options>::serialize(torch::serialize::InputArchive& archive) {
-  Options loaded;
+  Options loaded = values;
   for_each_field(loaded, [&](const char* name, auto& field) {
-    using Field = std::remove_reference_t<decltype(field)>;
     c10::IValue value;
     archive.read(name, value);
-    if constexpr (std::is_same_v<Field, std::optional<bool>>) {
-      field = value.toOptional<bool>();
-    } else if constexpr (std::is_same_v<Field, std::pair<double, double>>) {
-      std::tie(field.first, field.second) = value.to<std::tuple<double, double>>();
-    } else {
-      field = value.to<Field>();
-    }
+    from_value(value, field);
   });
   check_options(loaded);
   values = loaded;
@@ -127,13 +226,8 @@ void GroupOptions<Options>::serialize(torch::serialize::InputArchive& archive) {
 
 template <class Options>
 void GroupOptions<Options>::serialize(torch::serialize::OutputArchive& archive) const {
-  for_each_field(values, [&](const char* name, const auto& field) {
-    if constexpr (std::is_same_v<decltype(field), const std::pair<double, double>&>) {
-      archive.write(name, c10::IValue(std::make_tuple(field.first, field.second)));
-    } else {
-      archive.write(name, c10::IValue(field));
-    }
-  });
+  for_each_field(
+      values, [&](const char* name, const auto& field) { archive.write(name, to_value(field)); });
 }
 
 template <class Options>
@@ -150,140 +244,12 @@ Options& options_as(torch::optim::OptimizerOptions& options, const char* optimiz
 template class GroupOptions<SGDOptions>;
 template class GroupOptions<AdamOptions>;
 template class GroupOptions<AdamWOptions>;
+template class GroupOptions<MuonOptions>;
+template class GroupOptions<AdafactorOptions>;
 template SGDOptions& options_as(torch::optim::OptimizerOptions&, const char*);
 template AdamOptions& options_as(torch::optim::OptimizerOptions&, const char*);
 template AdamWOptions& options_as(torch::optim::OptimizerOptions&, const char*);
-
-namespace {
-
-/// Archives are written and read, never both: over a file in memory.
-torch::serialize::InputArchive reopened(torch::serialize::OutputArchive& archive) {
-  std::stringstream file;
-  archive.save_to(file);
-  torch::serialize::InputArchive opened;
-  opened.load_from(file);
-  return opened;
-}
-
-/// An option that tessera::optim has and torch::optim has not.
-struct AddedOption {
-  const char* name;
-  std::optional<bool> stock;  // how torch::optim's behave; none: a choice of kernels, any will do
-};
-constexpr AddedOption kAdded[] = {{"maximize", false},
-                                  {"decoupled_weight_decay", false},
-                                  {"foreach", std::nullopt},
-                                  {"fused", std::nullopt}};
-
-bool is_choice_of_kernels(const std::string& name) { return name == "foreach" || name == "fused"; }
-
-bool has_added(const OptionValues& options) {
-  return std::ranges::any_of(kAdded,
-                             [&](const AddedOption& added) { return options.count(added.name); });
-}
-
-std::string names_of(const OptionValues& options) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : options) names.push_back(name);
-  return c10::Join(", ", names);
-}
-
-/// "a number with a fraction", as a user would say.
-std::string type_name(const c10::IValue& value) {
-  if (value.isNone()) return "None";
-  if (value.isBool()) return "a bool";
-  if (value.isInt()) return "an int";
-  if (value.isDouble()) return "a double";
-  if (value.isString()) return "a string";
-  if (value.isTuple())
-    return c10::str("a tuple of ", value.toTupleRef().elements().size(), " elements");
-  return value.tagKind();
-}
-
-bool has_type_of(const c10::IValue& own, const c10::IValue& given) {
-  if (!own.isTuple() || !given.isTuple()) return own.tagKind() == given.tagKind();
-  const auto& expected = own.toTupleRef().elements();
-  const auto& got = given.toTupleRef().elements();
-  return std::ranges::equal(expected, got, has_type_of);
-}
-
-void check_type(const std::string& where, const std::string& name, const c10::IValue& own,
-                const c10::IValue& given) {
-  const bool is_optional = is_choice_of_kernels(name);
-  const bool fits = is_optional ? given.isNone() || given.isBool() : has_type_of(own, given);
-  TORCH_CHECK_VALUE(fits, where, ": expected ", is_optional ? "a bool or None" : type_name(own),
-                    " as option '", name, "', got ", type_name(given));
-}
-
-/// torch::optim's check their options in constructors alone.
-void check_range(const std::string& where, const std::string& name, const c10::IValue& value) {
-  if (value.isTuple()) {
-    for (const auto& beta : value.toTupleRef().elements())
-      TORCH_CHECK_VALUE(!beta.isDouble() || (beta.toDouble() >= 0 && beta.toDouble() < 1), where,
-                        ": expected option '", name, "' to be from 0 to below 1, got ",
-                        beta.toDouble());
-  }
-  TORCH_CHECK_VALUE(!value.isDouble() || value.toDouble() >= 0 || name == "dampening", where,
-                    ": expected option '", name, "' to be at least 0, got ", value.toDouble());
-}
-
-}  // namespace
-
-OptionValues read_options(const torch::optim::OptimizerOptions& options) {
-  torch::serialize::OutputArchive written;
-  options.serialize(written);
-  auto archive = reopened(written);
-  OptionValues values;
-  for (const auto& name : archive.keys()) archive.read(name, values[name]);
-  return values;
-}
-
-OptionValues fitted_options(const std::string& where, const OptionValues& own,
-                            const OptionValues& given) {
-  OptionValues fitted = given;
-  if (has_added(own) != has_added(given)) {
-    for (const auto& [name, stock] : kAdded) {
-      const auto value = given.find(name);
-      TORCH_CHECK_VALUE(value == given.end() || !stock || value->second == *stock, where,
-                        ": expected option '", name,
-                        "' to be false, which torch::optim's do not "
-                        "have, got ",
-                        type_name(value->second),
-                        " that is not; load it into an "
-                        "optimizer of tessera::optim");
-      fitted.erase(name);
-      const auto mine = own.find(name);
-      if (mine != own.end()) fitted[name] = stock ? c10::IValue(*stock) : mine->second;
-    }
-  }
-  TORCH_CHECK_VALUE(std::ranges::equal(own, fitted, {}, &OptionValues::value_type::first,
-                                       &OptionValues::value_type::first),
-                    where, ": expected the options ", names_of(own), ", got ", names_of(given));
-  for (const auto& [name, value] : fitted) {
-    check_type(where, name, own.at(name), value);
-    if (!has_added(own)) check_range(where, name, value);
-  }
-  return fitted;
-}
-
-void write_options(torch::optim::OptimizerOptions& options, const OptionValues& values) {
-  torch::serialize::OutputArchive written;
-  for (const auto& [name, value] : values) written.write(name, value);
-  auto archive = reopened(written);
-  options.serialize(archive);
-}
-
-std::unique_ptr<torch::optim::OptimizerOptions> loaded_options(
-    const std::string& where, const torch::optim::OptimizerOptions& own,
-    const OptionValues& given) {
-  auto copy = own.clone();
-  const auto fitted = fitted_options(where, read_options(own), given);
-  try {
-    write_options(*copy, fitted);
-  } catch (const c10::Error& error) {
-    TORCH_CHECK_VALUE(false, where, ": ", error.what_without_backtrace());
-  }
-  return copy;
-}
+template MuonOptions& options_as(torch::optim::OptimizerOptions&, const char*);
+template AdafactorOptions& options_as(torch::optim::OptimizerOptions&, const char*);
 
 }  // namespace tessera::optim

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
+#include <memory>
 #include <string>
 
 namespace tessera::optim {
@@ -39,6 +40,15 @@ class GroupOptions final : public torch::optim::OptimizerOptions {
 void check_options(const SGDOptions& options);
 void check_options(const AdamOptions& options);
 void check_options(const AdamWOptions& options);
+void check_options(const MuonOptions& options);
+void check_options(const AdafactorOptions& options);
+
+/// For constructors: the defaults of an optimizer.
+template <class Options>
+std::unique_ptr<torch::optim::OptimizerOptions> checked_defaults(const Options& options) {
+  check_options(options);
+  return std::make_unique<GroupOptions<Options>>(options);
+}
 
 /// The options of a group of this optimizer; of another kind: a TypeError.
 template <class Options>

@@ -166,9 +166,10 @@ void GroupPlan::build(
       bucket.owners.push_back(&tensors);
       for (const auto i : c10::irange(names.size())) {
         if ((demand.kept >> i & 1U) == 0) continue;
-        if (rule.starts_with_state() && tensors.count(names[i]) == 0)
-          made.push_back(tensors[names[i]] =
-                             rule.new_state(names[i], param, kernels == Kernels::Fused));
+        if (rule.starts_with_state() && tensors.count(names[i]) == 0) {
+          const at::Tensor state = rule.new_state(names[i], param, demand);
+          if (state.defined()) made.push_back(tensors[names[i]] = state);
+        }
         const auto found = tensors.find(names[i]);
         bucket.state[i].push_back(found != tensors.end() ? found->second : at::Tensor());
       }

@@ -14,6 +14,7 @@ struct Demand {
   std::optional<bool> foreach;
   std::optional<bool> fused;
   unsigned kept = 0;
+  std::optional<at::ScalarType> state_dtype = std::nullopt;  // of state that is made
 
   bool operator==(const Demand&) const = default;
 };

@@ -3,6 +3,7 @@
 #include <tessera/optim.h>
 
 #include "base/capture.h"
+#include "optim/amp_scaling.h"
 #include "optim/plan.h"
 
 #include <cstring>
@@ -13,36 +14,6 @@
 #include <vector>
 
 namespace tessera::optim {
-
-/// On its way to a device; on the CPU, where the host reads it, it is there.
-inline at::Tensor to_device(const at::Tensor& tensor, c10::Device device) {
-  return tensor.to(tensor.options().device(device), /*non_blocking=*/!device.is_cpu());
-}
-
-/// Handed to fused kernels by a GradScaler or step_unless: they divide gradients by `grad_scale`
-/// and do nothing if `found_inf` is not 0. Undefined: no scaling.
-struct AmpScaling {
-  at::Tensor grad_scale;
-  at::Tensor found_inf;
-
-  /// As arguments of a kernel on this device.
-  std::optional<at::Tensor> grad_scale_on(c10::Device device) const;
-  std::optional<at::Tensor> found_inf_on(c10::Device device) const;
-};
-
-/// Hands the scaling to an optimizer for one step.
-class AmpScalingScope {
- public:
-  AmpScalingScope(AmpScaling& place, AmpScaling scaling) : place_(place) {
-    place_ = std::move(scaling);
-  }
-  ~AmpScalingScope() { place_ = {}; }
-  AmpScalingScope(const AmpScalingScope&) = delete;
-  AmpScalingScope& operator=(const AmpScalingScope&) = delete;
-
- private:
-  AmpScaling& place_;
-};
 
 /// The learning rate of a group for one step.
 class LearningRate {
@@ -75,17 +46,31 @@ class Optimizer::Rule {
   virtual const std::vector<std::string>& state_names() const = 0;
   /// Also checks that the options are of this optimizer's type.
   virtual Demand demand(Options& options) const = 0;
-  /// Zeros: state `name` of a parameter.
+  /// Zeros: state `name` of a parameter. Undefined if such parameters do not have it.
   virtual at::Tensor new_state(const std::string& name, const at::Tensor& parameter,
-                               bool fused) const = 0;
+                               const Demand& demand) const = 0;
   /// False: the first update makes the state.
   virtual bool starts_with_state() const = 0;
+  /// Throws if no step could take the parameter, `index` of its group.
+  virtual void check_parameter(const at::Tensor& /*parameter*/, size_t /*index*/) const {}
   /// Throws if these kernels can't take the parameter and its gradient.
   virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
   /// For a recorder: a number that tells all options but the learning rate apart.
   virtual uint64_t fingerprint(Options& options) const = 0;
   virtual void update(ParamBucket& bucket, Options& options, const LearningRate& lr,
                       const AmpScaling& scaling) const = 0;
+
+  /// Whether a complete state of the parameter has this one when it is saved.
+  virtual bool is_saved(const std::string& /*name*/, const at::Tensor& /*parameter*/) const {
+    return true;
+  }
+  /// State as it is saved.
+  virtual State dense(const at::Tensor& /*parameter*/, const State& kept) const { return kept; }
+  /// Puts a saved value into the state `name` of `into`, which is there.
+  virtual void write(const std::string& name, const at::Tensor& /*parameter*/,
+                     const at::Tensor& value, State& into) const {
+    into.at(name).copy_(value);
+  }
 
   // For a recorder: how often groups were added, and state was forgotten or exchanged.
   uint64_t groups_added = 0, states_exchanged = 0;

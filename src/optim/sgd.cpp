@@ -197,7 +197,8 @@ class SgdRule final : public Optimizer::Rule {
     return {values.foreach, values.fused, values.momentum != 0 ? 1U << kMomentum : 0U};
   }
 
-  at::Tensor new_state(const std::string&, const at::Tensor& parameter, bool) const override {
+  at::Tensor new_state(const std::string&, const at::Tensor& parameter,
+                       const Demand&) const override {
     return at::zeros_like(parameter);
   }
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::optim {
 
@@ -12,6 +13,12 @@ struct UnfitValue {
   std::string expected;
   std::string got;
 };
+
+/// The sizes of state `name` of a parameter, or part of one, of these sizes.
+std::vector<int64_t> state_sizes(const std::string& name, at::IntArrayRef sizes);
+/// A tensor of zeros that is placed as state `name` of the parameter is; the parameter itself where
+/// that is alike.
+at::Tensor placed_as_state(const std::string& name, const at::Tensor& parameter);
 
 /// Whether `value` can be state `name` ("step", "exp_avg", …) of the parameter, of which it has
 /// `sizes`: values that copying would fail on, or make nonsense of, are told before.

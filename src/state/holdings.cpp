@@ -70,7 +70,9 @@ Holding hold(const std::string& function, std::string name, const at::Tensor& te
   const auto box = own_box(function, holding.name, tensor);
   if (volume(box.length) == 0) return holding;
   const auto packed = dtensor::packed_rows(parameter);
-  if (packed.parts > 1 && tensor.sizes() == parameter.sizes())
+  const bool has_its_rows =
+      tensor.dim() > 0 && tensor.dim() == parameter.dim() && tensor.size(0) == parameter.size(0);
+  if (packed.parts > 1 && has_its_rows)
     holding.pieces = unpacked_pieces(box, tensor.size(0), packed);
   else
     holding.pieces = {{box, 0}};

@@ -1,5 +1,6 @@
 #include <tessera/serialize.h>
 
+#include "optim/state.h"
 #include "state/collective_section.h"
 #include "state/files/folders.h"
 #include "state/files/stored_checkpoint.h"
@@ -28,6 +29,12 @@ std::pair<std::string, std::string> parameter_and_field(const std::string& name)
   return {name.substr(begin, slash - begin), name.substr(slash + 1)};
 }
 
+/// Of which part a rank holds that holds this one of the parameter.
+state::Holding holding_of_state(const std::string& field, const state::Holding& parameter) {
+  const auto like = optim::placed_as_state(field, parameter.tensor);
+  return state::hold(kLoad, parameter.name, like, parameter.tensor);
+}
+
 using Takes = std::function<bool(const std::string& parameter)>;
 
 /// What is stored for an optimizer, of those parameters that `takes` names, with values placed as
@@ -51,10 +58,11 @@ OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::
     const auto [parameter, field] = parameter_and_field(name);
     if (!takes(parameter)) continue;
     const auto found = parameters.find(parameter);
-    const bool is_placed =
-        found != parameters.end() && field != "step" && stored.shape == found->second.shape;
-    dict.state[parameter][field] = is_placed ? state::read_part_of(source, stored, found->second)
-                                             : state::read_whole(source, stored);
+    const bool is_placed = found != parameters.end() && field != "step" &&
+                           stored.shape == optim::state_sizes(field, found->second.shape);
+    dict.state[parameter][field] =
+        is_placed ? state::read_part_of(source, stored, holding_of_state(field, found->second))
+                  : state::read_whole(source, stored);
   }
   return dict;
 }

@@ -9,6 +9,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <functional>
+#include <optional>
 #include <typeinfo>
 
 namespace tessera::state {
@@ -16,20 +18,37 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Names sgd_names() { return {"momentum_buffer"}; }
-Names adam_names() { return {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}; }
 Names required_adam_names() { return {"step", "exp_avg", "exp_avg_sq"}; }
+
+/// What each of tessera::optim's saves.
+struct TesseraNames {
+  const char* kind;
+  Names known;
+  std::function<Names(const at::Tensor& parameter)> required;
+};
+
+Names required_of_adafactor(const at::Tensor& parameter) {
+  return parameter.dim() < 2 ? Names{"step", "variance"} : Names{"step", "row_var", "col_var"};
+}
+
+TesseraNames adam_names(const char* kind) {
+  return {kind, {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, [](const at::Tensor&) {
+            return required_adam_names();
+          }};
+}
 
 class TesseraKind final : public OptimizerKind {
  public:
-  TesseraKind(const char* name, bool is_sgd) : name_(name), is_sgd_(is_sgd) {}
-  const char* name() const override { return name_; }
-  Names state_names() const override { return is_sgd_ ? sgd_names() : adam_names(); }
-  Names required_names() const override { return is_sgd_ ? Names() : required_adam_names(); }
+  explicit TesseraKind(TesseraNames names) : names_(std::move(names)) {}
+  const char* name() const override { return names_.kind; }
+  Names state_names() const override { return names_.known; }
+  Names required_names(const at::Tensor& parameter) const override {
+    return names_.required(parameter);
+  }
 
   optim::State read(const torch::optim::Optimizer& optimizer,
                     const at::Tensor& parameter) const override {
-    return dynamic_cast<const optim::Optimizer&>(optimizer).state_of(parameter);
+    return dynamic_cast<const optim::Optimizer&>(optimizer).dense_state_of(parameter);
   }
   void write(torch::optim::Optimizer& optimizer, const at::Tensor& parameter,
              const optim::State& values) const override {
@@ -37,8 +56,7 @@ class TesseraKind final : public OptimizerKind {
   }
 
  private:
-  const char* name_;
-  bool is_sgd_;
+  const TesseraNames names_;
 };
 
 // The fields of torch::optim's states, once, for reading and writing.
@@ -72,7 +90,7 @@ class TorchKind final : public OptimizerKind {
  public:
   TorchKind(const char* name, Names required) : name_(name), required_(std::move(required)) {}
   const char* name() const override { return name_; }
-  Names required_names() const override { return required_; }
+  Names required_names(const at::Tensor&) const override { return required_; }
   bool starts_with_state() const override {
     return std::is_same_v<State, torch::optim::AdagradParamState>;
   }
@@ -128,14 +146,27 @@ bool is(const torch::optim::Optimizer& optimizer) {
   return dynamic_cast<const T*>(&optimizer) != nullptr;
 }
 
+std::optional<TesseraNames> tessera_names(const torch::optim::Optimizer& optimizer) {
+  const auto nothing = [](const at::Tensor&) { return Names(); };
+  if (is<optim::SGD>(optimizer)) return TesseraNames{"SGD", {"momentum_buffer"}, nothing};
+  if (is<optim::Adam>(optimizer)) return adam_names("Adam");
+  if (is<optim::AdamW>(optimizer)) return adam_names("AdamW");
+  if (is<optim::Muon>(optimizer))
+    return TesseraNames{
+        "Muon", {"momentum_buffer"}, [](const at::Tensor&) { return Names{"momentum_buffer"}; }};
+  if (is<optim::Adafactor>(optimizer))
+    return TesseraNames{
+        "Adafactor", {"step", "row_var", "col_var", "variance"}, required_of_adafactor};
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::unique_ptr<OptimizerKind> kind_of(const torch::optim::Optimizer& optimizer,
                                        const char* function) {
   using namespace torch::optim;
-  if (is<optim::SGD>(optimizer)) return std::make_unique<TesseraKind>("SGD", /*is_sgd=*/true);
-  if (is<optim::Adam>(optimizer)) return std::make_unique<TesseraKind>("Adam", /*is_sgd=*/false);
-  if (is<optim::AdamW>(optimizer)) return std::make_unique<TesseraKind>("AdamW", /*is_sgd=*/false);
+  if (auto names = tessera_names(optimizer))
+    return std::make_unique<TesseraKind>(std::move(*names));
   if (is<SGD>(optimizer)) return std::make_unique<TorchKind<SGDParamState>>("SGD", Names());
   if (is<Adam>(optimizer))
     return std::make_unique<TorchKind<AdamParamState>>("Adam", required_adam_names());

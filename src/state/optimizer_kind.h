@@ -16,8 +16,8 @@ class OptimizerKind {
   /// The class, without its namespace: state goes from one library's to the other's.
   virtual const char* name() const = 0;
   virtual std::vector<std::string> state_names() const = 0;
-  /// Those without which a state is not complete.
-  virtual std::vector<std::string> required_names() const = 0;
+  /// Those without which the state of such a parameter is not complete.
+  virtual std::vector<std::string> required_names(const at::Tensor& parameter) const = 0;
 
   /// Whether parameters have state before their first step, and have to.
   virtual bool starts_with_state() const { return false; }

@@ -186,7 +186,7 @@ void OptimizerLoader::check_state(const std::string& name, const at::Tensor& par
                       "load the dict of the same kind of optimizer");
     check_value(name, field, parameter, value);
   }
-  auto required = kind_->required_names();
+  auto required = kind_->required_names(parameter);
   const auto amsgrad = group.options.find("amsgrad");
   if (amsgrad != group.options.end() && amsgrad->second == true)
     required.emplace_back("max_exp_avg_sq");
@@ -216,8 +216,9 @@ optim::State OptimizerLoader::placed_state(const std::string& name,
   const auto found = dict_.state.find(name);
   if (found == dict_.state.end()) return placed;
   for (const auto& [field, value] : found->second) {
-    placed[field] =
-        field == "step" ? value : placed_like(parameter, value, form_.is_local(parameter));
+    placed[field] = field == "step" ? value
+                                    : placed_like(optim::placed_as_state(field, parameter), value,
+                                                  form_.is_local(parameter));
   }
   return placed;
 }

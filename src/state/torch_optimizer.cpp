@@ -136,6 +136,8 @@ class PythonOptimizer {
     const auto has = [&](const char* name) { return find(group, name) != nullptr; };
     if (has("dampening") && has("nesterov")) return "SGD";
     if (has("alpha") && has("centered")) return "RMSprop";
+    if (has("ns_coefficients") && has("ns_steps")) return "Muon";
+    if (has("beta2_decay") && has("d")) return "Adafactor";
     if (has("lr_decay") && has("initial_accumulator_value")) return "Adagrad";
     if (!has("betas") || !has("amsgrad")) return "";
     const auto* decoupled = find(group, "decoupled_weight_decay");
@@ -154,6 +156,8 @@ class PythonOptimizer {
         return given.integer != 0;
       case Kind::Float:
         return given.number;
+      case Kind::String:
+        return given.text;
       case Kind::Int:
         return own.isDouble() ? c10::IValue(static_cast<double>(given.integer))
                               : c10::IValue(given.integer);

@@ -35,7 +35,7 @@ LoadReport import_torch(const std::string& file, nn::ModuleRef module,
                         ImportTorchOptions options = {});
 
 /// The optimizer's part of `torch.save({"model": …, "optimizer": optimizer.state_dict()}, file)`:
-/// loads what Python's SGD, Adam or AdamW of the same parameters, in the same groups and order,
+/// loads what Python's optimizer of the same class and parameters, in the same groups and order,
 /// kept. Otherwise a ValueError, and nothing is changed. Every rank calls it if the module is
 /// sharded.
 void import_torch_optimizer(const std::string& file, nn::ModuleRef module,

@@ -88,12 +88,17 @@ function(_tessera_register name pattern excluded serial cost)
     math(EXPR number "${number} + 1")
     set(test ${base}.${number})
   endwhile()
-  # Of several minutes a process, those of one test are limited by the binary itself (tests/support/main.cpp).
   add_test(NAME ${test}
            COMMAND ${name} --gtest_filter=${pattern}-${excluded}
                    --gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${test}.xml)
+  set(seconds 300)  # for one test, which the binary is told
+  if(TESSERA_SANITIZE)
+    set(seconds 900)
+  endif()
+  math(EXPR timeout "10 * ${seconds}")
   set_tests_properties(${test} PROPERTIES
-    LABELS "${labels}" TIMEOUT 3000 RUN_SERIAL ${serial} COST ${cost} ENVIRONMENT TESSERA_REUSE_RANKS=1)
+    LABELS "${labels}" TIMEOUT ${timeout} RUN_SERIAL ${serial} COST ${cost}
+    ENVIRONMENT "TESSERA_REUSE_RANKS=1;TESSERA_TEST_SECONDS=${seconds}")
 endfunction()
 
 function(_tessera_discover name filter serial)

@@ -30,7 +30,7 @@ def reason_of(message):
 class Summary:
     def __init__(self):
         self.passed, self.failures, self.reasons, self.complaints = 0, [], collections.Counter(), []
-        self.seconds, self.of_runs = {}, collections.Counter()
+        self.seconds, self.of_runs, self.empty = {}, collections.Counter(), []
 
     def add(self, run, name, case, where):
         """A <testcase> of the run."""
@@ -51,6 +51,8 @@ class Summary:
             name = f"{run.partition('.')[0]}.{case.get('classname')}.{case.get('name')}"
             case.set("name", name)
             self.add(run, name, case, where)
+        if report.exists() and not cases:
+            self.empty.append(run)
         if not report.exists():
             self.complaints.append(f"{run} ended with {code} before it wrote its results ({where})")
         elif code != "exit code 0" and len(self.failures) == failed_before:
@@ -63,6 +65,8 @@ class Summary:
             print(f"skipped {count}: {reason}")
         for name in sorted(self.seconds, key=self.seconds.get, reverse=True)[:SLOWEST]:
             print(f"slow: {self.seconds[name]:.1f} s {name}")
+        if self.empty:
+            print(f"no test has the labels of: {', '.join(self.empty)}")
         print("runs: " + ", ".join(f"{name} {took:.0f} s" for name, took in self.of_runs.most_common(40)))
         for failure in self.failures:
             print(f"failed: {failure}")
@@ -77,7 +81,7 @@ class Summary:
 
 
 def cases_of(report):
-    """Those that ran, or are disabled: a filter leaves the others out."""
+    """Those that ran: not what a filter left out, nor what is disabled."""
     return [case for case in ElementTree.parse(report).iter("testcase") if case.get("status", "run") == "run"]
 
 
@@ -106,6 +110,9 @@ def add_tests_of_ctest(summary, junit, folder):
             found = next((match for match in (regex.search(output) for regex in REASONS) if match), None)
             if found:
                 skipped.set("message", " ".join(found.group(1).split()))
+            elif test.get("status") == "notrun":
+                summary.complaints.append(f"{name} was not run: {skipped.get('message')} ({junit})")
+                continue
         summary.add(name.partition(".")[0], name, test, junit)
     tree.write(junit, encoding="UTF-8", xml_declaration=True)
 

@@ -19,6 +19,7 @@
 #include <exception>
 #include <memory>
 #include <set>
+#include <string_view>
 #include <vector>
 
 namespace tessera::state {
@@ -91,9 +92,17 @@ at::Tensor whole_value(const Holding& holding) {
   return ordered;
 }
 
+void remove_file(const std::string& function, const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::remove(path, error);
+  TORCH_CHECK(!error, function, ": ", path.string(),
+              ": could not remove what is read in place of the new files: ", error.message());
+}
+
 /// Rank 0 writes what all gather. Whatever fails on it, it gathers on: the others wait for it.
+/// `superseded` goes before the last file takes its place; empty: nothing does.
 void gather_and_write(const std::string& function, const std::vector<PlannedFile>& files,
-                      bool writes) {
+                      const std::filesystem::path& superseded, bool writes) {
   std::vector<std::unique_ptr<ReplacedFile>> written;
   std::exception_ptr error;
   const auto attempt = [&](const auto& work) {
@@ -117,7 +126,10 @@ void gather_and_write(const std::string& function, const std::vector<PlannedFile
     attempt([&] { written.back()->file().finish(); });
   }
   attempt([&] {
-    for (const auto& file : written) file->publish();
+    for (const auto& file : written) {
+      if (file == written.back() && !superseded.empty()) remove_file(function, superseded);
+      file->publish();
+    }
   });
   if (error) std::rethrow_exception(error);
 }
@@ -146,11 +158,24 @@ std::string numbered_name(size_t number, size_t of) {
   return name;
 }
 
+/// Whether it is a numbered_name.
+bool is_numbered(std::string_view name) {
+  const auto take = [&](std::string_view text) {
+    if (!name.starts_with(text)) return false;
+    name.remove_prefix(text.size());
+    return true;
+  };
+  const auto take_number = [&] {
+    const auto digits = std::min(name.find_first_not_of("0123456789"), name.size());
+    name.remove_prefix(digits);
+    return digits >= 5;
+  };
+  return take("model-") && take_number() && take("-of-") && take_number() && name == ".safetensors";
+}
+
 /// Whether an export makes files of this name.
 bool is_export(const std::string& name) {
-  return name == kModelName || name == kModelIndexName ||
-         (name.starts_with("model-") && name.ends_with(".safetensors") &&
-          name.find("-of-") != std::string::npos);
+  return name == kModelName || name == kModelIndexName || is_numbered(name);
 }
 
 /// The files of a folder, those that lead a reader to others last.
@@ -235,7 +260,7 @@ void export_file(const std::string& function, const std::string& path, torch::nn
     return std::string();
   });
   ranks.run(function, [&] {
-    gather_and_write(function, files, ranks.rank() == 0);
+    gather_and_write(function, files, /*superseded=*/{}, ranks.rank() == 0);
     return std::string();
   });
 }
@@ -258,7 +283,9 @@ void export_folder(const std::string& function, const std::string& folder,
       },
       folder);
   ranks.run(function, [&] {
-    gather_and_write(function, files, ranks.rank() == 0);
+    // Readers take a single file before an index.
+    const bool has_index = files.back().path.ends_with(kModelIndexName);
+    gather_and_write(function, files, has_index ? place / kModelName : "", ranks.rank() == 0);
     if (ranks.rank() == 0) remove_other_exports(place, files);
     return std::string();
   });

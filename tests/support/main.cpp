@@ -24,26 +24,27 @@ class CountersFromZero : public ::testing::EmptyTestEventListener {
   }
 };
 
-constexpr unsigned kMostSeconds = 300;  // of one test
-
-/// A test that hangs is named, and takes no others' time.
+/// A test that hangs is named, and takes no others' time: where TESSERA_TEST_SECONDS says how long
+/// one may take, as ctest's tests do.
 class TimeLimit : public ::testing::EmptyTestEventListener {
  public:
-  TimeLimit() { std::signal(SIGALRM, &end_process); }
+  explicit TimeLimit(unsigned seconds) : seconds_(seconds) { std::signal(SIGALRM, &end_process); }
 
  private:
   void OnTestStart(const ::testing::TestInfo& info) override {
-    name = std::string(info.test_suite_name()) + "." + info.name() + " runs longer than " +
-           std::to_string(kMostSeconds) + " s: the process ends\n";
-    alarm(kMostSeconds);
+    what = std::string(info.test_suite_name()) + "." + info.name() + " runs longer than " +
+           std::to_string(seconds_) + " s (TESSERA_TEST_SECONDS): the process ends\n";
+    alarm(seconds_);
   }
   void OnTestEnd(const ::testing::TestInfo& info) override { alarm(0); }
 
   static void end_process(int) {
-    [[maybe_unused]] const auto written = write(STDERR_FILENO, name.data(), name.size());
+    [[maybe_unused]] const auto written = write(STDERR_FILENO, what.data(), what.size());
     _exit(tessera::testing::kExitFailed);
   }
-  static inline std::string name;
+
+  unsigned seconds_;
+  static inline std::string what;
 };
 
 /// The way to repeat a test that failed with a drawn seed.
@@ -74,7 +75,8 @@ int main(int argc, char** argv) {
                 << " (TESSERA_TEST_SEED)\n";
     }
     listeners.Append(new SeedReporter);
-    listeners.Append(new TimeLimit);
+    if (const char* seconds = std::getenv("TESSERA_TEST_SECONDS"))
+      listeners.Append(new TimeLimit(std::stoul(seconds)));
     ::testing::AddGlobalTestEnvironment(new EndOfReusedRanks);  // which gtest owns
     return RUN_ALL_TESTS();
   }

@@ -13,5 +13,6 @@ run(${CMAKE_COMMAND} -S ${PROJECT} -B ${project_build} -G ${GENERATOR}
     -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_PREFIX_PATH=${prefix})
 run(${CMAKE_COMMAND} --build ${project_build})
 run(${project_build}/hello)
+run(${CMAKE_COMMAND} -E chdir ${SCRATCH} ${project_build}/model)
 run(${prefix}/bin/tessera run -n 2 -- ${project_build}/hello)
 run(${CHECK_RUNPATHS} --compiler ${COMPILER} ${prefix}/bin ${prefix}/lib ${project_build}/hello)

@@ -26,7 +26,7 @@ const Cases kSolvers(
         linalg_case("cholesky", {{5, 3, 8}},
                     [](const Tensors& x) { return at::linalg_cholesky(definite(x[0])); }),
         linalg_case("cholesky_old", {{5, 3, 8}},
-                    [](const Tensors& x) { return cholesky(definite(x[0])); }),
+                    [](const Tensors& x) { return tessera::cholesky(definite(x[0])); }),
         linalg_case(
             "cholesky_inverse", {{5, 3, 3}},
             [](const Tensors& x) { return (x[0].tril() + 4).tril().cholesky_inverse(); }, false),

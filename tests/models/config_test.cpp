@@ -1,5 +1,5 @@
+#include <tessera/fully_shard.h>
 #include <tessera/models.h>
-#include <tessera/nn.h>
 
 #include "models/small_models.h"
 #include "support/message_of.h"

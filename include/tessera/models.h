@@ -25,7 +25,9 @@ class CausalLMImpl : public torch::nn::Module {
   /// Logits: [batch, length] to [batch, length, vocab_size].
   at::Tensor forward(const at::Tensor& tokens);
   /// Mean cross entropy of `targets`, [batch, length]: the tokens that come next, -100 where there
-  /// is none to be learned. Logits are never in memory at once: nn::linear_cross_entropy.
+  /// is none to be learned. Logits are never in memory at once: nn::linear_cross_entropy. Hooks of
+  /// the head do not run: a ValueError if fully_shard has it, or a tied embedding, in a unit inside
+  /// of the model.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
 
   const DecoderConfig& config() const { return config_; }
@@ -37,7 +39,8 @@ class CausalLMImpl : public torch::nn::Module {
  private:
   /// What the head is given.
   at::Tensor run_body(const at::Tensor& tokens);
-  const at::Tensor& head_weight() const;
+  /// Refuses one that is not in memory whole, or as a tensor parallel head.
+  const at::Tensor& head_weight(const char* function) const;
 
   DecoderConfig config_;
   Decoder model_{nullptr};       // llama, qwen2, qwen3
@@ -62,20 +65,23 @@ struct FromPretrainedOptions {
 };
 
 /// A model with the weights of a Hugging Face folder: config.json and model.safetensors, or several
-/// files and model.safetensors.index.json. Not collective.
+/// files and model.safetensors.index.json. In eval(), as in Python: net->train() to train it. Not
+/// collective.
 CausalLM from_pretrained(const std::string& folder, const FromPretrainedOptions& options = {});
 
 /// The weights alone, into a model that is plain, tensor parallel, fully sharded or several of
-/// these. Each rank reads what it holds; dtypes are converted. Every rank of the group calls it
-/// (empty: the default group, or this process alone if there is none). All is read on all ranks
-/// before the first value is changed; one error lists all names and shapes that differ.
+/// these, and not on the meta device. Each rank reads the blocks of the files that have what it
+/// holds, and keeps its values, in the files' dtypes, beside the model until all ranks have read
+/// all; then they are converted and given to the model. Every rank of the group calls it (empty:
+/// the default group, or this process alone if there is none). One error lists all names and shapes
+/// that differ; nothing is changed then.
 void load_pretrained(const std::string& folder, CausalLM& model, Group group = {});
 
 struct SavePretrainedOptions {
   Group group = {};                         // as for load_pretrained
-  int64_t max_shard_bytes = 5'000'000'000;  // of the values in a file
+  int64_t max_shard_bytes = 5'000'000'000;  // of the values in a file; the same on all ranks
   std::optional<std::string> tokenizer_from =
-      std::nullopt;  // a folder whose files of a tokenizer are copied
+      std::nullopt;  // a folder whose files of a tokenizer, and generation_config.json, are copied
 };
 
 /// Writes config.json and the weights, whole and by the names of `transformers`, which loads the

@@ -2,6 +2,8 @@
 #include <tessera/models.h>
 #include <tessera/nn/linear_cross_entropy.h>
 
+#include "dtensor/part.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 #include <c10/util/Exception.h>
@@ -53,6 +55,17 @@ void check_tokens(const char* function, const at::Tensor& tokens, const DecoderC
                     "; cut them, or make the model with more");
 }
 
+/// What multiplies outside of the module that has it. A shard is none of a tensor parallel head,
+/// though it looks like one.
+const at::Tensor& checked_weight(const char* function, const char* name, const at::Tensor& weight) {
+  TORCH_CHECK_VALUE(!dtensor::has_part(weight) || !dtensor::part_of(weight).owner, function,
+                    ": expected '", name,
+                    "' to be whole, got a shard: fully_shard holds it in a unit inside of the "
+                    "model, which is whole in its own forward alone; leave head and embedding to "
+                    "the outermost unit, fully_shard(net), and call the model itself");
+  return weight;
+}
+
 }  // namespace
 
 CausalLMImpl::CausalLMImpl(DecoderConfig config) : config_(std::move(config)) {
@@ -74,16 +87,18 @@ at::Tensor CausalLMImpl::run_body(const at::Tensor& tokens) {
   return model_.is_empty() ? transformer_(tokens) : model_(tokens);
 }
 
-const at::Tensor& CausalLMImpl::head_weight() const {
-  if (!lm_head_.is_empty()) return lm_head_->weight;
-  return model_.is_empty() ? transformer_->wte->weight : model_->embed_tokens->weight;
+const at::Tensor& CausalLMImpl::head_weight(const char* function) const {
+  if (!lm_head_.is_empty()) return checked_weight(function, "lm_head.weight", lm_head_->weight);
+  return model_.is_empty()
+             ? checked_weight(function, "transformer.wte.weight", transformer_->wte->weight)
+             : checked_weight(function, "model.embed_tokens.weight", model_->embed_tokens->weight);
 }
 
 at::Tensor CausalLMImpl::forward(const at::Tensor& tokens) {
   check_tokens("CausalLM", tokens, config_);
+  if (!lm_head_.is_empty()) return lm_head_(run_body(tokens));
+  const auto& weight = head_weight("CausalLM");
   const auto x = run_body(tokens);
-  if (!lm_head_.is_empty()) return lm_head_(x);
-  const auto& weight = head_weight();
   if (!is_dtensor(weight) || is_dtensor(x)) return at::linear(x, weight);
   // Rows of a tied weight lie on several ranks: each makes the logits of its own.
   const auto placed = DTensor::from_local(x, DTensor::of(weight).mesh());
@@ -95,7 +110,8 @@ at::Tensor CausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& target
   TORCH_CHECK_VALUE(targets.sizes() == tokens.sizes(),
                     "CausalLM::loss: expected a target for each token, got targets of ",
                     targets.sizes(), " for tokens of ", tokens.sizes());
-  return nn::linear_cross_entropy(run_body(tokens), head_weight(), targets);
+  const auto& weight = head_weight("CausalLM::loss");
+  return nn::linear_cross_entropy(run_body(tokens), weight, targets);
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> CausalLMImpl::blocks() const {

@@ -9,6 +9,9 @@
 namespace tessera::models {
 namespace {
 
+/// Tables are made for all of them.
+constexpr int64_t kMaxPositions = int64_t{1} << 24;
+
 struct FamilyRow {
   const char* name;
   Family family;
@@ -188,7 +191,7 @@ void check(const DecoderConfig& config) {
   check_size("num_hidden_layers", config.num_hidden_layers, 10000);
   check_size("num_attention_heads", config.num_attention_heads);
   check_size("num_key_value_heads", config.num_key_value_heads);
-  check_size("max_position_embeddings", config.max_position_embeddings);
+  check_size("max_position_embeddings", config.max_position_embeddings, kMaxPositions);
   if (config.head_dim) check_size("head_dim", *config.head_dim);
   check_heads(config);
   TORCH_CHECK_VALUE(config.norm_eps >= 0, "DecoderConfig: expected norm_eps of at least 0, got ",

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 namespace tessera::models {
 namespace {
@@ -59,6 +60,11 @@ class Fields {
     file_.require(value.is_number(), "expected a number as '", name, "', got ", shown(value));
     return value.get<double>();
   }
+  std::optional<double> optional_number(const char* name) {
+    const auto found = object_.find(name);
+    if (found == object_.end() || found->is_null()) return std::nullopt;
+    return number(name);
+  }
   bool flag(const char* name, bool otherwise) {
     const auto value = take(name);
     if (value.is_null()) return otherwise;
@@ -97,14 +103,14 @@ void expect_text(Fields& fields, const char* name, const std::vector<std::string
 
 /// Yarn's of DeepSeek give it by two numbers.
 std::optional<double> take_attention_factor(Fields& fields, double factor) {
-  const auto given = fields.take("attention_factor");
-  const auto all = fields.number("mscale_all_dim", 0), some = fields.number("mscale", 0);
-  if (given.is_number()) return given.get<double>();
-  if (all == 0 || some == 0) return std::nullopt;
-  const auto length = [&](double scale) {
+  const auto given = fields.optional_number("attention_factor");
+  const auto mscale = fields.number("mscale", 0),
+             mscale_all_dim = fields.number("mscale_all_dim", 0);
+  if (given || mscale == 0 || mscale_all_dim == 0) return given;
+  const auto scaling_of = [&](double scale) {
     return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1;
   };
-  return length(some) / length(all);
+  return scaling_of(mscale) / scaling_of(mscale_all_dim);
 }
 
 nn::RotaryScaling read_scaling(Fields& fields, int64_t context) {
@@ -140,6 +146,24 @@ nn::RotaryScaling read_scaling(Fields& fields, int64_t context) {
   return scaling;
 }
 
+/// What is left must not change the rotation: numbers of another rope_type, which `transformers`
+/// does not read either.
+void refuse_other_scaling(const Fields& fields) {
+  constexpr const char* kHarmless[] = {"factor",           "original_max_position_embeddings",
+                                       "low_freq_factor",  "beta_fast",
+                                       "high_freq_factor", "beta_slow",
+                                       "truncate",         "attention_factor",
+                                       "mscale",           "finetuned",
+                                       "mscale_all_dim"};
+  for (const auto& item : fields.rest().items()) {
+    const bool is_known = item.value().is_null() || std::ranges::any_of(kHarmless, [&](auto* name) {
+                            return item.key() == name && !item.value().is_structured();
+                          });
+    fields.expect(is_known,
+                  "parameters of the rotation that are known, got " + state::in_quotes(item.key()));
+  }
+}
+
 /// `rope_parameters`, or what came before it: `rope_scaling` beside `rope_theta`.
 void read_rotary(Fields& fields, DecoderConfig& config) {
   auto older = fields.take("rope_scaling");
@@ -151,6 +175,7 @@ void read_rotary(Fields& fields, DecoderConfig& config) {
   Fields rotary(fields.file(), parameters.is_null() ? Json::object() : std::move(parameters));
   config.rope_theta = rotary.number("rope_theta", theta);
   config.rope_scaling = read_scaling(rotary, config.max_position_embeddings);
+  refuse_other_scaling(rotary);
 }
 
 void refuse_windows(Fields& fields) {
@@ -168,7 +193,9 @@ void read_gpt2(Fields& fields, DecoderConfig& config) {
   config.num_hidden_layers = fields.size("n_layer");
   config.num_attention_heads = config.num_key_value_heads = fields.size("n_head");
   config.max_position_embeddings = fields.size("n_positions");
-  config.intermediate_size = fields.size("n_inner", 4 * config.hidden_size);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // as check() has it
+  const auto width = std::clamp<int64_t>(config.hidden_size, 0, kMost);
+  config.intermediate_size = fields.size("n_inner", 4 * width);
   config.norm_eps = fields.number("layer_norm_epsilon", 1e-5);
   config.embd_pdrop = fields.number("embd_pdrop", 0.1);
   config.resid_pdrop = fields.number("resid_pdrop", 0.1);

@@ -1,6 +1,7 @@
 #include <tessera/models.h>
 #include <tessera/nn/meta_init.h>
 
+#include "base/text.h"
 #include "models/pretrained_tensors.h"
 #include "state/collective_section.h"
 #include "state/export_files.h"
@@ -16,19 +17,15 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <vector>
 
 namespace tessera::models {
 namespace {
 
-constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
-                                           "tokenizer_config.json",
-                                           "special_tokens_map.json",
-                                           "vocab.json",
-                                           "merges.txt",
-                                           "added_tokens.json",
-                                           "chat_template.jinja",
-                                           "tokenizer.model",
-                                           "generation_config.json"};
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+    "merges.txt",     "added_tokens.json",     "chat_template.jinja",     "tokenizer.model"};
+constexpr const char* kGenerationFile = "generation_config.json";
 constexpr std::uintmax_t kMaxTokenizerFile = 1'000'000'000;
 
 /// Of a model that was built without.
@@ -47,17 +44,32 @@ void give_memory(CausalLM& model, const FromPretrainedOptions& options) {
   }
 }
 
-/// What is read for `model`, all that differs being an error.
-std::unique_ptr<state::ModuleValues> read_values(const std::string& function,
-                                                 const std::string& folder, CausalLM& model) {
-  PretrainedTensors source(state::open_tensors(function, folder), model->config());
+/// What the files have for `model`, all that differs being an error. Nothing is read.
+std::unique_ptr<state::ModuleValues> compare(const std::string& function, const std::string& folder,
+                                             const CausalLM& model,
+                                             const PretrainedTensors& source) {
   auto values = std::make_unique<state::ModuleValues>(function, *model, source, /*converts=*/true);
   TORCH_CHECK_VALUE(values->differences().empty(), function, ": ", folder,
                     ": expected the names and shapes of a ", name_of(model->config().family),
                     " model of this config", values->differences().to_string(),
                     "; nothing was loaded; is config.json that of these weights?");
-  values->read(source);
   return values;
+}
+
+PretrainedTensors open_folder(const std::string& function, const std::string& folder,
+                              const CausalLM& model) {
+  return {state::open_tensors(function, folder), model->config()};
+}
+
+void check_memory(const std::string& function, const CausalLM& model) {
+  std::vector<std::string> without;
+  for (const auto& parameter : model->named_parameters()) {
+    if (parameter.value().is_meta()) without.push_back(parameter.key());
+  }
+  TORCH_CHECK_VALUE(without.empty(), function,
+                    ": expected a model whose parameters have memory, got ", format_list(without),
+                    " on the meta device; build it without MetaInit, let fully_shard give it "
+                    "memory first, or make it by from_pretrained");
 }
 
 std::string read_file(const std::filesystem::path& path) {
@@ -66,7 +78,7 @@ std::string read_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK_VALUE(!error && bytes <= kMaxTokenizerFile && file,
                     "save_pretrained: ", path.string(),
-                    ": expected a tokenizer's file that can be read");
+                    ": expected a file that can be read, of at most 1 GB");
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
@@ -81,6 +93,8 @@ std::map<std::string, std::string> texts_of(const CausalLM& model,
     }
     TORCH_CHECK_VALUE(!texts.empty(), "save_pretrained: expected a tokenizer's files in ",
                       *options.tokenizer_from, ", as tokenizer.json, got none");
+    const auto path = std::filesystem::path(*options.tokenizer_from) / kGenerationFile;
+    if (std::filesystem::is_regular_file(path, ignored)) texts[kGenerationFile] = read_file(path);
   }
   const auto dtype = model->parameters().front().scalar_type();
   texts["config.json"] = config_text(model->config(), dtype);
@@ -90,12 +104,18 @@ std::map<std::string, std::string> texts_of(const CausalLM& model,
 }  // namespace
 
 CausalLM from_pretrained(const std::string& folder, const FromPretrainedOptions& options) {
+  constexpr const char* kFunction = "from_pretrained";
   auto model = [&] {
     const MetaInit no_memory;
     return CausalLM(read_config(folder));
   }();
+  auto source = open_folder(kFunction, folder, model);
+  compare(kFunction, folder, model, source);  // before there is memory for whatever a config says
   give_memory(model, options);
-  read_values("from_pretrained", folder, model)->apply();
+  const auto values = compare(kFunction, folder, model, source);
+  values->read(source);
+  values->apply();
+  model->eval();
   return model;
 }
 
@@ -106,11 +126,17 @@ void load_pretrained(const std::string& folder, CausalLM& model, Group group) {
   ranks.run(
       kFunction,
       [&] {
-        values = read_values(kFunction, folder, model);
+        check_memory(kFunction, model);
+        auto source = open_folder(kFunction, folder, model);
+        values = compare(kFunction, folder, model, source);
+        values->read(source);
         return std::string();
       },
       folder);
-  values->apply();
+  ranks.run(kFunction, [&] {
+    values->apply();
+    return std::string();
+  });
 }
 
 void save_pretrained(const CausalLM& model, const std::string& folder,
@@ -118,13 +144,22 @@ void save_pretrained(const CausalLM& model, const std::string& folder,
   constexpr const char* kFunction = "save_pretrained";
   const state::CollectiveSection ranks(options.group);
   std::map<std::string, std::string> texts;
-  ranks.run(kFunction, [&] {
-    TORCH_CHECK_VALUE(options.max_shard_bytes > 0,
-                      "save_pretrained: expected max_shard_bytes above 0, got ",
-                      options.max_shard_bytes);
-    if (ranks.rank() == 0) texts = texts_of(model, options);
-    return std::string();
-  });
+  const auto sizes = ranks.run(
+      kFunction,
+      [&] {
+        TORCH_CHECK_VALUE(options.max_shard_bytes > 0,
+                          "save_pretrained: expected max_shard_bytes above 0, got ",
+                          options.max_shard_bytes);
+        if (ranks.rank() == 0) texts = texts_of(model, options);
+        return std::to_string(options.max_shard_bytes);
+      },
+      folder);
+  // It decides in which order tensors are gathered.
+  for (size_t rank = 1; rank < sizes.size(); ++rank) {
+    TORCH_CHECK_VALUE(sizes[rank] == sizes[0],
+                      "save_pretrained: expected the same max_shard_bytes on all ranks, got ",
+                      sizes[0], " on rank 0 and ", sizes[rank], " on rank ", rank);
+  }
   auto holder = model;  // of the same module
   const auto family = model->config().family;
   state::export_folder(

@@ -58,10 +58,10 @@ std::vector<std::string> PretrainedTensors::names() const { return names_; }
 void PretrainedTensors::read(const state::StoredTensor& tensor, const state::Box& box, void* to) {
   const auto& known = known_.at(tensor.name);
   if (!known.is_transposed) return files_->read(*known.in_files, box, to);
-  const state::Box turned{{box.offset[1], box.offset[0]}, {box.length[1], box.length[0]}};
+  const state::Box transposed{{box.offset[1], box.offset[0]}, {box.length[1], box.length[0]}};
   const at::TensorOptions options(tensor.dtype);
-  auto columns = at::empty(turned.length, options);
-  files_->read(*known.in_files, turned, columns.data_ptr());
+  auto columns = at::empty(transposed.length, options);
+  files_->read(*known.in_files, transposed, columns.data_ptr());
   at::from_blob(to, box.length, options).copy_(columns.t());
 }
 

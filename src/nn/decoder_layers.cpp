@@ -137,8 +137,8 @@ at::Tensor frequencies_of(const RotaryEmbeddingOptions& options, const at::Tenso
   }
 }
 
-/// Of cosines and sines.
-double length_of_turned(const RotaryScaling& scaling) {
+/// What cosines and sines are multiplied by.
+double attention_scaling(const RotaryScaling& scaling) {
   if (scaling.type != RotaryScaling::Type::Yarn) return 1;
   return scaling.attention_factor.value_or(
       scaling.factor <= 1 ? 1.0 : 0.1 * std::log(scaling.factor) + 1);
@@ -170,9 +170,9 @@ void RotaryEmbeddingImpl::reset_parameters() {
   const auto in_float = cos.options().dtype(at::kFloat);
   const auto angles =
       at::outer(at::arange(options.max_position, in_float), frequencies_of(options, in_float));
-  const auto length = length_of_turned(options.scaling);
-  cos.copy_(length == 1 ? angles.cos() : angles.cos() * length);
-  sin.copy_(length == 1 ? angles.sin() : angles.sin() * length);
+  const auto factor = attention_scaling(options.scaling);
+  cos.copy_(factor == 1 ? angles.cos() : angles.cos() * factor);
+  sin.copy_(factor == 1 ? angles.sin() : angles.sin() * factor);
 }
 
 std::tuple<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor& x,

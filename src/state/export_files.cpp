@@ -48,10 +48,10 @@ std::vector<Named> named_tensors(
   std::map<std::string, const Holding*> by_name;
   const auto add = [&](const std::string& name, const Holding& holding) {
     auto shape = holding.shape;
-    const bool turns = is_transposed && shape.size() == 2 && is_transposed(name);
-    if (turns) std::swap(shape[0], shape[1]);
+    const bool transposes = is_transposed && shape.size() == 2 && is_transposed(name);
+    if (transposes) std::swap(shape[0], shape[1]);
     all.push_back({{.name = name, .dtype = holding.local.scalar_type(), .shape = std::move(shape)},
-                   {&holding, turns}});
+                   {&holding, transposes}});
   };
   for (const auto& holding : holdings.tensors) {
     by_name.emplace(holding.name, &holding);

@@ -1,13 +1,17 @@
 // Folders: several files, other dtypes, and what may be wrong with them.
+#include <tessera/fully_shard.h>
 #include <tessera/models.h>
+#include <tessera/state_dict.h>
 
 #include "models/small_models.h"
 #include "support/message_of.h"
+#include "support/random.h"
 #include "support/temporary_folder.h"
 
 #include <gmock/gmock.h>
 
 #include <filesystem>
+#include <random>
 #include <set>
 
 namespace tessera::testing {
@@ -29,19 +33,49 @@ TEST(PretrainedFolder, IsReplacedByAnotherNumberOfFiles) {
   const auto path = folder.path().string();
   write_text(folder.path() / "tokenizer.json", "{}");
   const auto config = small_config(Family::Qwen2, false);
+  write_text(folder.path() / "model-best-of-3.safetensors", "another's");
   auto first = small_model(config, 1), second = small_model(config, 2);
   models::save_pretrained(first, path, {.max_shard_bytes = 50000});
-  EXPECT_EQ(files_in(folder),
-            (std::set<std::string>{"config.json", "model-00001-of-00002.safetensors",
-                                   "model-00002-of-00002.safetensors",
-                                   "model.safetensors.index.json", "tokenizer.json"}));
-  expect_same_files(path, path);
+  EXPECT_EQ(files_in(folder), (std::set<std::string>{
+                                  "config.json", "model-00001-of-00002.safetensors",
+                                  "model-00002-of-00002.safetensors", "model-best-of-3.safetensors",
+                                  "model.safetensors.index.json", "tokenizer.json"}));
+  const auto written = read_safetensors(path);
+  const auto held = state_dict(first);
+  ASSERT_EQ(written.size(), held.size());
+  for (const auto& [name, tensor] : held) {
+    const auto* value = written.find(name);
+    ASSERT_NE(value, nullptr) << name;
+    EXPECT_TRUE(at::equal(*value, tensor)) << name;
+  }
   models::save_pretrained(second, path);
-  EXPECT_EQ(files_in(folder),
-            (std::set<std::string>{"config.json", "model.safetensors", "tokenizer.json"}));
+  EXPECT_EQ(files_in(folder), (std::set<std::string>{"config.json", "model-best-of-3.safetensors",
+                                                     "model.safetensors", "tokenizer.json"}));
+  const auto tokens = small_batch().tokens;
+  auto loaded = models::from_pretrained(path);
+  EXPECT_TRUE(at::equal(loaded(tokens), second(tokens)));
+  models::save_pretrained(first, path, {.max_shard_bytes = 50000});
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "model.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "model-best-of-3.safetensors"));
+  auto again = models::from_pretrained(path);
+  EXPECT_TRUE(at::equal(again(tokens), first(tokens)));
+}
+
+TEST(PretrainedFolder, IsEvaluatedUntilItIsTrained) {
+  const TemporaryFolder folder;
+  const auto path = folder.path().string();
+  auto config = small_config(Family::GPT2, true);
+  config.embd_pdrop = config.resid_pdrop = 0.5;
+  auto model = small_model(config);
+  models::save_pretrained(model, path);
+  model->eval();
   auto loaded = models::from_pretrained(path);
   const auto tokens = small_batch().tokens;
-  EXPECT_TRUE(at::equal(loaded(tokens), second(tokens)));
+  EXPECT_FALSE(loaded->is_training());
+  EXPECT_TRUE(at::equal(loaded(tokens), model(tokens)));
+  loaded->train();
+  models::load_pretrained(path, loaded);
+  EXPECT_TRUE(loaded->is_training());
 }
 
 TEST(PretrainedFolder, ConvertsDtypes) {
@@ -81,11 +115,13 @@ TEST(PretrainedFolder, TakesNamesOfModelsWithoutHead) {
 TEST(PretrainedFolder, CopiesTheTokenizer) {
   const TemporaryFolder folder;
   write_text(folder.path() / "from/tokenizer.json", "{\"a\": 1}");
+  write_text(folder.path() / "from/generation_config.json", "{}");
   const auto to = (folder.path() / "to").string();
   models::save_pretrained(small_model(small_config(Family::Qwen3, true)), to,
                           {.tokenizer_from = (folder.path() / "from").string()});
   std::ifstream file(to + "/tokenizer.json");
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), "{\"a\": 1}");
+  EXPECT_TRUE(std::filesystem::exists(to + "/generation_config.json"));
 }
 
 class PretrainedErrors : public ::testing::Test {
@@ -140,6 +176,50 @@ TEST_F(PretrainedErrors, IndexesThatAreWrong) {
   EXPECT_THAT(load_error(), HasSubstr("expected each tensor in one file, got 'b' in two"));
 }
 
+TEST_F(PretrainedErrors, HostileIndexes) {
+  std::ifstream file(path_ + "/model.safetensors.index.json");
+  const std::string index(std::istreambuf_iterator<char>(file), {});
+  std::mt19937_64 random(test_seed());
+  int refused = 0;
+  for (int round = 0; round < 100; ++round) {
+    auto text = index;
+    const auto place = random() % text.size();
+    if (round % 2 == 0)
+      text[place] = static_cast<char>(random());
+    else
+      text.erase(place, 1 + random() % 9);
+    write_index(text);
+    try {
+      models::from_pretrained(path_);
+    } catch (const c10::ValueError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 50);
+}
+
+/// Sizes for which there is no memory are compared before any is taken.
+TEST_F(PretrainedErrors, SizesThatAreNotThoseOfTheFiles) {
+  auto config = small_config(Family::Llama, false);
+  config.vocab_size = 2147483647;
+  config.hidden_size = 1 << 22;
+  config.head_dim = 8;
+  write_text(folder_.path() / "config.json", models::config_text(config));
+  EXPECT_THAT(load_error(), HasSubstr("of another shape: 'model.embed_tokens.weight (expected "
+                                      "[2147483647, 4194304], got [61, 32])'"));
+}
+
+TEST_F(PretrainedErrors, ModelsWithoutMemory) {
+  auto net = [&] {
+    const MetaInit no_memory;
+    return CausalLM(models::read_config(path_));
+  }();
+  const auto message = message_of([&] { models::load_pretrained(path_, net); });
+  EXPECT_THAT(message, HasSubstr("load_pretrained: expected a model whose parameters have memory"));
+  EXPECT_THAT(message, HasSubstr("'model.embed_tokens.weight'"));
+  EXPECT_THAT(message, HasSubstr("from_pretrained"));
+}
+
 TEST_F(PretrainedErrors, FoldersWithoutWeights) {
   std::filesystem::remove(folder_.path() / "model.safetensors.index.json");
   EXPECT_THAT(load_error(), HasSubstr("expected a folder with model.safetensors or "
@@ -154,6 +234,10 @@ TEST_F(PretrainedErrors, SavingWhatCanNotBe) {
               HasSubstr("save_pretrained: expected the path of a folder, got none"));
   EXPECT_THAT(message_of([&] { models::save_pretrained(model, path_, {.tokenizer_from = "/x"}); }),
               HasSubstr("expected a tokenizer's files in /x"));
+  write_text(folder_.path() / "from/generation_config.json", "{}");
+  const auto from = (folder_.path() / "from").string();
+  EXPECT_THAT(message_of([&] { models::save_pretrained(model, path_, {.tokenizer_from = from}); }),
+              HasSubstr("expected a tokenizer's files in " + from));
 }
 
 }  // namespace

@@ -1,15 +1,20 @@
 // Models over several ranks: loading, a step and saving are those of one.
+#include <tessera/dtensor.h>
 #include <tessera/fully_shard.h>
 #include <tessera/models.h>
 #include <tessera/parallelize.h>
 
 #include "models/small_models.h"
 #include "state/files/disk.h"
+#include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/temporary_folder.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <ostream>
+#include <stdexcept>
 #include <tuple>
 
 namespace tessera::testing {
@@ -111,6 +116,116 @@ TEST(ModelReadingOnThreads, EachRankReadsItsOwnBytes) {
     models::load_pretrained(path, net);
   });
   EXPECT_LT(state::bytes_read_so_far() - before, bytes + bytes / 4);
+}
+
+TEST(ModelStartOnThreads, ShardedModelsStartAsInTransformers) {
+  auto config = small_config(Family::GPT2, false);
+  config.vocab_size = 4000;
+  config.hidden_size = config.intermediate_size = 64;
+  run_threads(2, [&] {
+    const auto net = spread_model(config, Spread::FullyShardFromMeta);
+    for (const auto& item : net->named_parameters()) {
+      const auto& name = item.key();
+      const auto value = DTensor::of(item.value().detach()).full_tensor();
+      if (value.dim() == 2) {
+        const auto expected = name.ends_with("c_proj.weight") ? 0.02 / std::sqrt(4.0) : 0.02;
+        EXPECT_NEAR(value.std().item<double>(), expected, 1e-3) << name;
+      } else {
+        const auto expected =
+            name.ends_with("weight") ? at::ones_like(value) : at::zeros_like(value);
+        EXPECT_TRUE(at::equal(value, expected)) << name;
+      }
+    }
+  });
+}
+
+class ModelUnitsOnThreads : public ::testing::Test {
+ protected:
+  static std::shared_ptr<torch::nn::Module> part_of(const CausalLM& net, const std::string& name) {
+    for (const auto& module : net->named_modules()) {
+      if (module.key() == name) return module.value();
+    }
+    throw std::out_of_range(name);
+  }
+  /// Of this rank, of two.
+  static SmallBatch own_batch() {
+    const auto all = small_batch();
+    return {all.tokens.narrow(0, rank(), 1), all.targets.narrow(0, rank(), 1)};
+  }
+};
+
+TEST_F(ModelUnitsOnThreads, HeadsInsideAreRefusedByName) {
+  for (const auto family : {Family::GPT2, Family::Qwen3}) {
+    const auto config = small_config(family, /*is_tied=*/false);
+    auto reference = small_model(config);
+    const at::Tensor logits = reference(small_batch().tokens).detach();
+    run_threads(2, [&] {
+      auto net = small_model(config);
+      fully_shard(part_of(net, "lm_head"));
+      shard(net, {});
+      const auto batch = own_batch();
+      const auto message = message_of([&] { net->loss(batch.tokens, batch.targets); });
+      EXPECT_NE(message.find("CausalLM::loss: expected 'lm_head.weight' to be whole"),
+                std::string::npos)
+          << message;
+      const at::Tensor own = net(batch.tokens).detach();
+      EXPECT_LE((own - logits.narrow(0, rank(), 1)).abs().max().item<double>(), 1e-5);
+    });
+  }
+}
+
+TEST_F(ModelUnitsOnThreads, TiedEmbeddingsInsideAreRefusedByName) {
+  const std::pair<Family, std::string> rows[] = {{Family::GPT2, "transformer.wte"},
+                                                 {Family::Llama, "model.embed_tokens"}};
+  for (const auto& [family, name] : rows) {
+    run_threads(2, [&, family = family, name = name] {
+      auto net = small_model(small_config(family, /*is_tied=*/true));
+      fully_shard(part_of(net, name));
+      shard(net, {});
+      const auto batch = own_batch();
+      const auto expected = ": expected '" + name + ".weight' to be whole";
+      for (const auto& message : {message_of([&] { net->loss(batch.tokens, batch.targets); }),
+                                  message_of([&] { net(batch.tokens); })})
+        EXPECT_NE(message.find(expected), std::string::npos) << message;
+    });
+  }
+}
+
+/// An embedding that is not the head may be a unit: each rank has a batch of its own.
+TEST_F(ModelUnitsOnThreads, OtherEmbeddingsTrainAsOneRankDoes) {
+  const auto config = small_config(Family::Llama, /*is_tied=*/false);
+  const TemporaryFolder folder;
+  const auto one = (folder.path() / "one").string(), all = (folder.path() / "all").string();
+  auto reference = small_model(config);
+  train_step(reference);
+  models::save_pretrained(reference, one);
+  run_threads(2, [&] {
+    auto net = small_model(config);
+    fully_shard(part_of(net, "model.embed_tokens"));
+    shard(net, {});
+    const auto batch = own_batch();
+    torch::optim::SGD optimizer(net->parameters(), 0.5);
+    net->loss(batch.tokens, batch.targets).backward();
+    optimizer.step();
+    models::save_pretrained(net, all);
+  });
+  expect_same_files(all, one);
+}
+
+TEST(ModelSavingErrorsOnThreads, OtherSizesOfFiles) {
+  const TemporaryFolder folder;
+  run_threads(2, [&] {
+    const auto model = small_model(small_config(Family::Qwen2, true));
+    const auto message = message_of([&] {
+      models::save_pretrained(model, folder.path().string(),
+                              {.max_shard_bytes = 1000 + 1000 * rank()});
+    });
+    EXPECT_NE(message.find("save_pretrained: expected the same max_shard_bytes on all ranks, got "
+                           "1000 on rank 0 and 2000 on rank 1"),
+              std::string::npos)
+        << message;
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(ModelLoadingErrorsOnThreads, OneRanksErrorIsThatOfAll) {

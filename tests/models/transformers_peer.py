@@ -22,6 +22,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 4.0, "low_freq_
           "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+# Not the ratio of 64 to 16.
+OTHER_FACTOR = {**YARN, "factor": 6.0, "truncate": False, "beta_fast": 16.0, "beta_slow": 2.0}
 
 VARIANTS = {
     "gpt2": {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False, "n_inner": None}},
@@ -29,7 +31,13 @@ VARIANTS = {
         "tied": {"tie_word_embeddings": True, "rope_parameters": LLAMA3},
         "untied": {"tie_word_embeddings": False, "rope_parameters": LINEAR, "attention_bias": True, "mlp_bias": True},
     },
-    "qwen2": {"tied": {"tie_word_embeddings": True, "rope_parameters": YARN}, "untied": {"tie_word_embeddings": False}},
+    "qwen2": {
+        "tied": {"tie_word_embeddings": True, "rope_parameters": YARN},
+        "untied": {"tie_word_embeddings": False},
+        "other_factor": {"tie_word_embeddings": False, "rope_parameters": OTHER_FACTOR},
+        "mscale": {"tie_word_embeddings": False, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}},
+        "attention_factor": {"tie_word_embeddings": False, "rope_parameters": {**YARN, "attention_factor": 1.7}},
+    },
     "qwen3": {
         "tied": {"tie_word_embeddings": True, "head_dim": 16},
         "untied": {"tie_word_embeddings": False, "head_dim": 8, "attention_bias": True},
@@ -68,9 +76,9 @@ def make(family, variant, options, folder):
 
 
 def agrees(value, own):
-    """Defaults may be written out."""
+    """Defaults may be written out, and both mscales are one attention_factor."""
     if isinstance(value, dict) and isinstance(own, dict):
-        return all(own.get(name) == item for name, item in value.items())
+        return all(own.get(name) == item for name, item in value.items() if name not in ("mscale", "mscale_all_dim"))
     return value == own
 
 

@@ -19,8 +19,8 @@ namespace tessera {
 ///   tessera::saved_tensor_hooks to_half(
 ///       [](const at::Tensor& t) { return t.to(at::kHalf); },
 ///       [](const at::Tensor& t) { return t.to(at::kFloat); });
-/// The first scope of a process replaces autograd's engine, see checkpoint.h. Hooks of a Python
-/// around it count where no such scope is.
+/// The first scope of a process puts an autograd engine in front of the one that is there, see
+/// checkpoint.h. Hooks of a Python around it count where no such scope is.
 class saved_tensor_hooks {  // NOLINT(readability-identifier-naming): Python's name
  public:
   using Pack = std::function<std::any(const at::Tensor& tensor)>;

@@ -23,7 +23,7 @@ struct DecoderConfig {
   int64_t num_attention_heads = 32;
   int64_t num_key_value_heads = 32;                // gpt2: num_attention_heads
   std::optional<int64_t> head_dim = std::nullopt;  // none: hidden_size / num_attention_heads
-  int64_t max_position_embeddings = 2048;          // the longest row of tokens
+  int64_t max_position_embeddings = 2048;          // the longest row of tokens; at most 2^24
   double norm_eps = 1e-6;
   double rope_theta = 10000;               // all but gpt2, which learns positions
   nn::RotaryScaling rope_scaling = {};     // likewise
@@ -52,10 +52,13 @@ std::vector<std::string> preset_names();
 /// Throws a ValueError that names the field if sizes make no model.
 void check(const DecoderConfig& config);
 
-/// The config.json of a Hugging Face folder. Throws a ValueError that names what this library does
-/// not compute: another model_type, rope_type or activation, sliding windows, quantized weights.
+/// The config.json of a Hugging Face folder. Throws a NotImplementedError that names what this
+/// library does not compute (another model_type, rope_type or activation, numbers of the rotation
+/// that it does not know, sliding windows, quantized weights), and a ValueError that names a field
+/// that is missing, of another type, or of a size that makes no model.
 DecoderConfig read_config(const std::string& folder);
-/// Its text, from which `transformers` makes the model; weights are in `dtype`.
+/// Its text, from which `transformers` makes the model; weights are in `dtype`. A
+/// NotImplementedError for one that is not floating point of 16, 32 or 64 bits.
 std::string config_text(const DecoderConfig& config, at::ScalarType dtype = at::kFloat);
 
 }  // namespace tessera::models

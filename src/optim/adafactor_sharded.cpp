@@ -1,5 +1,6 @@
 // Adafactor for distributed parameters: what is summed over shards is summed for all parameters at
-// once, so that a step sends two messages however many there are.
+// once, so that a step sends two messages however many there are, unless both dimensions are
+// sharded.
 #include <tessera/dtensor.h>
 
 #include "dtensor/part.h"

@@ -46,6 +46,7 @@ class Moment {
         state_(bucket.state[which][i]),
         scales_(bucket.state[which_scale].empty() ? at::Tensor() : bucket.state[which_scale][i]) {}
 
+  bool has_codes() const { return is_coded(state_); }
   /// To be changed, and stored.
   at::Tensor value() const {
     if (is_coded(state_)) return decoded_for(parameter_, state_, scales_);
@@ -87,7 +88,7 @@ void update(ParamBucket& bucket, size_t i, const AdamStep& step, const at::Tenso
   at::Tensor second_moment = second.value();
   second_moment.mul_(step.beta2).addcmul_(grad, grad, 1 - step.beta2);
   const at::Tensor thresholds = thresholds_at(count, dtensor::local_part(param).device());
-  first.store(exp_avg, {});
+  first.store(exp_avg, first.has_codes() ? thresholds : at::Tensor());
   second.store(second_moment, thresholds);
   if (step.amsgrad) {
     const Moment most(bucket, i, kMaxExpAvgSq, kExpAvgSqScale);
@@ -112,9 +113,11 @@ bool keeps_codes(const at::Tensor& parameter, const Demand& demand) {
 at::Tensor new_moment(const std::string& name, const at::Tensor& parameter, const Demand& demand) {
   if (!demand.state_dtype)
     return name.ends_with("_scale") ? at::Tensor() : at::zeros_like(parameter);
-  TORCH_CHECK_NOT_IMPLEMENTED(at::isFloatingType(parameter.scalar_type()),
-                              "AdamW: expected floating-point parameters with a state_dtype, got "
-                              "one of shape ",
+  const bool fits = at::isFloatingType(parameter.scalar_type()) &&
+                    (parameter.scalar_type() != at::kDouble || demand.state_dtype == at::kFloat);
+  TORCH_CHECK_NOT_IMPLEMENTED(fits,
+                              "AdamW: expected parameters of float32 or of 16 bits with a "
+                              "state_dtype, got one of shape ",
                               parameter.sizes(), " of ", parameter.scalar_type(),
                               "; put it into a group without state_dtype");
   const at::Tensor local = dtensor::local_part(parameter);

@@ -2,6 +2,7 @@
 
 #include "base/capture.h"
 #include "dtensor/part.h"
+#include "optim/quantized.h"
 
 #include <ATen/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -11,6 +12,7 @@
 #include <torch/csrc/api/include/torch/nn/module.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <string>
 #include <unordered_set>
@@ -80,6 +82,16 @@ struct ExponentialMovingAverage::Impl {
     return std::min(options.decay, (1 + count) / (10 + count));
   }
 
+  /// Both sharded, or both whole.
+  void check_alike(const char* function) const {
+    for (const auto& one : tensors) {
+      TORCH_CHECK_VALUE(dtensor::has_part(one.own) == dtensor::has_part(one.average), function,
+                        ": expected weights that lie on ranks as they did when their average was "
+                        "made, got some that fully_shard shows otherwise between forward and "
+                        "backward; call it after backward, or reshard() first");
+    }
+  }
+
   void average_parts() const {
     using Lists = std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>;
     std::map<std::pair<std::string, at::ScalarType>, Lists> lists;
@@ -89,6 +101,13 @@ struct ExponentialMovingAverage::Impl {
         continue;
       }
       const at::Tensor part = dtensor::local_part(average);
+      if (part.scalar_type() == at::kBFloat16) {
+        // It would not hold what a step adds: Note [dither].
+        const at::Tensor value = dtensor::local_part(own).detach().to(at::kFloat);
+        round_into(part, part.to(at::kFloat).lerp_(value, 1 - decay()),
+                   thresholds_at(updates, part.device()));
+        continue;
+      }
       auto& [averages_of, values] = lists[{part.device().str(), part.scalar_type()}];
       averages_of.push_back(part);
       values.push_back(dtensor::local_part(own).detach());
@@ -98,6 +117,7 @@ struct ExponentialMovingAverage::Impl {
   }
 
   void exchange() {
+    check_alike("AveragedWeights");
     const at::NoGradGuard no_grad;
     // The very tensors: writes to shards may have to wait for other ranks.
     for (const auto& [own, average, is_mean] : tensors) {
@@ -140,6 +160,7 @@ void ExponentialMovingAverage::update() {
         "it updates an ExponentialMovingAverage, which counts on the host; update it after the "
         "compiled step");
   });
+  impl_->check_alike("ExponentialMovingAverage::update");
   const at::NoGradGuard no_grad;
   if (n_averaged() == 0) {
     for (const auto& [own, average, is_mean] : impl_->tensors) average.copy_(own.detach());
@@ -165,6 +186,17 @@ AveragedWeights::AveragedWeights(ExponentialMovingAverage& average) : average_(a
   average.impl_->exchange();
 }
 
-AveragedWeights::~AveragedWeights() noexcept(false) { average_.impl_->exchange(); }
+AveragedWeights::~AveragedWeights() noexcept(false) {
+  if (std::uncaught_exceptions() == 0) {
+    average_.impl_->exchange();
+    return;
+  }
+  try {
+    average_.impl_->exchange();
+  } catch (const std::exception& error) {  // a second one would end the process
+    TORCH_WARN("AveragedWeights: the module is left with averages in place of its weights: ",
+               error.what());
+  }
+}
 
 }  // namespace tessera::optim

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <string>
 
 namespace tessera::optim {
 namespace {
@@ -54,6 +55,12 @@ bool set_momentum(torch::optim::OptimizerOptions& options, double momentum) {
   return true;
 }
 
+void check_groups(const std::string& name, size_t expected, size_t got) {
+  TORCH_CHECK_VALUE(got == expected, name, ": expected ", expected,
+                    " parameter groups, which the optimizer had when the scheduler was made, got ",
+                    got, "; make the scheduler after add_param_group");
+}
+
 }  // namespace
 
 LRScheduler::LRScheduler(const char* name, torch::optim::Optimizer& optimizer)
@@ -70,9 +77,7 @@ void LRScheduler::step() {
 
 void LRScheduler::update() {
   auto& groups = optimizer_.param_groups();
-  TORCH_CHECK_VALUE(groups.size() == base_lrs_.size(), name_, ": expected ", base_lrs_.size(),
-                    " parameter groups, which the optimizer had when the scheduler was made, got ",
-                    groups.size(), "; make the scheduler after add_param_group");
+  check_groups(name_, base_lrs_.size(), groups.size());
   std::vector<double> rates;
   for (const auto g : c10::irange(groups.size()))
     rates.push_back(next_lr(g, groups[g].options().get_lr()));
@@ -100,12 +105,14 @@ void LRScheduler::load_state_dict(const std::map<std::string, double>& state) {
   TORCH_CHECK_VALUE(epoch >= 0 && epoch == std::floor(epoch), name_,
                     "::load_state_dict: expected last_epoch to be a whole number from 0, got ",
                     epoch, "; load what state_dict() gave");
-  last_epoch_ = static_cast<int64_t>(epoch);
   auto& groups = optimizer_.param_groups();
+  check_groups(name_, base_lrs_.size(), groups.size());
+  last_epoch_ = static_cast<int64_t>(epoch);
   for (const auto g : c10::irange(base_lrs_.size())) {
     base_lrs_[g] = state.at("base_lr." + std::to_string(g));
     last_lr_[g] = state.at("lr." + std::to_string(g));
-    groups.at(g).options().set_lr(last_lr_[g]);
+    next_lr(g, last_lr_[g]);  // which sets a momentum that goes with the step
+    groups[g].options().set_lr(last_lr_[g]);
   }
 }
 
@@ -224,7 +231,7 @@ double OneCycleLR::next_lr(size_t group, double) {
   while (which + 1 < phases.size() && now > phases[which].end) ++which;
   const Phase& phase = phases[which];
   const double begin = which == 0 ? 0 : phases[which - 1].end;
-  const double share = (now - begin) / (phase.end - begin);
+  const double share = phase.end == begin ? 1 : (now - begin) / (phase.end - begin);
   if (options_.cycle_momentum) {
     const double low = options_.base_momentum.values[group];
     const double high = options_.max_momentum.values[group];

@@ -242,7 +242,8 @@ void Optimizer::step_unless(const at::Tensor& found_inf) {
       "; make it 1 where the step is to be left out, else 0");
   TORCH_CHECK_VALUE(impl_->all_fused(param_groups_), name,
                     "::step_unless: expected fused = true in every parameter group, got one "
-                    "without it; only fused kernels decide on the device");
+                    "without it; only fused kernels decide on the device, of others "
+                    "GradScaler::step(optimizer, found_inf)");
   const AmpScalingScope scope(impl_->scaling, {at::Tensor(), found_inf});
   step();
 }

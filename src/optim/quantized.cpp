@@ -57,12 +57,14 @@ void encode(const at::Tensor& values, at::Tensor codes, at::Tensor scales,
   scales.copy_(largest);
   const at::Tensor ratios =
       blocks.div(largest.clamp_min(static_cast<double>(std::numeric_limits<float>::min())));
+  const at::Tensor roots = ratios.abs().sqrt();
+  at::Tensor levels;
   if (has_signs(codes)) {
-    codes.copy_(ratios.abs().sqrt().mul(kSignedCodes).round().mul(ratios.sign()));
+    levels = roots.mul(kSignedCodes).add(thresholds).floor().mul(ratios.sign());
   } else {
-    const at::Tensor levels = ratios.sqrt().sqrt().mul(kCodes).add(thresholds).floor();
-    codes.copy_(levels.clamp(1, kCodes));
+    levels = roots.sqrt().mul(kCodes).add(thresholds).floor().clamp(1, kCodes);
   }
+  codes.copy_(levels.nan_to_num(0));  // the scale of such a block is no number either
 }
 
 at::Tensor thresholds_at(const at::Tensor& count, c10::Device device) {

@@ -129,6 +129,37 @@ TEST(Averaging, WarmsUp) {
   EXPECT_EQ(average.n_averaged(), 2);
 }
 
+TEST(Averaging, OfBfloat16MovesBySmallSteps) {
+  torch::nn::Linear net(16, 16);
+  net->to(torch::kBFloat16);
+  const at::NoGradGuard no_grad;
+  net->weight.fill_(-1);
+  ExponentialMovingAverage average(net, {.decay = 0.999});
+  average.update();
+  net->weight.fill_(-2);
+  for (int step = 0; step < 700; ++step) average.update();
+  // After n steps 1 - 0.999^n of the way: a half.
+  const double mean =
+      average.module().named_parameters()["module.weight"].to(at::kFloat).mean().item<double>();
+  EXPECT_NEAR(mean, -1.5, 0.02);
+}
+
+/// An error inside of the scope is the one that is told.
+TEST(Averaging, AFailedEvaluationLeavesTheWeightsOfTheTraining) {
+  torch::nn::Linear net(3, 2);
+  ExponentialMovingAverage average(net, {.decay = 0.5});
+  average.update();
+  const at::NoGradGuard no_grad;
+  net->weight.add_(1);
+  const auto weights = net->weight.clone();
+  EXPECT_THAT(message_of<c10::Error>([&] {
+                const AveragedWeights averaged(average);
+                TORCH_CHECK(at::equal(net->weight, weights), "the averages are there");
+              }),
+              HasSubstr("the averages are there"));
+  expect_bitwise_equal(net->weight, weights, "weights");
+}
+
 TEST(Averaging, WeightsAreExchangedInPlace) {
   auto net = make_small(1);
   ExponentialMovingAverage average(net, {.decay = 0.5});

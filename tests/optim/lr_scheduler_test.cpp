@@ -156,10 +156,25 @@ TEST(Scheduler, GoesOnFromItsState) {
     loaded->load_state_dict(saved->state_dict());
     EXPECT_EQ(loaded->last_lr(), saved->last_lr()) << one.name;
     EXPECT_EQ(second.options(1).lr, first.options(1).lr) << one.name;
+    EXPECT_EQ(second.options(1).betas, first.options(1).betas) << one.name;
     saved->step();
     loaded->step();
     EXPECT_EQ(loaded->state_dict(), saved->state_dict()) << one.name;
     EXPECT_EQ(second.options(0).lr, first.options(0).lr) << one.name;
+  }
+}
+
+/// Phases of OneCycleLR that have no step of their own.
+TEST(Scheduler, OneCycleMayRiseWithinAStep) {
+  for (const double share : {0.1, 1.0}) {
+    AdamW optimizer = two_groups();
+    OneCycleLR schedule(optimizer, {.max_lr = 0.5, .total_steps = 10, .pct_start = share});
+    for (int step = 0; step < 10; ++step) {
+      const double lr = optimizer.options().lr;
+      EXPECT_TRUE(lr > 0 && lr <= 0.5) << share << " " << step << " " << lr;
+      EXPECT_GT(optimizer.options().betas.first, 0.5) << share << " " << step;
+      schedule.step();
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <numbers>
 #include <string>
+#include <utility>
 
 namespace tessera::optim {
 namespace {
@@ -107,11 +108,17 @@ void LRScheduler::load_state_dict(const std::map<std::string, double>& state) {
                     epoch, "; load what state_dict() gave");
   auto& groups = optimizer_.param_groups();
   check_groups(name_, base_lrs_.size(), groups.size());
-  last_epoch_ = static_cast<int64_t>(epoch);
+  const auto before = std::exchange(last_epoch_, static_cast<int64_t>(epoch));
+  try {
+    // Which sets a momentum that goes with the step, or refuses the step.
+    for (const auto g : c10::irange(groups.size())) next_lr(g, groups[g].options().get_lr());
+  } catch (...) {
+    last_epoch_ = before;
+    throw;
+  }
   for (const auto g : c10::irange(base_lrs_.size())) {
     base_lrs_[g] = state.at("base_lr." + std::to_string(g));
     last_lr_[g] = state.at("lr." + std::to_string(g));
-    next_lr(g, last_lr_[g]);  // which sets a momentum that goes with the step
     groups[g].options().set_lr(last_lr_[g]);
   }
 }

@@ -164,6 +164,19 @@ TEST(Scheduler, GoesOnFromItsState) {
   }
 }
 
+TEST(Scheduler, AStateThatDoesNotFitChangesNothing) {
+  AdamW optimizer = two_groups(), other = two_groups();
+  OneCycleLR schedule(optimizer, {.max_lr = 0.5, .total_steps = 10});
+  OneCycleLR longer(other, {.max_lr = 0.5, .total_steps = 20});
+  for (int step = 0; step < 15; ++step) longer.step();
+  const auto before = schedule.state_dict();
+  const auto betas = optimizer.options().betas;
+  EXPECT_THAT(message_of([&] { schedule.load_state_dict(longer.state_dict()); }),
+              HasSubstr("expected at most 10 steps, got step 15"));
+  EXPECT_EQ(schedule.state_dict(), before);
+  EXPECT_EQ(optimizer.options().betas, betas);
+}
+
 /// Phases of OneCycleLR that have no step of their own.
 TEST(Scheduler, OneCycleMayRiseWithinAStep) {
   for (const double share : {0.1, 1.0}) {

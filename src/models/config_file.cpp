@@ -95,10 +95,11 @@ class Fields {
   Json object_;
 };
 
-void expect_text(Fields& fields, const char* name, const std::vector<std::string>& known) {
-  const auto value = fields.text(name, known.front());
+std::string expect_text(Fields& fields, const char* name, const std::vector<std::string>& known) {
+  auto value = fields.text(name, known.front());
   fields.expect(std::ranges::count(known, value) > 0,
                 std::string(name) + " " + format_list(known) + ", got '" + value + "'");
+  return value;
 }
 
 /// Yarn's of DeepSeek give it by two numbers.
@@ -200,7 +201,8 @@ void read_gpt2(Fields& fields, DecoderConfig& config) {
   config.embd_pdrop = fields.number("embd_pdrop", 0.1);
   config.resid_pdrop = fields.number("resid_pdrop", 0.1);
   config.attention_dropout = fields.number("attn_pdrop", 0.1);
-  expect_text(fields, "activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+  config.exact_gelu = expect_text(fields, "activation_function",
+                                  {"gelu_new", "gelu_pytorch_tanh", "gelu"}) == "gelu";
   fields.expect(fields.flag("scale_attn_weights", true),
                 "scaled attention, got \"scale_attn_weights\": false");
   fields.expect(!fields.flag("scale_attn_by_inverse_layer_idx", false),
@@ -267,7 +269,7 @@ void write_gpt2(const DecoderConfig& config, Json& json) {
   json["embd_pdrop"] = config.embd_pdrop;
   json["resid_pdrop"] = config.resid_pdrop;
   json["attn_pdrop"] = config.attention_dropout;
-  json["activation_function"] = "gelu_new";
+  json["activation_function"] = config.exact_gelu ? "gelu" : "gelu_new";
 }
 
 void write_decoder(const DecoderConfig& config, Json& json) {

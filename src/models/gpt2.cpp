@@ -32,12 +32,14 @@ at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x) {
   return c_proj(mixed.transpose(1, 2).flatten(2));
 }
 
-GPT2MLPImpl::GPT2MLPImpl(const DecoderConfig& config) {
+GPT2MLPImpl::GPT2MLPImpl(const DecoderConfig& config) : exact_gelu_(config.exact_gelu) {
   c_fc = register_module("c_fc", nn::Linear(config.hidden_size, config.intermediate_size));
   c_proj = register_module("c_proj", nn::Linear(config.intermediate_size, config.hidden_size));
 }
 
-at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) { return c_proj(at::gelu(c_fc(x), "tanh")); }
+at::Tensor GPT2MLPImpl::forward(const at::Tensor& x) {
+  return c_proj(at::gelu(c_fc(x), exact_gelu_ ? "none" : "tanh"));
+}
 
 GPT2BlockImpl::GPT2BlockImpl(const DecoderConfig& config)
     : ln_1_(register_module("ln_1", layer_norm_of(config))),

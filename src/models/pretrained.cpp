@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/api/include/torch/nn/modules/normalization.h>
 
 #include <filesystem>
 #include <fstream>
@@ -42,6 +43,12 @@ void give_memory(CausalLM& model, const FromPretrainedOptions& options) {
     if (auto* rotary = dynamic_cast<nn::RotaryEmbeddingImpl*>(module.get()))
       rotary->reset_parameters();
   }
+}
+
+/// What starts with ones and zeros whatever the config says.
+void reset_norm(torch::nn::Module& module) {
+  if (auto* norm = dynamic_cast<nn::RMSNormImpl*>(&module)) norm->reset_parameters();
+  if (auto* norm = dynamic_cast<torch::nn::LayerNormImpl*>(&module)) norm->reset_parameters();
 }
 
 /// What the files have for `model`, all that differs being an error. Nothing is read.
@@ -102,6 +109,21 @@ std::map<std::string, std::string> texts_of(const CausalLM& model,
 }
 
 }  // namespace
+
+void materialize(CausalLM& model, const FromPretrainedOptions& options) {
+  for (const auto& parameter : model->named_parameters()) {
+    TORCH_CHECK_VALUE(
+        parameter.value().is_meta(),
+        "materialize: expected a model that was built under MetaInit, got one whose '",
+        parameter.key(), "' has memory, on ", parameter.value().device());
+  }
+  give_memory(model, options);
+  const auto start = param_init_fn(model);
+  for (const auto& module : model->modules(/*include_self=*/false)) {
+    reset_norm(*module);
+    start(*module);
+  }
+}
 
 CausalLM from_pretrained(const std::string& folder, const FromPretrainedOptions& options) {
   constexpr const char* kFunction = "from_pretrained";

@@ -211,9 +211,8 @@ TEST(ScalerStep, IsLeftOutForAReasonOfTheCallersAsForAnOverflow) {
 }
 
 TEST(Utilization, CountsWeightsOfProductsAndAttention) {
-  const ModelShape shape{.vocabulary = 256, .blocks = 2, .width = 8, .heads = 2, .context = 4};
-  const double weights = 2 * 12 * 8 * 8 + 8 * 256;
-  EXPECT_EQ(flops_per_token(shape), 6 * weights + 12 * 2 * 8 * 4);
+  const TokenWork work{.weights = 1000, .blocks = 2, .attention_width = 8, .context = 4};
+  EXPECT_EQ(flops_per_token(work), 6 * 1000 + 12 * 2 * 8 * 4);
 }
 
 TEST(Utilization, KnowsDevicesByTheWordsOfTheirNames) {

@@ -36,7 +36,7 @@ bool lack_run(const std::vector<std::string>& arguments) {
 }
 
 void start(const std::vector<std::string>& arguments) {
-  CLI::App app("Trains a GPT on text: on the text files of a folder, on several ranks",
+  CLI::App app("Trains a language model on the text files of a folder, on several ranks",
                "tessera train");
   train::Settings settings;
   const auto fields = train::add_settings(app, settings);
@@ -93,23 +93,36 @@ void start(const std::vector<std::string>& arguments) {
 }  // namespace
 
 void add_train_command(CLI::App& app, CommandLine& /*line*/) {
-  auto* train = app.add_subcommand("train", "Train a GPT on text, on several ranks");
+  auto* train = app.add_subcommand("train", "Train a language model on text, on several ranks");
   train->set_help_flag();  // its options are settings, which have a parser of their own
   train->allow_extras();
   train->callback([train] { start(train->remaining()); });
 }
 
-void add_inspect_command(CLI::App& app, CommandLine& /*line*/) {
-  auto* inspect = app.add_subcommand(
-      "inspect", "List what a checkpoint, a file or a run holds; draw a compiled program");
-  inspect->set_help_flag();  // all its words are the program's
-  inspect->allow_extras();
-  inspect->callback([inspect] {
-    std::vector<std::string> words = {program_beside("tessera-inspect")};
-    const auto arguments = inspect->remaining();
+namespace {
+
+/// All words behind it are the program's.
+void add_program(CLI::App& app, const std::string& name, const char* help) {
+  auto* command = app.add_subcommand(name, help);
+  command->set_help_flag();
+  command->allow_extras();
+  command->callback([command, name] {
+    std::vector<std::string> words = {program_beside("tessera-" + name)};
+    const auto arguments = command->remaining();
     words.insert(words.end(), arguments.begin(), arguments.end());
     become(std::move(words));
   });
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app, CommandLine& /*line*/) {
+  add_program(app, "inspect",
+              "List what a checkpoint, a file or a run holds; draw a compiled program");
+}
+
+void add_export_command(CLI::App& app, CommandLine& /*line*/) {
+  add_program(app, "export", "Write the model of a run as a Hugging Face folder");
 }
 
 namespace {

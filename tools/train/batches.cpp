@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "train/agreed.h"
+#include "train/language_model.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -17,14 +18,9 @@ namespace {
 
 constexpr int64_t kMostValidationSequences = 64;
 
-data::Tokenizer tokenizer_of(const Settings& settings) {
-  return settings.tokenizer == "bytes" ? data::Tokenizer()
-                                       : data::Tokenizer::from_file(settings.tokenizer);
-}
-
 /// Its message about folders without text names the setting, as those about wrong ones do.
 data::Corpus corpus_of(const Settings& settings) {
-  auto tokenizer = tokenizer_of(settings);
+  auto tokenizer = make_tokenizer(settings);
   try {
     return data::Corpus(settings.data, std::move(tokenizer));
   } catch (const c10::ValueError& error) {

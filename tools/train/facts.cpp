@@ -65,19 +65,19 @@ json starts_in(const std::string& text) {
 
 }  // namespace
 
-int64_t parameter_count(const Gpt& model) {
+int64_t parameter_count(const LanguageModel& model) {
   int64_t count = 0;
-  for (const auto& parameter : model->parameters()) count += parameter.numel();
+  for (const auto& parameter : model.module()->parameters()) count += parameter.numel();
   return count;
 }
 
-json facts_of(const Gpt& model, const Layout& layout, const Batches& batches,
+json facts_of(const LanguageModel& model, const Layout& layout, const Batches& batches,
               const std::string& command) {
   const c10::AutoGradMode no_grad(false);
   std::set<std::string> hosts;
   for (const auto& host : gather_bytes(host_name())) hosts.insert(host);
   json sharding = json::array();
-  for (const auto& parameter : model->named_parameters())
+  for (const auto& parameter : model.module()->named_parameters())
     sharding.push_back(row_of(parameter.key(), parameter.value()));
   return {{"version", TESSERA_VERSION},
           {"started", time_now()},
@@ -131,7 +131,7 @@ std::string place_of(const std::vector<UsedDevice>& devices) {
 
 }  // namespace
 
-std::vector<std::string> introduction(const Gpt& model, const Batches& batches,
+std::vector<std::string> introduction(const LanguageModel& model, const Batches& batches,
                                       const Layout& layout, const std::vector<UsedDevice>& devices,
                                       const Settings& settings, const CompileChoice& compile,
                                       const std::string& folder) {
@@ -140,7 +140,7 @@ std::vector<std::string> introduction(const Gpt& model, const Batches& batches,
                 static_cast<double>(parameter_count(model)) / 1e6);
   const auto& corpus = batches.corpus();
   std::vector<std::string> lines = {
-      std::string("GPT of ") + millions + " parameters (" + counted(settings.blocks, "block") +
+      model.name() + " of " + millions + " parameters (" + counted(settings.blocks, "block") +
           ", width " + std::to_string(settings.width) + "), " + counted(corpus.tokens(), "token") +
           " of text in " + counted(corpus.files(), "file"),
       ranks_of(layout, settings) + place_of(devices) + (compile.is_on ? ", compiled" : "") + ", " +

@@ -38,21 +38,23 @@ std::string printable(const std::string& text) {
 
 }  // namespace
 
-std::string generate(Gpt& model, const data::Tokenizer& tokenizer, const std::string& prompt,
-                     int64_t count, uint64_t seed, at::Device device) {
+std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
+                     const std::string& prompt, int64_t count, int64_t context, uint64_t seed,
+                     at::Device device) {
   const torch::NoGradGuard no_grad;
-  const bool was_training = model->is_training();
-  model->eval();
+  const auto root = model.module();
+  const bool was_training = root->is_training();
+  root->eval();
   auto generator = at::detail::createCPUGenerator(seed);
   auto tokens = tokenizer.encode(prompt);
   if (tokens.empty()) tokens.push_back(0);
   const auto begin = tokens.size();
-  const auto context = model->shape().context;
   for (int64_t i = 0; i < count; ++i) {
     const auto seen = std::min(static_cast<size_t>(context), tokens.size());
     const auto window =
         at::tensor(at::ArrayRef<int64_t>(tokens).slice(tokens.size() - seen), at::kLong);
-    const auto logits = model(window.unsqueeze(0).to(device))[0][-1].to(at::kCPU, at::kFloat);
+    const auto logits =
+        model.logits(window.unsqueeze(0).to(device))[0][-1].to(at::kCPU, at::kFloat);
     if (!at::isfinite(logits).all().item<bool>()) break;  // a model that has come to nothing
     const auto candidates = std::min<int64_t>(kCandidates, logits.size(0));
     const auto likely = at::topk(logits, candidates);
@@ -62,7 +64,7 @@ std::string generate(Gpt& model, const data::Tokenizer& tokenizer, const std::st
     const at::Tensor token = broadcast(std::get<1>(likely).index_select(0, chosen).to(device));
     tokens.push_back(token.item<int64_t>());
   }
-  model->train(was_training);
+  root->train(was_training);
   return printable(tokenizer.decode(at::ArrayRef<int64_t>(tokens).slice(begin)));
 }
 

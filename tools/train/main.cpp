@@ -4,6 +4,7 @@
 #include "numbers.h"
 #include "own_program.h"
 #include "train/agreed.h"
+#include "train/language_model.h"
 #include "train/run_paths.h"
 #include "train/settings_file.h"
 #include "train/step.h"
@@ -78,17 +79,18 @@ int train_in(const std::string& run, const Settings& settings, const Origin& ori
   return ending.exit_code;
 }
 
-int train(const Settings& settings, const Origin& origin) {
-  auto run = settings.run;
+int train(const Settings& given, const Origin& origin) {
+  auto run = given.run;
   const bool is_made_for_it =
       run.empty() || std::getenv(tessera::train::kNewRunVariable) != nullptr;
   try {
-    tessera::train::agree([&] {
-      tessera::train::check(settings, tessera::world_size());
-      tessera::train::check_memory(settings, tessera::world_size(), /*ranks_here=*/1);
-      tessera::train::check_paths(settings);
-      check_device(settings);
-      return true;
+    const auto settings = tessera::train::agree([&] {
+      tessera::train::check_paths(given);
+      check_device(given);
+      auto sized = tessera::train::with_sizes(given);
+      tessera::train::check(sized, tessera::world_size());
+      tessera::train::check_memory(sized, tessera::world_size(), /*ranks_here=*/1);
+      return sized;
     });
     tessera::train::choose_attention(settings);
     if (run.empty() && tessera::rank() == 0) run = tessera::train::make_run_folder();
@@ -110,7 +112,7 @@ int train(const Settings& settings, const Origin& origin) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // ulimit -f is to be an error that names the file
-  CLI::App app("Trains a GPT on text", "tessera train");
+  CLI::App app("Trains a language model on text", "tessera train");
   Settings settings;
   const auto fields = tessera::train::add_settings(app, settings);
   try {

@@ -16,12 +16,10 @@ bool has(const DeviceMesh& mesh, const std::string& name) {
   return std::ranges::count(mesh.dim_names(), name) > 0;
 }
 
-/// A layer cut by outputs followed by one cut by inputs: one all-reduce for the two.
-ParallelPlan tensor_plan(int64_t heads) {
-  return {{"blocks.*.qkv", ColwiseParallel({.heads = heads})},
-          {"blocks.*.projection", RowwiseParallel({.heads = heads})},
-          {"blocks.*.up", ColwiseParallel()},
-          {"blocks.*.down", RowwiseParallel()}};
+/// Whether ranks keep shards of what parallelize_module has not spread over others.
+bool shards_alone(const Layout& layout, const Settings& settings) {
+  return settings.parallel != "replicate" && layout.mesh.root().size() > 1 &&
+         !has(layout.mesh, "tp");
 }
 
 }  // namespace
@@ -60,12 +58,15 @@ Layout make_layout(const Settings& settings) {
   return layout;
 }
 
-void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
-                 const std::shared_ptr<PowerSGDState>& powersgd) {
-  const auto& mesh = layout.mesh;
-  const auto blocks = model->blocks()->children();
+namespace {
 
-  if (has(mesh, "tp")) parallelize_module(model, mesh["tp"], tensor_plan(settings.heads));
+void spread(LanguageModel& model, const Layout& layout, const Settings& settings,
+            const std::shared_ptr<PowerSGDState>& powersgd) {
+  const auto& mesh = layout.mesh;
+  const auto root = model.module();
+  const auto blocks = model.blocks();
+
+  if (has(mesh, "tp")) parallelize_module(root, mesh["tp"], model.tensor_plan());
 
   if (settings.checkpoint_activations != "none") {
     CheckpointOptions options;
@@ -76,13 +77,14 @@ void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
 
   if (!has(mesh, "dp") || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
-    replicate(model, {.mesh = mesh["dp"]});
-    if (settings.comm_hook == "fp16") register_comm_hook(model, fp16_compress_hook);
-    if (settings.comm_hook == "bf16") register_comm_hook(model, bf16_compress_hook);
-    if (powersgd) register_comm_hook(model, powersgd->hook());
+    replicate(root, {.mesh = mesh["dp"]});
+    if (settings.comm_hook == "fp16") register_comm_hook(root, fp16_compress_hook);
+    if (settings.comm_hook == "bf16") register_comm_hook(root, bf16_compress_hook);
+    if (powersgd) register_comm_hook(root, powersgd->hook());
     return;
   }
-  FullyShardOptions options;
+  FullyShardOptions options{.device_id = device_of(settings),
+                            .param_init_fn = model.start_values()};
   if (settings.parallel == "hybrid") {
     options.strategy = ShardingStrategy::HYBRID_SHARD;
     options.mesh = mesh[{"replicas", "dp"}];
@@ -90,7 +92,17 @@ void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
     options.mesh = mesh["dp"];
   }
   for (const auto& block : blocks) fully_shard(block, options);
-  fully_shard(model, options);
+  fully_shard(root, options);
+}
+
+}  // namespace
+
+void parallelize(LanguageModel& model, const Layout& layout, const Settings& settings,
+                 const std::shared_ptr<PowerSGDState>& powersgd) {
+  // Of a model too large for one rank fully_shard makes a unit at a time.
+  if (!shards_alone(layout, settings) || !model.start_values()) model.place(device_of(settings));
+  spread(model, layout, settings, powersgd);
+  if (!settings.from.empty() && !settings.resume) model.load(settings.from);
 }
 
 }  // namespace tessera::train

@@ -3,7 +3,7 @@
 #include <tessera/mesh.h>
 #include <tessera/replicate.h>
 
-#include "train/model.h"
+#include "train/language_model.h"
 #include "train/settings.h"
 
 namespace tessera::train {
@@ -25,8 +25,9 @@ Layout make_layout(const Settings& settings);
 /// What the comm hook remembers; null if it is another hook, or none.
 std::shared_ptr<PowerSGDState> make_powersgd(const Settings& settings);
 
-/// Spreads the model over the ranks; every rank calls it, before the optimizer is made.
-void parallelize(Gpt& model, const Layout& layout, const Settings& settings,
+/// Gives the model memory on this rank's device and spreads it over the ranks, with the weights of
+/// --from if there are any; every rank calls it, before the optimizer is made.
+void parallelize(LanguageModel& model, const Layout& layout, const Settings& settings,
                  const std::shared_ptr<PowerSGDState>& powersgd);
 
 }  // namespace tessera::train

@@ -25,9 +25,14 @@ constexpr const char* kDeviceRandom = "device_random_state";
 /// tokenizer before the data: another one makes other data, too.
 std::vector<std::pair<std::string, json>> identity(const Settings& settings,
                                                    const Batches& batches) {
-  return {{"blocks", settings.blocks},
+  return {{"model", settings.model},
+          {"blocks", settings.blocks},
           {"width", settings.width},
           {"heads", settings.heads},
+          {"kv-heads", settings.kv_heads},
+          {"feed-forward", settings.feed_forward},
+          {"vocabulary", settings.vocabulary},
+          {"tie-head", settings.tie_head ? json(*settings.tie_head) : json()},
           {"context", settings.context},
           {"seed", settings.seed},
           {"validation", settings.validation},
@@ -63,7 +68,9 @@ Extra read_extra(const std::string& checkpoint) {
 
 json shape_of(const DeviceMesh& mesh) { return {mesh.dim_names(), mesh.shape()}; }
 
-c10::Device place_of(const Gpt& model) { return model->parameters().front().device(); }
+c10::Device place_of(const LanguageModel& model) {
+  return model.module()->parameters().front().device();
+}
 
 }  // namespace
 
@@ -82,14 +89,14 @@ Extra TrainingState::extra_of(const Position& position) const {
                       {"scaler", step_.scaler().state_dict()}};
   Extra extra = {{kState, state.dump()}, {kRandom, random_state(at::kCPU)}};
   if (settings_.device != "cpu") extra[kDeviceRandom] = random_state(place_of(model_));
-  if (powersgd_) extra.merge(powersgd_->save(*model_));
+  if (powersgd_) extra.merge(powersgd_->save(*model_.module()));
   return extra;
 }
 
 void TrainingState::save(const RunFolder& folder, const Position& position) {
   finish_saving();
-  pending_ = save_async(folder.checkpoint(position.step), model_, optimizer_, extra_of(position),
-                        {.keep_last = static_cast<int>(settings_.keep_last)});
+  pending_ = save_async(folder.checkpoint(position.step), model_.module(), optimizer_,
+                        extra_of(position), {.keep_last = static_cast<int>(settings_.keep_last)});
 }
 
 void TrainingState::finish_saving() {
@@ -145,7 +152,7 @@ void TrainingState::draw_anew(uint64_t step) const {
 Position TrainingState::load(const std::string& checkpoint) {
   const auto extra = read_extra(checkpoint);
   const auto state = checked_state(checkpoint, extra);
-  tessera::load(checkpoint, model_, optimizer_);
+  tessera::load(checkpoint, model_.module(), optimizer_);
   set_options(optimizer_, settings_);
   batches_.seek(state.at("sampler"));
   if (step_.scaler().is_enabled() && !state.at("scaler").empty())
@@ -153,7 +160,7 @@ Position TrainingState::load(const std::string& checkpoint) {
   // On other ranks, or in another layout, a rank has another part of the batch.
   if (state.at("mesh") == shape_of(layout_.mesh)) {
     load_random_state(extra);
-    if (powersgd_) powersgd_->load(*model_, extra);
+    if (powersgd_) powersgd_->load(*model_.module(), extra);
   } else {
     draw_anew(state.at("step").get<uint64_t>());
   }

@@ -23,7 +23,7 @@ struct Position {
 /// What a checkpoint is made of and loaded into.
 class TrainingState {
  public:
-  TrainingState(Gpt& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
+  TrainingState(LanguageModel& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
                 const Layout& layout, const Settings& settings,
                 std::shared_ptr<PowerSGDState> powersgd)
       : model_(model),
@@ -53,7 +53,7 @@ class TrainingState {
   void load_random_state(const Extra& extra) const;
   void draw_anew(uint64_t step) const;
 
-  Gpt& model_;
+  LanguageModel& model_;
   optim::AdamW& optimizer_;
   TrainStep& step_;
   Batches& batches_;

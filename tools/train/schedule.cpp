@@ -33,12 +33,19 @@ double learning_rate(const Settings& settings, double position) {
 
 namespace {
 
+std::optional<at::ScalarType> state_dtype_of(const Settings& settings) {
+  if (settings.optimizer_state == "bf16") return at::kBFloat16;
+  if (settings.optimizer_state == "int8") return at::kByte;
+  return std::nullopt;
+}
+
 /// Of the group of matrices, and of that of vectors.
 std::vector<optim::AdamWOptions> options_of(const Settings& settings) {
   const optim::AdamWOptions matrices{.lr = settings.lr,
                                      .betas = {settings.beta1, settings.beta2},
                                      .weight_decay = settings.weight_decay,
-                                     .fused = true};
+                                     .fused = true,
+                                     .state_dtype = state_dtype_of(settings)};
   auto vectors = matrices;
   vectors.weight_decay = 0;
   return {matrices, vectors};

@@ -80,21 +80,37 @@ void add_data(const Flags& flags, Settings& settings) {
                   "A TOML file with any of these settings, by the same names")
       ->group(flags.group);
   flags.add("--data", settings.data, "Files, and folders whose text files are read")->take_all();
-  flags.add("--tokenizer", settings.tokenizer, "'bytes', or a tokenizer.json with byte-level BPE");
+  flags.add("--tokenizer", settings.tokenizer,
+            "'bytes', or a tokenizer.json with byte-level BPE; auto: that of --from, else bytes");
   flags.add_number("--validation", settings.validation, 0.0, 0.9,
                    "Part of the text that is never trained on");
 }
 
 void add_model(const Flags& flags, Settings& settings) {
-  const auto add = [&](const char* name, int64_t& value, const char* help) {
-    flags.add_number<int64_t>(name, value, 1, 1 << 24, help);
+  const auto add = [&](const char* name, int64_t& value, int64_t most, const char* help) {
+    flags.add_number<int64_t>(name, value, 0, most, help);
   };
-  flags.add_number<int64_t>("--blocks", settings.blocks, 1, 1 << 16, "Transformer blocks");
-  add("--width", settings.width, "Width of a token's vector, a multiple of --heads");
-  add("--heads", settings.heads, "Attention heads");
-  add("--context", settings.context, "Tokens of a sequence");
+  flags
+      .add("--model", settings.model,
+           "Kind of model; auto: that of --preset or --from, else gpt, which is this library's own")
+      ->check(one_of({"auto", "gpt", "gpt2", "llama", "qwen2", "qwen3"}));
+  flags.add("--preset", settings.preset, "Sizes of a published model, e.g. qwen2.5-0.5b");
+  flags.add("--from", settings.from,
+            "A Hugging Face folder: the model of its config.json, its weights and tokenizer");
+  add("--blocks", settings.blocks, 1 << 16, "Transformer blocks");
+  add("--width", settings.width, 1 << 24, "Width of a token's vector, a multiple of --heads");
+  add("--heads", settings.heads, 1 << 24, "Attention heads");
+  add("--kv-heads", settings.kv_heads, 1 << 24,
+      "Heads of keys and values (llama, qwen2, qwen3); 0: as many as --heads");
+  add("--feed-forward", settings.feed_forward, 1 << 24,
+      "Width inside of the feed-forward part; 0: 4 times --width, with SwiGLU 8/3");
+  add("--vocabulary", settings.vocabulary, 1 << 24,
+      "Rows of the embedding; 0: those of --preset or --from, else the tokenizer's");
+  flags.add_switch("--tie-head,!--no-tie-head", settings.tie_head,
+                   "The head has the embedding's weights [as the kind of model has it]");
+  add("--context", settings.context, 1 << 24, "Tokens of a sequence");
   flags.add_number("--dropout", settings.dropout, 0.0, 0.99,
-                   "Of what blocks add to the residual stream");
+                   "Of what blocks add to the residual stream (gpt, gpt2)");
 }
 
 void add_training(const Flags& flags, Settings& settings) {
@@ -141,6 +157,8 @@ void add_parallelism(const Flags& flags, Settings& settings) {
          {"none", "block", "selective"},
          "What backward computes again: nothing, blocks, or all but matrix products");
   choice("--precision", settings.precision, {"fp32", "bf16", "fp16"}, "Of computation");
+  choice("--optimizer-state", settings.optimizer_state, {"fp32", "bf16", "int8"},
+         "What AdamW keeps of each parameter: two numbers of 4, of 2 or of 1 byte");
   choice("--attention", settings.attention, {"auto", "cudnn", "flash", "math"},
          "Kernel that is asked first on a GPU; auto: cuDNN's with bf16 and fp16");
   choice("--comm-hook", settings.comm_hook, {"none", "fp16", "bf16", "powersgd"},
@@ -202,6 +220,46 @@ std::string text_of(T number) {
   return tool::number_text(number);
 }
 
+constexpr double kLearningRateOfPreset = 3e-4;
+constexpr double kLearningRateOfTuning = 2e-5;
+constexpr double kFall = 0.1;  // from the first to the last learning rate
+
+/// A published model has sizes of its own, and is trained by smaller steps.
+void fit_model(const CLI::App& app, Settings& settings) {
+  const bool is_tuned = !settings.from.empty();
+  if (settings.preset.empty() && !is_tuned) return;
+  if (!settings.preset.empty() && is_tuned)
+    refuse("--preset: expected it without --from, whose config.json has the sizes, got " +
+           settings.preset + " and " + settings.from);
+  const std::pair<const char*, int64_t*> sizes[] = {{"--blocks", &settings.blocks},
+                                                    {"--width", &settings.width},
+                                                    {"--heads", &settings.heads},
+                                                    {"--context", &settings.context}};
+  for (const auto& [flag, size] : sizes) {
+    if (app.count(flag) == 0) *size = 0;
+  }
+  if (app.count("--lr") == 0)
+    settings.lr = is_tuned ? kLearningRateOfTuning : kLearningRateOfPreset;
+  if (app.count("--min-lr") == 0) settings.min_lr = kFall * settings.lr;
+}
+
+void check_sizes(const Settings& settings) {
+  if (!settings.preset.empty() || !settings.from.empty()) return;  // checked with the model's own
+  const std::pair<const char*, int64_t> sizes[] = {{"--blocks", settings.blocks},
+                                                   {"--width", settings.width},
+                                                   {"--heads", settings.heads},
+                                                   {"--context", settings.context}};
+  for (const auto& [flag, size] : sizes) {
+    if (size == 0)
+      refuse(std::string(flag) +
+             ": expected at least 1, got 0, which means that of --preset or --from");
+  }
+  if (settings.width % settings.heads != 0)
+    refuse("--width: expected a multiple of --heads " + std::to_string(settings.heads) + ", got " +
+           std::to_string(settings.width) + "; the nearest is " +
+           std::to_string(std::max<int64_t>(1, settings.width / settings.heads) * settings.heads));
+}
+
 /// Defaults that have to fit what is given. A warm-up that a run began with stays, even if
 /// --resume is given fewer --steps.
 void fit_schedule(const CLI::App& app, Settings& settings, bool is_own_warmup) {
@@ -240,11 +298,9 @@ void parse_settings(CLI::App& app, const Fields& fields, Settings& settings,
   if (!settings.config.empty()) read_settings(settings.config, fields);
   if (settings.resume) settings.run = run;  // a file may name the folder of another one
   check_text(fields);
+  fit_model(app, settings);
   fit_schedule(app, settings, /*is_own_warmup=*/has_warmup_flag || !settings.resume);
-  if (settings.width % settings.heads != 0)
-    refuse("--width: expected a multiple of --heads " + std::to_string(settings.heads) + ", got " +
-           std::to_string(settings.width) + "; the nearest is " +
-           std::to_string(std::max<int64_t>(1, settings.width / settings.heads) * settings.heads));
+  check_sizes(settings);
 }
 
 std::map<std::string, std::string> to_map(const Fields& fields) {

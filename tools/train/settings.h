@@ -23,10 +23,14 @@ struct Settings {
   // What is read
   std::string config;  // a file with settings
   std::vector<std::string> data = {"."};
-  std::string tokenizer = "bytes";
+  std::string tokenizer = "auto";
   double validation = 0.05;  // of the text, its end
-  // The model
+  // The model. Sizes of 0 are those of --preset or --from, or follow from the others.
+  std::string model = "auto";
+  std::string preset, from;
   int64_t blocks = 4, width = 128, heads = 4, context = 128;
+  int64_t kv_heads = 0, feed_forward = 0, vocabulary = 0;
+  std::optional<bool> tie_head;  // none: as the kind of model has it
   double dropout = 0;
   // Training
   int64_t steps = 1500, batch = 16, accumulate = 1, warmup = 40;
@@ -40,6 +44,7 @@ struct Settings {
   std::optional<bool> compile;  // none: where it is known to be faster
   std::string checkpoint_activations = "none";
   std::string precision = "fp32";
+  std::string optimizer_state = "fp32";
   std::string attention = "auto";
   std::string comm_hook = "none";
   std::string device = "cpu";
@@ -85,7 +90,8 @@ std::map<std::string, std::string> to_map(const Fields& fields);
 /// What contradicts itself beyond single values, e.g. ranks and mesh. Throws CLI::ValidationError.
 void check(const Settings& settings, int world_size);
 /// Whether this host has memory for what the model and a batch take at the very least, with
-/// `ranks_here` of the ranks on it. Throws the same.
+/// `ranks_here` of the ranks on it. Throws the same. Of a model whose sizes are not known yet
+/// nothing is said.
 void check_memory(const Settings& settings, int world_size, int ranks_here);
 /// Whether what is to be read is there and the run's folder can be one. Throws the same.
 void check_paths(const Settings& settings);

@@ -21,9 +21,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kMostRanks = 1 << 20;
 // What tensors take at least; all in double, which no product of settings overflows.
 constexpr double kBytesOfValue = 4;
-constexpr double kBytesOfTrainedValue = 16;  // with gradient and the two averages of AdamW
-constexpr double kBytesOfToken = 16;         // with its target
-constexpr double kVocabulary = 256;          // of bytes, the smallest
+constexpr double kBytesWithGradient = 8;  // and the two averages of AdamW beside it
+constexpr double kBytesOfToken = 16;      // with its target
+constexpr double kVocabulary = 256;       // of bytes, the smallest
 
 [[noreturn]] void refuse_settings(const std::string& message) {
   throw CLI::ValidationError(message);
@@ -121,8 +121,11 @@ void check(const Settings& settings, int world_size) {
         "--comm-hook: expected --parallel replicate and ranks along dp, got --parallel " +
         settings.parallel + " and --mesh '" + settings.mesh + "'");
   const auto tp = sizes.contains("tp") ? sizes["tp"] : 1;
-  if (settings.heads % tp != 0)
+  if (settings.heads % tp != 0 || settings.kv_heads % tp != 0)
     refuse_settings("--mesh: expected tp to divide --heads " + std::to_string(settings.heads) +
+                    (settings.kv_heads == 0 || settings.kv_heads == settings.heads
+                         ? ""
+                         : " and --kv-heads " + std::to_string(settings.kv_heads)) +
                     ", got tp=" + std::to_string(tp));
   const auto data_ranks = ranks / tp, parts = data_ranks * settings.accumulate;
   if (settings.batch % parts != 0)
@@ -132,6 +135,36 @@ void check(const Settings& settings, int world_size) {
                     std::to_string(settings.batch) + "; the nearest is " +
                     std::to_string((settings.batch + parts - 1) / parts * parts));
 }
+
+namespace {
+
+/// Of matrices alone. Heads may be wider than their share of the width: a lower bound.
+double values_of(const Settings& settings) {
+  const auto blocks = static_cast<double>(settings.blocks);
+  const auto width = static_cast<double>(settings.width);
+  const double vocabulary = settings.vocabulary == 0 ? kVocabulary : settings.vocabulary;
+  if (settings.model == "auto" || settings.model == "gpt" || settings.model == "gpt2")
+    return blocks * 12 * width * width +
+           (vocabulary + static_cast<double>(settings.context)) * width;
+  const double heads = std::max<double>(1, settings.heads);
+  const double of_keys = settings.kv_heads == 0 ? 1 : settings.kv_heads / heads;
+  return blocks * width * (width * (2 + 2 * of_keys) + 3.0 * settings.feed_forward) +
+         vocabulary * width;
+}
+
+/// On this machine, of each number of the model on a rank.
+double bytes_of_value(const Settings& settings, double parts, double shards) {
+  const bool is_whole_first = settings.model == "auto" || settings.model == "gpt";
+  // Every rank makes the whole of a gpt before it gives parts of it away.
+  const double made = is_whole_first ? kBytesOfValue : kBytesOfValue / shards;
+  if (settings.device != "cpu") return is_whole_first ? made : 0;
+  const double averages = settings.optimizer_state == "fp32"   ? 8
+                          : settings.optimizer_state == "bf16" ? 4
+                                                               : 2;
+  return std::max(made, (kBytesWithGradient + averages) / parts / shards);
+}
+
+}  // namespace
 
 void check_memory(const Settings& settings, int world_size, int ranks_here) {
   std::map<std::string, double> sizes;
@@ -145,9 +178,7 @@ void check_memory(const Settings& settings, int world_size, int ranks_here) {
   const auto blocks = static_cast<double>(settings.blocks);
   const auto width = static_cast<double>(settings.width);
   const auto context = static_cast<double>(settings.context);
-  const double values = blocks * 12 * width * width + (2 * kVocabulary + context) * width;
-  // Every rank makes the whole model before it gives parts of it away.
-  const double model = values * std::max(kBytesOfValue, kBytesOfTrainedValue / tp / shards);
+  const double model = values_of(settings) * bytes_of_value(settings, tp, shards);
   const double tokens = static_cast<double>(settings.batch) / data_ranks /
                         static_cast<double>(settings.accumulate) * context;
   // Of the residual stream and its norms, which no layout splits; and logits with their gradient.
@@ -174,9 +205,15 @@ void check_paths(const Settings& settings) {
     if (!is_there(path))
       refuse_settings("--data: expected files and folders, got '" + path + "', which is not there");
   }
-  if (settings.tokenizer != "bytes" && !is_there(settings.tokenizer))
-    refuse_settings("--tokenizer: expected 'bytes' or a tokenizer.json, got '" +
-                    settings.tokenizer + "', which is not there");
+  const auto& tokenizer = settings.tokenizer;
+  if (tokenizer != "auto" && tokenizer != "bytes" && !is_there(tokenizer))
+    refuse_settings("--tokenizer: expected 'bytes' or a tokenizer.json, got '" + tokenizer +
+                    "', which is not there");
+  if (!settings.from.empty() && !is_there(fs::path(settings.from) / "config.json"))
+    refuse_settings(
+        "--from: expected a Hugging Face folder, with config.json and weights as "
+        "safetensors, got '" +
+        settings.from + "', which has no config.json");
   const auto folder = nearest_there(settings.run.empty() ? "runs" : settings.run);
   std::error_code ignored;
   if (!fs::is_directory(folder, ignored))

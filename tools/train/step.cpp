@@ -38,7 +38,7 @@ std::map<std::string, std::string> files_of(std::string code, std::string graph,
 
 }  // namespace
 
-TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings,
+TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings,
                      bool has_data_ranks)
     : model_(std::move(model)),
       optimizer_(optimizer),
@@ -57,7 +57,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
   program_files_ = [] { return std::map<std::string, std::string>(); };
   explanation_ = [] { return std::string(); };
   if (!choice_.is_on) return;
-  auto part = compile(part_, {.module = model_});
+  auto part = compile(part_, {.module = model_->module()});
   part_ = part;
   if (scaler_.is_enabled()) {  // it looks at numbers, which a program can't
     last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
@@ -67,7 +67,7 @@ TrainStep::TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& setting
     explanation_ = [part] { return explain(part); };
     return;
   }
-  auto last = compile(last_, {.module = model_, .optimizer = optimizer});
+  auto last = compile(last_, {.module = model_->module(), .optimizer = optimizer});
   last_ = last;
   program_files_ = [part, last] {
     return files_of(generated_code(part) + "\n" + generated_code(last), program_graph(last),
@@ -82,7 +82,7 @@ at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targe
   {
     const Span span(SpanKind::Forward, "forward");
     const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
-    loss = next_token_loss(model_(tokens), targets);
+    loss = model_->loss(tokens, targets);
   }
   const Span span(SpanKind::Backward, "backward");
   (loss * scale).backward();
@@ -102,7 +102,7 @@ StepValues TrainStep::run(const std::function<Batch()>& next_part) {
     }
     // Shards add up as they are; unsharded gradients need not travel before the last part.
     std::optional<NoSync> no_sync;
-    if (is_replicated_ && !is_last) no_sync.emplace(model_);
+    if (is_replicated_ && !is_last) no_sync.emplace(model_->module());
     const Span span(SpanKind::Other, choice_.is_on ? "program" : "part");
     const auto scale = scaler_.scale(one);
     if (is_last) {
@@ -126,7 +126,7 @@ std::vector<at::Tensor> TrainStep::finish(const at::Tensor& loss, const at::Tens
 at::Tensor TrainStep::clip() {
   const Span span(SpanKind::Optimizer, "clip");
   if (scaler_.is_enabled()) scaler_.unscale_(optimizer_);
-  const auto parameters = model_->parameters();
+  const auto parameters = model_->module()->parameters();
   if (settings_.clip > 0) return optim::clip_grad_norm_(parameters, settings_.clip);
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters)
@@ -148,7 +148,7 @@ void TrainStep::update(const at::Tensor& found_inf) {
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const torch::NoGradGuard no_grad;
   const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
-  return next_token_loss(model_(batch.tokens), batch.targets);
+  return model_->loss(batch.tokens, batch.targets);
 }
 
 std::map<std::string, std::string> TrainStep::program_files() const { return program_files_(); }
@@ -203,13 +203,14 @@ class KeptBuffers {
 
 }  // namespace
 
-std::optional<std::string> find_nonfinite(Gpt& model, TrainStep& step,
+std::optional<std::string> find_nonfinite(const LanguageModel& model, TrainStep& step,
                                           const std::vector<Batch>& batches) {
-  const KeptRandomState random(model->parameters().front().device());
-  const KeptBuffers buffers(*model);
+  const auto root = model.module();
+  const KeptRandomState random(root->parameters().front().device());
+  const KeptBuffers buffers(*root);
   std::string first;
   std::vector<HookHandle> handles;
-  for (const auto& module : model->named_modules()) {
+  for (const auto& module : root->named_modules()) {
     if (!is_hookable(*module.value())) continue;
     const auto name = module.key().empty() ? "the model" : module.key();
     handles.push_back(register_forward_hook(

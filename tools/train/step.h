@@ -4,8 +4,8 @@
 #include <tessera/optim.h>
 
 #include "train/batches.h"
+#include "train/language_model.h"
 #include "train/measured.h"
-#include "train/model.h"
 #include "train/settings.h"
 #include "train/step.h"
 
@@ -23,7 +23,7 @@ namespace tessera::train {
 /// batch, clipping and the update are one program.
 class TrainStep {
  public:
-  TrainStep(Gpt model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
+  TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
 
   /// All parts of this rank's batch, and the update.
   StepValues run(const std::function<Batch()>& next_part);
@@ -56,7 +56,7 @@ class TrainStep {
   void update(const at::Tensor& found_inf);
   at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
 
-  Gpt model_;
+  Model model_;
   optim::AdamW& optimizer_;
   const Settings& settings_;
   bool is_replicated_;
@@ -78,7 +78,7 @@ void choose_attention(const Settings& settings);
 /// Runs forward once more, without gradients and without a trace in random numbers or buffers: the
 /// first module whose output is not finite on any rank, as "blocks.3.up on rank 1". Every rank
 /// calls it. None: forward is finite everywhere.
-std::optional<std::string> find_nonfinite(Gpt& model, TrainStep& step,
+std::optional<std::string> find_nonfinite(const LanguageModel& model, TrainStep& step,
                                           const std::vector<Batch>& batches);
 
 }  // namespace tessera::train

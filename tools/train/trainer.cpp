@@ -28,17 +28,12 @@ using nlohmann::json;
 constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
 
-Gpt make_model(const Settings& settings, const Batches& batches, const Layout& layout,
-               const std::shared_ptr<PowerSGDState>& powersgd, at::Device device) {
+Model make_model(const Settings& settings, const Batches& batches, const Layout& layout,
+                 const std::shared_ptr<PowerSGDState>& powersgd) {
   torch::manual_seed(settings.seed);
-  Gpt model(ModelShape{.vocabulary = batches.corpus().tokenizer().vocabulary(),
-                       .blocks = settings.blocks,
-                       .width = settings.width,
-                       .heads = settings.heads,
-                       .context = settings.context,
-                       .dropout = settings.dropout});
-  model->to(device);
-  parallelize(model, layout, settings, powersgd);
+  auto model = agree(
+      [&] { return make_language_model(settings, batches.corpus().tokenizer().vocabulary()); });
+  parallelize(*model, layout, settings, powersgd);
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
   return model;
@@ -67,16 +62,20 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       layout_(make_layout(settings)),
       batches_(make_batches(settings, layout_, device_)),
       powersgd_(make_powersgd(settings)),
-      model_(make_model(settings, batches_, layout_, powersgd_, device_)),
-      optimizer_(make_optimizer(*model_, settings)),
+      model_(make_model(settings, batches_, layout_, powersgd_)),
+      optimizer_(make_optimizer(*model_->module(), settings)),
       step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      training_(model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
+      training_(*model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
       devices_(used_devices(device_)),
-      peak_flops_(peak_of(devices_, settings.precision)) {
+      peak_flops_(peak_of(devices_, settings.precision)),
+      work_per_token_(flops_per_token({.weights = model_->weights_in_products(),
+                                       .blocks = settings.blocks,
+                                       .attention_width = model_->attention_width(),
+                                       .context = settings.context})) {
   for (const auto& line :
-       introduction(model_, batches_, layout_, devices_, settings, step_.choice(), folder))
+       introduction(*model_, batches_, layout_, devices_, settings, step_.choice(), folder))
     journal_.say(line);
   if (start == Start::Resume || start == Start::Restart) resume(start);
   if (!has_nothing_to_do_) record_start(start);
@@ -88,7 +87,7 @@ void Trainer::record_start(Start start) {
        {"timeline.json", "trace.json", "program.cpp", "program.txt", "program-part.txt"}) {
     if (start != Start::New) journal_.remove(name);
   }
-  const auto facts = facts_of(model_, layout_, batches_, origin_.command);
+  const auto facts = facts_of(*model_, layout_, batches_, origin_.command);
   const auto first_step = position_.step + 1;
   journal_.file("run.json", with_starts(facts, folder_.read("run.json"), first_step).dump(1));
   journal_.file("config.json", origin_.config.dump(1));
@@ -286,7 +285,7 @@ void Trainer::settle(size_t left) {
 
 void Trainer::handle_nonfinite(const Measured& measured, const std::vector<Batch>& batches) {
   const auto step = std::to_string(position_.step + 1);
-  const auto culprit = find_nonfinite(model_, step_, batches);
+  const auto culprit = find_nonfinite(*model_, step_, batches);
   const auto what = "the " + std::string(std::isfinite(measured.loss) ? "gradient" : "loss") +
                     " of step " + step + " is not finite; first not finite: " +
                     culprit.value_or("a gradient (forward is finite)");
@@ -313,7 +312,7 @@ void Trainer::log(const Measured& measured) {
   if (settings_.minutes > 0) left = std::min(left, 60 * settings_.minutes - position_.elapsed);
   const double speed = static_cast<double>(settings_.batch * settings_.context) / mean;
   std::optional<double> utilization;
-  if (peak_flops_) utilization = speed * flops_per_token(model_->shape()) / *peak_flops_;
+  if (peak_flops_) utilization = speed * work_per_token_ / *peak_flops_;
   json further = {{"tokens", position_.tokens},       {"grad_norm", measured.gradient_norm},
                   {"step_seconds", measured.seconds}, {"seconds", position_.seconds},
                   {"elapsed", position_.elapsed},     {"epoch", measured.epoch}};
@@ -339,14 +338,14 @@ void Trainer::log(const Measured& measured) {
 void Trainer::validate() {
   const auto count = batches_.validations(sequences_per_part());
   if (count == 0) return;
-  model_->eval();
+  model_->module()->eval();
   double sum = 0, sequences = 0;
   for (int64_t i = 0; i < count; ++i) {
     const auto [batch, counted] = batches_.validation(i, sequences_per_part());
     sum += step_.evaluate(batch).item<double>() * static_cast<double>(counted);
     sequences += static_cast<double>(counted);
   }
-  model_->train();
+  model_->module()->train();
   const auto all = all_reduce(at::tensor({sum, sequences}, at::kDouble).to(device_)).to(at::kCPU);
   journal_.validation(position_.step, (all[0] / all[1]).item<double>(), position_.seconds);
 }
@@ -385,8 +384,8 @@ Ending Trainer::finish() {
   validate();
   finish_saving();
   if (settings_.sample > 0) {
-    const auto text = generate(model_, batches_.corpus().tokenizer(), settings_.prompt,
-                               settings_.sample, settings_.seed, device_);
+    const auto text = generate(*model_, batches_.corpus().tokenizer(), settings_.prompt,
+                               settings_.sample, settings_.context, settings_.seed, device_);
     journal_.say("\n" + printable(settings_.prompt + text, "\n\t") + "\n");
     journal_.file("sample.txt", settings_.prompt + text);
   }

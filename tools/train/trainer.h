@@ -49,10 +49,10 @@ struct Measured {
   HostReports told = {};
 };
 
-/// Trains a GPT as the settings say; every rank has one. The host issues a step before it reads
-/// what the one before it has measured, so the device never waits for it: what that decides (an
-/// end, a signal, a save that is done) takes effect a step later. All that is issued is read before
-/// anything is saved, validated or recorded, and at the end.
+/// Trains a model as the settings, which have sizes, say; every rank has one. The host issues a
+/// step before it reads what the one before it has measured, so the device never waits for it: what
+/// that decides (an end, a signal, a save that is done) takes effect a step later. All that is
+/// issued is read before anything is saved, validated or recorded, and at the end.
 class Trainer {
  public:
   /// Throws an AgreedError if texts cannot be read or differ between ranks, if the folder cannot be
@@ -94,7 +94,7 @@ class Trainer {
   Layout layout_;
   Batches batches_;
   std::shared_ptr<PowerSGDState> powersgd_;
-  Gpt model_;
+  Model model_;
   optim::AdamW optimizer_;
   TrainStep step_;
   RunFolder folder_;  // outlives what writes into it
@@ -102,6 +102,7 @@ class Trainer {
   TrainingState training_;
   std::vector<UsedDevice> devices_;   // of all ranks; none on the CPU
   std::optional<double> peak_flops_;  // of all devices; none: not known
+  double work_per_token_;             // floating-point operations
   std::deque<IssuedStep> issued_;     // and not read, at most two
   std::optional<DeviceEvent>
       last_done_;               // of the step that was read last; none: the device was idle

@@ -77,13 +77,10 @@ std::string hexadecimal(const std::string& bytes) {
 
 }  // namespace
 
-double flops_per_token(const ModelShape& shape) {
-  const auto width = static_cast<double>(shape.width);
-  const auto blocks = static_cast<double>(shape.blocks);
-  // qkv, projection, up and down of each block; the head. Looking embeddings up multiplies nothing.
-  const double weights =
-      blocks * 12 * width * width + width * static_cast<double>(shape.vocabulary);
-  return 6 * weights + 12 * blocks * width * static_cast<double>(shape.context);
+double flops_per_token(const TokenWork& work) {
+  return 6 * work.weights + 12 * static_cast<double>(work.blocks) *
+                                static_cast<double>(work.attention_width) *
+                                static_cast<double>(work.context);
 }
 
 std::optional<double> peak_flops(const std::string& name) {

@@ -1,7 +1,5 @@
 #pragma once
 
-#include "train/model.h"
-
 #include <c10/core/Device.h>
 
 #include <cstdint>
@@ -12,10 +10,16 @@
 /// How much of what its devices could compute a job makes use of (MFU).
 namespace tessera::train {
 
+/// What a token costs.
+struct TokenWork {
+  double weights = 0;  // that it is multiplied by
+  int64_t blocks = 0, attention_width = 0, context = 0;
+};
+
 /// Floating-point operations of forward and backward per token, by convention: 6 for each weight of
 /// a matrix product, and 12 * blocks * width * context for attention as if it were not causal. What
 /// is computed again does not count.
-double flops_per_token(const ModelShape& shape);
+double flops_per_token(const TokenWork& work);
 
 /// The dense matrix products per second that a GPU's maker promises in bf16 and fp16, by the name
 /// of the model, e.g. "NVIDIA H200"; none for one that is not known.

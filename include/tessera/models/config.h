@@ -33,6 +33,7 @@ struct DecoderConfig {
   double initializer_range = 0.02;         // standard deviation that weights start with
   double embd_pdrop = 0, resid_pdrop = 0;  // gpt2: dropout of embeddings and of what blocks add
   double attention_dropout = 0;
+  bool exact_gelu = false;  // gpt2: "gelu" instead of "gelu_new"
   /// A JSON object with what else config.json had (ids of tokens, …): it is written again.
   std::string other = "{}";
 

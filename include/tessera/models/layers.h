@@ -56,6 +56,9 @@ class GPT2MLPImpl : public torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
   nn::Linear c_fc{nullptr}, c_proj{nullptr};
+
+ private:
+  bool exact_gelu_;
 };
 TESSERA_MODULE(GPT2MLP, "x");
 

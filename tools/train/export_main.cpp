@@ -1,0 +1,108 @@
+// `tessera export`: a run's model as a Hugging Face folder.
+#include <tessera/serialize.h>
+
+#include "command_line.h"
+#include "train/agreed.h"
+#include "train/language_model.h"
+#include "train/run_folder.h"
+#include "train/run_paths.h"
+
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <iostream>
+#include <map>
+
+namespace {
+
+namespace fs = std::filesystem;
+using tessera::train::Settings;
+
+struct ExportOptions {
+  std::string from, to;
+  std::string dtype = "fp32";
+};
+
+const std::map<std::string, at::ScalarType> kDtypes = {
+    {"fp32", at::kFloat}, {"bf16", at::kBFloat16}, {"fp16", at::kHalf}};
+
+/// Of a run, or of one of its saved checkpoints.
+struct Source {
+  fs::path run;
+  std::string checkpoint;
+};
+
+Source find_source(const fs::path& path) {
+  Source source{.run = path, .checkpoint = {}};
+  if (fs::exists(path / "config.toml")) {
+    const auto newest = tessera::latest_checkpoint((path / "checkpoints").string());
+    if (!newest)
+      throw CLI::ValidationError("RUN", "expected a run with a saved checkpoint, got '" +
+                                            path.string() + "', which has none yet");
+    source.checkpoint = *newest;
+    return source;
+  }
+  source.run = fs::absolute(path).lexically_normal().parent_path().parent_path();
+  source.checkpoint = path.string();
+  if (!fs::exists(source.run / "config.toml"))
+    throw CLI::ValidationError(
+        "RUN",
+        "expected the folder of a run of tessera train, or one of its checkpoints, as "
+        "runs/NAME/checkpoints/step-00001500, got '" +
+            path.string() + "', which is neither");
+  return source;
+}
+
+Settings settings_of(const fs::path& run) {
+  CLI::App app;
+  Settings settings;
+  const auto fields = tessera::train::add_settings(app, settings);
+  tessera::train::parse_settings(app, fields, settings,
+                                 {"--config", (run / "config.toml").string()});
+  return tessera::train::with_sizes(settings);
+}
+
+void write_folder(const ExportOptions& options) {
+  const auto source = find_source(options.from);
+  if (fs::exists(fs::path(options.to) / "config.toml"))
+    throw CLI::ValidationError("FOLDER", "expected a folder for the model, got '" + options.to +
+                                             "', which is that of a run");
+  const auto settings = settings_of(source.run);
+  const auto model = tessera::train::make_language_model(
+      settings, tessera::train::make_tokenizer(settings).vocabulary());
+  model->place(at::kCPU);
+  tessera::load(source.checkpoint, *model->module());
+  model->module()->to(kDtypes.at(options.dtype));
+  model->export_to(options.to, settings.tokenizer);
+  std::cout << "wrote " << model->name() << " of " << source.checkpoint << " to " << options.to
+            << "; in Python: AutoModelForCausalLM.from_pretrained(\"" << options.to << "\")\n";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Writes the model of a run as a Hugging Face folder, which transformers loads",
+               "tessera export");
+  ExportOptions options;
+  app.add_option("RUN", options.from, "A run's folder, or that of one of its checkpoints")
+      ->required();
+  app.add_option("FOLDER", options.to, "Where config.json, weights and tokenizer are written")
+      ->required();
+  app.add_option("--dtype", options.dtype, "Of the weights")
+      ->capture_default_str()
+      ->check(CLI::IsMember(kDtypes));
+  app.footer("tessera export runs/NAME model --dtype bf16");
+  try {
+    tessera::tool::refuse_unknown_options(app, {argv + 1, argv + argc});
+    app.parse(argc, argv);
+    write_folder(options);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::cerr << "tessera export: " << error.what() << "; see tessera export --help\n";
+    return tessera::train::kWrongSettings;
+  } catch (const std::exception& error) {
+    std::cerr << "tessera export: " << tessera::train::message_of(error) << "\n";
+    return 1;
+  }
+}

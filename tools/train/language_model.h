@@ -1,0 +1,66 @@
+#pragma once
+
+#include <tessera/corpus.h>
+#include <tessera/parallelize.h>
+
+#include "train/settings.h"
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::train {
+
+/// What is trained: a decoder that predicts the next token.
+class LanguageModel {
+ public:
+  virtual ~LanguageModel() = default;
+
+  /// The parameters, to be spread over ranks, saved and optimised.
+  virtual std::shared_ptr<torch::nn::Module> module() const = 0;
+  /// What activation checkpointing computes again, and fully_shard gathers, at a time.
+  virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
+  virtual ParallelPlan tensor_plan() const = 0;
+
+  /// [batch, tokens] to [batch, tokens, vocabulary].
+  virtual at::Tensor logits(const at::Tensor& tokens) = 0;
+  /// Mean cross entropy, in float32, of the targets that are not -100.
+  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) = 0;
+
+  /// Memory on the device, and the values it starts with.
+  virtual void place(c10::Device device) = 0;
+  /// The same module by module, for fully_shard; none for one that place() has to be called for.
+  virtual std::function<void(torch::nn::Module&)> start_values() const = 0;
+  /// Weights of a Hugging Face folder. Every rank calls it.
+  virtual void load(const std::string& folder) = 0;
+  /// Writes such a folder; see `tessera export`.
+  virtual void export_to(const std::string& folder, const std::string& tokenizer) = 0;
+
+  /// "GPT", "qwen2".
+  virtual std::string name() const = 0;
+  /// Numbers of the matrices that a token is multiplied by, the head among them.
+  virtual double weights_in_products() const = 0;
+  /// Features of all heads of a block.
+  virtual int64_t attention_width() const = 0;
+};
+using Model = std::shared_ptr<LanguageModel>;
+
+/// With the sizes, the kind of model and the tokenizer that are left open: those of --preset or of
+/// --from, whose config.json it reads. Throws a ValueError that names the flag.
+Settings with_sizes(Settings settings);
+
+/// Of settings with sizes.
+data::Tokenizer make_tokenizer(const Settings& settings);
+
+/// By settings with sizes. `vocabulary`: the tokenizer's. Throws a ValueError.
+Model make_language_model(const Settings& settings, int64_t vocabulary);
+
+/// What it starts from is a published model's, by --preset or --from.
+inline bool is_published(const Settings& settings) {
+  return !settings.preset.empty() || !settings.from.empty();
+}
+
+}  // namespace tessera::train

@@ -95,7 +95,7 @@ std::shared_ptr<State> make_state(const std::vector<torch::nn::Module*>& modules
   const auto device = find_device(parameters, options);
   const auto mesh = mesh_for(options, device.type());
   check_same_on_ranks(parameters, name, options, mesh);
-  materialise(modules, ignored, options, device);
+  materialise(kName, modules, ignored, options, device);
   if (device_of(options)) move_to_device(modules, ignored, device);
   check_parameters(parameters, device, name);
   if (options.sync_module_states) broadcast_values(modules, ignored, mesh);

@@ -209,6 +209,17 @@ void State::set_syncs_gradients(bool syncs) {
   if (engine_) engine_->reducer().require_sync(syncs);
 }
 
+void State::begin_backward(const std::vector<at::Tensor>& outputs) {
+  set_syncs_gradients(true);
+  if (boundary_ == Boundary::None || !engine_) return;
+  auto& reducer = engine_->reducer();
+  const bool searches = options_.find_unused_parameters && !options_.static_graph;
+  reducer.begin(/*synchronise=*/true,
+                searches ? find_unused(outputs, reducer.parameters().tensors)
+                         : std::vector<size_t>(),
+                /*forward_seconds=*/0, /*graph=*/nullptr);
+}
+
 void State::set_hook(CommHook hook) {
   TORCH_CHECK_VALUE(hook, "register_comm_hook: expected a function, got an empty one");
   TORCH_CHECK(!hook_, "register_comm_hook: ", nn::name_of(module_), " already has a comm hook");

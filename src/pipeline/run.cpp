@@ -70,7 +70,9 @@ PipelineStats BusyClock::stats() const {
 }
 
 StageSync::StageSync(torch::nn::Module& stage)
-    : is_sharded_(!nn::find_all_states<fully_shard::State>(stage).empty()) {
+    : can_split_(nn::find_all_states<fully_shard::State>(stage).empty()) {
+  for (const auto& state : nn::find_all_states<replicate::State>(stage))
+    can_split_ = can_split_ && !state->searches_unused();
   for (auto& state : nn::find_all_states<nn::SyncsGradients>(stage)) {
     if (!state->syncs_gradients()) continue;  // NoSync around the step
     state->set_syncs_gradients(false);
@@ -110,7 +112,7 @@ void Run::run(const std::vector<PipelineAction>& actions) {
   const c10::AutoGradMode grad_mode(kind_ == RunKind::Train);
   if (kind_ == RunKind::Train) {
     for (auto& stage : settings_.stages) syncs_.push_back(std::make_unique<StageSync>(*stage));
-    backwards_left_.assign(syncs_.size(), settings_.table.microbatches);
+    gradients_left_.assign(syncs_.size(), settings_.table.microbatches);
   }
   for (size_t i = 0; i < actions.size(); ++i) {
     try {
@@ -147,9 +149,15 @@ void Run::act(const PipelineAction& action) {
   const auto found = flights_.find({action.stage, action.microbatch});
   if (found == flights_.end()) return;
   clock_.begin();
+  begin_gradients(action.stage, {});
   found->second.weights.backward_weight();
   clock_.end();
   flights_.erase(found);
+}
+
+void Run::begin_gradients(int stage, const at::Tensor& output) {
+  const auto index = local_index(stage);
+  if (--gradients_left_[index] == 0) syncs_[index]->begin_last(output);
 }
 
 at::Tensor Run::take_input(int stage, int microbatch) {
@@ -213,20 +221,18 @@ at::Tensor Run::incoming_gradient(int stage, int microbatch, const at::Tensor& o
 
 void Run::backward(const PipelineAction& action) {
   const auto [stage, kind, microbatch] = action;
-  const auto index = local_index(stage);
-  const bool is_last_backward = --backwards_left_[index] == 0;
   auto& flight = flights_.at({stage, microbatch});
   const bool has_next = stage > 0 && flight.input.requires_grad();
   const bool is_split =
-      kind == Kind::BackwardInput && has_next && syncs_[index]->can_split(is_last_backward);
+      kind == Kind::BackwardInput && has_next && syncs_[local_index(stage)]->can_split();
   at::Tensor gradient;
   if (flight.output.requires_grad()) {
     const auto incoming = incoming_gradient(stage, microbatch, flight.output);
     clock_.begin();
-    if (is_last_backward) syncs_[index]->begin_last(flight.output);
     if (is_split) {
       gradient = flight.weights.backward_input(flight.output, incoming, flight.input);
     } else {
+      begin_gradients(stage, flight.output);
       torch::autograd::backward({flight.output}, {incoming});
       gradient = flight.input.grad();
     }

@@ -39,15 +39,15 @@ class StageSync {
   StageSync(const StageSync&) = delete;
   StageSync& operator=(const StageSync&) = delete;
 
-  /// Before the last backward, that of `output`.
+  /// Before the last gradients of parameters; of `output`, if it still has a graph.
   void begin_last(const at::Tensor& output);
-  /// Whether a backward may come in two parts: units of fully_shard take the end of the first for
-  /// the end of all, and averages begin in one backward.
-  bool can_split(bool is_last) const { return !is_sharded_ && !(is_last && !before_.empty()); }
+  /// Whether a backward may come in two parts. Not where somebody wants to know at the end of the
+  /// first which gradients there are: units of fully_shard, and searches for unused parameters.
+  bool can_split() const { return can_split_; }
 
  private:
   std::vector<std::shared_ptr<nn::SyncsGradients>> before_;  // those that average
-  bool is_sharded_ = false;
+  bool can_split_ = true;
 };
 
 enum class RunKind { Train, Evaluate, Forward };
@@ -94,6 +94,8 @@ class Run {
   void backward(const PipelineAction& action);
   at::Tensor incoming_gradient(int stage, int microbatch, const at::Tensor& output);
   double weight_of(int microbatch) const;
+  /// Before gradients of parameters come.
+  void begin_gradients(int stage, const at::Tensor& output);
 
   RunSettings settings_;
   RunKind kind_;
@@ -102,7 +104,7 @@ class Run {
   int64_t rows_ = 0;
   std::map<Key, Flight> flights_;
   std::vector<std::unique_ptr<StageSync>> syncs_;  // of this rank's stages
-  std::vector<int> backwards_left_;                // of each of them
+  std::vector<int> gradients_left_;                // of each: microbatches without any yet
   at::Tensor loss_;
   std::vector<at::Tensor> outputs_;
   BusyClock clock_;

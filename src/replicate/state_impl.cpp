@@ -213,10 +213,9 @@ void State::begin_backward(const std::vector<at::Tensor>& outputs) {
   set_syncs_gradients(true);
   if (boundary_ == Boundary::None || !engine_) return;
   auto& reducer = engine_->reducer();
-  const bool searches = options_.find_unused_parameters && !options_.static_graph;
   reducer.begin(/*synchronise=*/true,
-                searches ? find_unused(outputs, reducer.parameters().tensors)
-                         : std::vector<size_t>(),
+                searches_unused() ? find_unused(outputs, reducer.parameters().tensors)
+                                  : std::vector<size_t>(),
                 /*forward_seconds=*/0, /*graph=*/nullptr);
 }
 
@@ -319,7 +318,7 @@ void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_ou
   if (is_in_backward() || !engine_ || !c10::GradMode::is_enabled()) return;
   std::vector<size_t> unused;
   auto& reducer = engine_->reducer();
-  if (requires_sync_ && options_.find_unused_parameters && !options_.static_graph) {
+  if (requires_sync_ && searches_unused()) {
     std::vector<at::Tensor> outputs;
     for_each_output([&](at::Tensor& tensor) { outputs.push_back(tensor); });
     unused = find_unused(outputs, reducer.parameters().tensors);

@@ -31,7 +31,7 @@ TEST_P(PipelineOnDevices, TrainsAsOneRankInFloat32) {
   run_on(GetParam(), [] {
     expect_trains_as_one_rank(
         {.schedule = PipelineSchedule::ZeroBubble, .n_microbatches = 4, .loss_fn = mse},
-        /*rows=*/12, at::kFloat, {.rtol = 1e-5, .atol = 1e-6});
+        /*rows=*/12, [] { return make_chain(at::kFloat); }, {.rtol = 1e-5, .atol = 1e-6});
   });
 }
 

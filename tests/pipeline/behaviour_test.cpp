@@ -1,0 +1,166 @@
+// What else a pipeline does: where parameters are, tied and frozen ones, tables of one's own, time.
+#include "pipeline/nets.h"
+#include "support/ranks.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+namespace tessera::testing {
+namespace {
+
+TEST(Pipeline, FreesWhatOtherRanksHaveAndKeepsNamesAndObjects) {
+  run_processes(3, [] {
+    auto net = make_chain();
+    const auto parameters = net->named_parameters();
+    int64_t all = 0;
+    for (const auto& item : parameters) all += item.value().numel();
+    const auto pipe = pipeline(net, {.n_microbatches = 2, .loss_fn = mse});
+    int64_t own = 0;
+    for (const auto& item : net->named_parameters()) {
+      EXPECT_TRUE(parameters[item.key()].is_same(item.value())) << item.key();
+      EXPECT_EQ(parameters[item.key()].sizes(), item.value().sizes());
+      if (is_here(item.value()))
+        own += item.value().numel();
+      else
+        EXPECT_EQ(DTensor::of(item.value()).to_local().numel(), 0) << item.key();
+    }
+    EXPECT_EQ(all_reduce(torch::tensor(own)).item<int64_t>(), all);
+    EXPECT_LE(own, all / 2) << "stages are about equal";
+    ASSERT_EQ(pipe.stages().size(), 1U);
+    for (const auto& item : pipe.stages()[0]->named_parameters())
+      EXPECT_TRUE(is_here(item.value())) << item.key() << ": names as in the net";
+  });
+}
+
+TEST(Pipeline, BeginsStagesAtSplitPoints) {
+  run_processes(2, [] {
+    auto net = make_chain();
+    const auto pipe =
+        pipeline(net, {.n_microbatches = 2, .split_points = {"tanh0"}, .loss_fn = mse});
+    std::vector<std::string> names;
+    for (const auto& [name, child] : named_children(pipe.stages()[0])) names.push_back(name);
+    if (rank() == 0)
+      EXPECT_THAT(names, ::testing::ElementsAre("up0", "act0", "norm0", "down0"));
+    else
+      EXPECT_EQ(names.front(), "tanh0");
+  });
+}
+
+TEST(Pipeline, TrainsATableOfOnesOwn) {
+  run_processes(2, [] {
+    auto table = make_pipeline_table(PipelineSchedule::GPipe, 2, 3);
+    for (auto& actions : table.actions) std::reverse(actions.begin() + 3, actions.end());
+    expect_trains_as_one_rank({.table = table, .loss_fn = mse}, 8);
+  });
+}
+
+TEST(Pipeline, TrainsOnOneRank) {
+  run_processes(1, [] {
+    for (const auto schedule : kSchedules)
+      expect_trains_as_one_rank({.schedule = schedule, .n_microbatches = 2, .loss_fn = mse}, 5);
+  });
+}
+
+TEST(Pipeline, TrainsWhatIsTiedOnOneRank) {
+  run_processes(2, [] {
+    const auto make = [] {
+      return seeded(3, [] {
+        nn::Linear tied(6, 6);
+        nn::Sequential net(tied, nn::Linear(6, 6), nn::Tanh(), nn::Linear(6, 6), tied);
+        net->to(at::kDouble);
+        return net;
+      });
+    };
+    const auto reference = make();
+    const auto net = make();
+    auto pipe = pipeline(net, {.schedule = PipelineSchedule::ZBVZeroBubble,
+                               .n_microbatches = 4,
+                               .split_points = {"1", "2", "4"},
+                               .loss_fn = mse});
+    mse(nn::Sequential(reference)->forward(drawn_rows(8, 1)), drawn_rows(8, 2)).backward();
+    pipe.step(drawn_rows(8, 1), drawn_rows(8, 2));
+    expect_same_parameters(net, reference, kExact, /*of_gradients=*/true, "tied");
+  });
+}
+
+TEST(Pipeline, TrainsBehindFrozenStages) {
+  run_processes(3, [] {
+    const auto make = [] {
+      auto net = make_chain();
+      for (const auto& item : net->named_parameters()) {
+        if (item.key().find('0') != std::string::npos) item.value().set_requires_grad(false);
+      }
+      return net;
+    };
+    for (const auto schedule : kSchedules)
+      expect_trains_as_one_rank({.schedule = schedule, .n_microbatches = 3, .loss_fn = mse}, 7,
+                                make);
+  });
+}
+
+TEST(Pipeline, AddsSumsAndGradientsOfSeveralSteps) {
+  run_processes(2, [] {
+    auto reference = make_chain();
+    auto net = make_chain();
+    const auto sum = [](const at::Tensor& output, const at::Tensor& target) {
+      return torch::mse_loss(output, target, at::Reduction::Sum);
+    };
+    auto pipe = pipeline(net, {.n_microbatches = 3,
+                               .loss_fn = sum,
+                               .loss_reduction = PipelineReduction::Sum});
+    for (const uint64_t seed : {1, 5}) {
+      const auto loss = sum(reference->forward(drawn_rows(7, seed)), drawn_rows(7, seed + 1));
+      loss.backward();
+      expect_equal(pipe.step(drawn_rows(7, seed), drawn_rows(7, seed + 1)), loss.detach(), "loss",
+                   kExact);
+    }
+    expect_same_parameters(net, reference, kExact, /*of_gradients=*/true, "sum");
+  });
+}
+
+/// Takes a fixed time forward, and as long again for each part of backward.
+struct WaitFunction : torch::autograd::Function<WaitFunction> {
+  static constexpr auto kTime = std::chrono::milliseconds(10);
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    std::this_thread::sleep_for(kTime);
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    std::this_thread::sleep_for(2 * kTime);
+    return {grads[0]};
+  }
+};
+struct WaitImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return WaitFunction::apply(x); }
+};
+TORCH_MODULE(Wait);
+
+TEST(PipelineTimed, LeavesTheBubbleThatTheSimulatorFinds) {
+  run_processes(2, [] {
+    for (const auto schedule : {PipelineSchedule::GPipe, PipelineSchedule::OneFOneB,
+                                PipelineSchedule::Interleaved1F1B}) {
+      nn::Sequential net;
+      for (int i = 0; i < 4; ++i) {
+        net->push_back(nn::Linear(6, 6));
+        net->push_back(Wait());
+      }
+      net->to(at::kDouble);
+      auto pipe = pipeline(net, {.schedule = schedule, .n_microbatches = 4, .loss_fn = mse});
+      const auto x = drawn_rows(4, 1);
+      pipe.step(x, x);
+      pipe.step(x, x);
+      const auto own = pipe.stats();
+      const auto all = all_gather(torch::tensor({own.seconds, own.busy_seconds}), 0);
+      const auto busy = all[1].item<double>() + all[3].item<double>();
+      const auto took = std::max(all[0].item<double>(), all[2].item<double>());
+      const double expected = simulate_pipeline(pipe.table()).bubble_share;
+      EXPECT_NEAR(1 - busy / (2 * took), expected, 0.06) << schedule;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

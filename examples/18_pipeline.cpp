@@ -33,6 +33,10 @@ struct BlockImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Block);
 
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), targets.flatten());
+}
+
 int main() try {
   at::set_num_threads(1);
   tessera::init();
@@ -43,15 +47,10 @@ int main() try {
   for (int64_t i = 0; i < kLayers; ++i) net->push_back("block" + std::to_string(i), Block());
   net->push_back("head", tnn::Linear(kWidth, kWords));
 
-  auto pipe = tessera::pipeline(
-      net, {.schedule = tessera::PipelineSchedule::ZeroBubble,
-            .n_microbatches = 8,
-            .loss_fn =
-                [](const at::Tensor& logits, const at::Tensor& targets) {
-                  return torch::nn::functional::cross_entropy(logits.flatten(0, 1),
-                                                              targets.flatten());
-                },
-            .device = device});
+  auto pipe = tessera::pipeline(net, {.schedule = tessera::PipelineSchedule::ZeroBubble,
+                                      .n_microbatches = 8,
+                                      .loss_fn = cross_entropy,
+                                      .device = device});
   for (const auto& [name, module] : tessera::named_children(pipe.stages()[0]))
     std::cout << "rank " << tessera::rank() << " has " << name << std::endl;
 
@@ -68,9 +67,9 @@ int main() try {
   }
   tessera::save("18_pipeline.saved", net, optimizer);  // loads in any number of stages, or in none
   const auto [seconds, busy] = pipe.stats();
-  std::cout << "rank " << tessera::rank() << ": learnt " << (loss.item<float>() < 1 ? "it" : "little")
-            << ", waited " << static_cast<int>(100 * (1 - busy / seconds)) << " % of the last step"
-            << std::endl;
+  std::cout << "rank " << tessera::rank() << ": learnt "
+            << (loss.item<float>() < 1 ? "it" : "little") << ", waited "
+            << static_cast<int>(100 * (1 - busy / seconds)) << " % of the last step" << std::endl;
   tessera::shutdown();
 } catch (const c10::Error& error) {
   std::cerr << error.what_without_backtrace() << std::endl;

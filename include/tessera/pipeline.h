@@ -44,7 +44,7 @@ struct PipelineAction {
 /// The actions of all ranks, in their order: all there is to a schedule, and all that runs.
 struct PipelineTable {
   int microbatches = 0;
-  std::vector<int> stage_ranks;                     // the rank of each stage
+  std::vector<int> stage_ranks;                      // the rank of each stage
   std::vector<std::vector<PipelineAction>> actions;  // by rank
   /// A line per rank: "rank 0: 0F0 0F1 0B0 0B1".
   friend std::ostream& operator<<(std::ostream& out, const PipelineTable& table);
@@ -63,7 +63,7 @@ struct PipelineCosts {
 };
 struct PipelineSimulation {
   double duration = 0;
-  double bubble_share = 0;      // of all ranks' time, in which they wait
+  double bubble_share = 0;     // of all ranks' time, in which they wait
   std::vector<int> most_held;  // by rank: forwards, at most, whose backward is not done
 };
 /// A step in which messages take no time.

@@ -117,7 +117,8 @@ at::Tensor total_norm_of(const char* caller, const Tensors& tensors, double norm
 /// The norm would be that of a part, and each rank would clip by its own.
 void check_all_here(at::TensorList parameters) {
   for (const at::Tensor& parameter : parameters) {
-    if (parameter.grad().defined() || !parameter.requires_grad() || !is_dtensor(parameter)) continue;
+    if (parameter.grad().defined() || !parameter.requires_grad() || !is_dtensor(parameter))
+      continue;
     TORCH_CHECK_VALUE(DTensor::of(parameter).mesh().coordinate(),
                       "clip_grad_norm_: expected parameters of which this rank has a part, got one "
                       "of shape ",

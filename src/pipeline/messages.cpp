@@ -21,8 +21,7 @@ std::optional<MessageKey> sent_by(const PipelineAction& action, int stages) {
   if (action.kind == Kind::Forward && action.stage + 1 < stages)
     return MessageKey{false, action.stage + 1, action.microbatch};
   const bool is_backward = action.kind == Kind::Backward || action.kind == Kind::BackwardInput;
-  if (is_backward && action.stage > 0)
-    return MessageKey{true, action.stage - 1, action.microbatch};
+  if (is_backward && action.stage > 0) return MessageKey{true, action.stage - 1, action.microbatch};
   return std::nullopt;
 }
 
@@ -128,8 +127,8 @@ void Messages::send(const MessageKey& key, const at::Tensor& tensor, bool requir
     MessageForm form{tensor.scalar_type(), tensor.sizes().vec(), requires_grad};
     const auto known = forms_->find(key);
     TORCH_CHECK_VALUE(known == forms_->end() || known->second == form, "pipeline: expected ",
-                      known == forms_->end() ? "" : to_string(known->second),
-                      " from stage ", key.stage - 1, " for microbatch ", key.microbatch,
+                      known == forms_->end() ? "" : to_string(known->second), " from stage ",
+                      key.stage - 1, " for microbatch ", key.microbatch,
                       ", as in the first step, got ", to_string(form), " on rank ", rank_,
                       "; keep the size of batches, or call reset_shapes() on all ranks before it "
                       "changes");
@@ -150,8 +149,7 @@ void Messages::post(const MessageKey& key, int source) {
   if (!may_come(key)) return;
   if (find_form(key) == nullptr) forms_->emplace(key, receive_form(key, source));
   const auto& form = *find_form(key);
-  std::vector<at::Tensor> room{
-      at::empty(form.sizes, at::TensorOptions(device_).dtype(form.dtype))};
+  std::vector<at::Tensor> room{at::empty(form.sizes, at::TensorOptions(device_).dtype(form.dtype))};
   auto work = group_to(source, rank_)->recv(room, source, 0);
   incoming_[key] = {room[0], std::move(work)};
 }

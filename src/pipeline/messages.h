@@ -81,12 +81,12 @@ class Messages {
 
   const PipelineTable& table_;
   int rank_;
-  Group up_;    // to ranks that are higher
+  Group up_;  // to ranks that are higher
   Group down_;
   c10::Device device_{c10::kCPU};
   using Forms = std::map<MessageKey, MessageForm>;  // of activations that come and go
-  Forms known_;                                    // of training, since the first step
-  Forms passing_;                                  // of what is no training
+  Forms known_;                                     // of training, since the first step
+  Forms passing_;                                   // of what is no training
   Forms* forms_ = &known_;
   std::map<int, std::deque<MessageKey>> to_come_;  // by source, in the order of their sends
   std::map<MessageKey, Incoming> incoming_;

@@ -1,7 +1,6 @@
-#include <tessera/pipeline.h>
-
 #include <tessera/dtensor.h>
 #include <tessera/optim.h>
+#include <tessera/pipeline.h>
 
 #include "nn/composable.h"
 #include "pipeline/messages.h"
@@ -29,10 +28,9 @@ constexpr const char* kName = "pipeline";
 Group group_of(const PipelineOptions& options) {
   TORCH_CHECK_VALUE(!options.group || !options.mesh,
                     "pipeline: expected a group or a mesh, got both; leave one out");
-  TORCH_CHECK_VALUE(!options.mesh || options.mesh->ndim() == 1,
-                    "pipeline: expected a 1-D mesh, got a ",
-                    options.mesh ? options.mesh->ndim() : 0,
-                    "-D one; slice it first, e.g. mesh[\"pp\"]");
+  TORCH_CHECK_VALUE(
+      !options.mesh || options.mesh->ndim() == 1, "pipeline: expected a 1-D mesh, got a ",
+      options.mesh ? options.mesh->ndim() : 0, "-D one; slice it first, e.g. mesh[\"pp\"]");
   if (options.mesh) return options.mesh->group();
   return options.group ? options.group : default_group();
 }
@@ -68,12 +66,11 @@ std::vector<std::vector<PipelineAction>> forwards_of(const PipelineTable& table)
 
 void check_batch(const char* function, const char* what, const at::Tensor& batch,
                  int microbatches) {
-  TORCH_CHECK_VALUE(batch.defined() && batch.dim() >= 1 && batch.size(0) >= microbatches,
-                    "pipeline: expected ", what, " of ", function, " with at least ", microbatches,
-                    " rows, one per microbatch, got ",
-                    batch.defined() ? c10::str("a tensor of shape ", batch.sizes())
-                                    : "an undefined tensor",
-                    "; pass the whole batch, or fewer n_microbatches");
+  TORCH_CHECK_VALUE(
+      batch.defined() && batch.dim() >= 1 && batch.size(0) >= microbatches, "pipeline: expected ",
+      what, " of ", function, " with at least ", microbatches, " rows, one per microbatch, got ",
+      batch.defined() ? c10::str("a tensor of shape ", batch.sizes()) : "an undefined tensor",
+      "; pass the whole batch, or fewer n_microbatches");
 }
 
 }  // namespace
@@ -90,17 +87,17 @@ class Pipeline::Impl {
         table_(table_of(options_, world_size(group_))),
         forwards_(forwards_of(table_)),
         device_(c10::kCPU) {
-    const auto borders =
-        detail::pipeline::find_borders(net, options_, table_.stage_ranks.size());
+    const auto borders = detail::pipeline::find_borders(net, options_, table_.stage_ranks.size());
     detail::pipeline::check_agreement(net, borders, table_, options_, group_);
     stages_ = detail::pipeline::take_stages(net, borders, table_, options_, group_);
     messages_.emplace(group_, table_);
     const auto parameters = net.parameters();
-    if (!parameters.empty()) device_ = parameters[0].device();
+    if (!parameters.empty() && !parameters[0].is_meta()) device_ = parameters[0].device();
   }
 
   at::Tensor loss(RunKind kind, const at::Tensor& inputs, const at::Tensor& targets) {
-    TORCH_CHECK_VALUE(options_.loss_fn, "pipeline: expected loss_fn in the options, got none; pass "
+    TORCH_CHECK_VALUE(options_.loss_fn,
+                      "pipeline: expected loss_fn in the options, got none; pass "
                       "one, or call forward(inputs)");
     const auto* function = kind == RunKind::Train ? "step" : "eval";
     if (has_last()) check_batch(function, "targets", targets, table_.microbatches);
@@ -131,8 +128,9 @@ class Pipeline::Impl {
   c10::Device find_device() const {
     for (const auto& stage : stages_) {
       for (const auto& item : stage->named_parameters()) {
-        TORCH_CHECK_VALUE(!item.value().is_meta(), "pipeline: expected parameters with memory, but '",
-                          item.key(), "' is on the meta device; pass device, which gives memory to "
+        TORCH_CHECK_VALUE(!item.value().is_meta(),
+                          "pipeline: expected parameters with memory, but '", item.key(),
+                          "' is on the meta device; pass device, which gives memory to "
                           "this rank's stages, or give them to fully_shard, before the first step");
         return item.value().device();
       }
@@ -142,7 +140,8 @@ class Pipeline::Impl {
 
   Run start(const char* function, RunKind kind, const at::Tensor& inputs,
             const at::Tensor& targets) {
-    TORCH_CHECK(!has_failed_, "pipeline: an earlier step failed on this rank, and messages of it "
+    TORCH_CHECK(!has_failed_,
+                "pipeline: an earlier step failed on this rank, and messages of it "
                 "may still be on their way; shutdown() and init() again, or end the rank and "
                 "start the job anew");
     if (has_first()) check_batch(function, "inputs", inputs, table_.microbatches);
@@ -206,12 +205,14 @@ at::Tensor Pipeline::Impl::clip_grad_norm(double max_norm, double norm_type,
   }
   const auto own = optim::get_total_norm(gradients, norm_type).to(find_device(), at::kDouble);
   const bool is_largest = std::isinf(norm_type);
-  auto total = is_largest ? all_reduce(own, ReduceOp::MAX, group_)
-                          : all_reduce(own.pow(norm_type), ReduceOp::SUM, group_).pow(1 / norm_type);
+  auto total = is_largest
+                   ? all_reduce(own, ReduceOp::MAX, group_)
+                   : all_reduce(own.pow(norm_type), ReduceOp::SUM, group_).pow(1 / norm_type);
   if (!gradients.empty()) total = total.to(gradients[0].scalar_type());
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(total.item<double>()),
               "clip_grad_norm_: expected a finite total norm of order ", norm_type, ", got ",
-              total.item<double>(), ": some gradient is not finite; skip the step, or pass "
+              total.item<double>(),
+              ": some gradient is not finite; skip the step, or pass "
               "error_if_nonfinite = false to scale by it anyway");
   const auto factor = total.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
   for (const auto& gradient : gradients) gradient.mul_(factor.to(gradient.scalar_type()));

@@ -180,11 +180,11 @@ void Run::finish_last_stage(const at::Tensor& output, int microbatch, Flight& fl
     return;
   }
   auto loss = settings_.options.loss_fn(output, targets_[static_cast<size_t>(microbatch)]);
-  TORCH_CHECK_VALUE(loss.defined() && loss.numel() == 1 && !is_dtensor(loss),
-                    "pipeline: expected loss_fn to return one plain number, got ",
-                    loss.defined() ? c10::str("a tensor of shape ", loss.sizes())
-                                   : "an undefined tensor",
-                    "; reduce it by mean or sum, and say which in loss_reduction");
+  TORCH_CHECK_VALUE(
+      loss.defined() && loss.numel() == 1 && !is_dtensor(loss),
+      "pipeline: expected loss_fn to return one plain number, got ",
+      loss.defined() ? c10::str("a tensor of shape ", loss.sizes()) : "an undefined tensor",
+      "; reduce it by mean or sum, and say which in loss_reduction");
   if (const double weight = weight_of(microbatch); weight != 1) loss = loss * weight;
   const auto value = loss.detach().reshape({});
   loss_ = loss_.defined() ? loss_ + value : value;
@@ -250,8 +250,6 @@ void Run::backward(const PipelineAction& action) {
   }
 }
 
-at::Tensor Run::output() const {
-  return outputs_.empty() ? at::Tensor() : at::cat(outputs_, 0);
-}
+at::Tensor Run::output() const { return outputs_.empty() ? at::Tensor() : at::cat(outputs_, 0); }
 
 }  // namespace tessera::detail::pipeline

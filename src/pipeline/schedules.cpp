@@ -75,7 +75,8 @@ Actions zero_bubble(int rank, int ranks, int microbatches) {
 }
 
 /// The way down and up of ZB-V, by a clock: each rank does what can be done, gradients of inputs
-/// first, forwards while it holds less than one stage's ranks twice, gradients of weights otherwise.
+/// first, forwards while it holds less than one stage's ranks twice, gradients of weights
+/// otherwise.
 class VShape {
  public:
   VShape(int ranks, int microbatches)
@@ -180,11 +181,12 @@ PipelineTable make_pipeline_table(PipelineSchedule schedule, int ranks, int micr
     return table;
   }
   for (int rank = 0; rank < ranks; ++rank) {
-    table.actions.push_back(
-        schedule == PipelineSchedule::GPipe        ? all_then_all(rank, microbatches)
-        : schedule == PipelineSchedule::OneFOneB   ? one_by_one(rank, ranks, microbatches)
-        : schedule == PipelineSchedule::ZeroBubble ? zero_bubble(rank, ranks, microbatches)
-                                                   : interleaved(rank, ranks, microbatches, per_rank));
+    table.actions.push_back(schedule == PipelineSchedule::GPipe ? all_then_all(rank, microbatches)
+                            : schedule == PipelineSchedule::OneFOneB
+                                ? one_by_one(rank, ranks, microbatches)
+                            : schedule == PipelineSchedule::ZeroBubble
+                                ? zero_bubble(rank, ranks, microbatches)
+                                : interleaved(rank, ranks, microbatches, per_rank));
   }
   return table;
 }

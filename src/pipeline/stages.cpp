@@ -59,12 +59,16 @@ std::vector<size_t> given_borders(const std::vector<std::string>& names,
   std::vector<size_t> borders{0};
   for (const auto& point : points) {
     const auto found = std::ranges::find(names, point);
-    TORCH_CHECK_VALUE(found != names.end(), "pipeline: expected split_points to be names of the "
-                      "net's children, got '", point, "'; there are: ", format_list(names));
+    TORCH_CHECK_VALUE(found != names.end(),
+                      "pipeline: expected split_points to be names of the "
+                      "net's children, got '",
+                      point, "'; there are: ", format_list(names));
     const auto index = static_cast<size_t>(found - names.begin());
-    TORCH_CHECK_VALUE(index > borders.back(), "pipeline: expected split_points in the order of the "
-                      "net's children and after the first, got '", point, "' after '",
-                      names[borders.back()], "'; the first stage begins without one");
+    TORCH_CHECK_VALUE(index > borders.back(),
+                      "pipeline: expected split_points in the order of the "
+                      "net's children and after the first, got '",
+                      point, "' after '", names[borders.back()],
+                      "'; the first stage begins without one");
     borders.push_back(index);
   }
   return borders;
@@ -107,8 +111,7 @@ void check_untied(const SequentialImpl& net, const std::vector<size_t>& borders,
       TORCH_CHECK_VALUE(!is_dtensor(tensor), "pipeline: expected plain parameters, but '", name,
                         "' is distributed; cut the net first and give the stages of the pipeline "
                         "to parallelize_module");
-      const auto [found, is_first] =
-          stages.try_emplace(tensor.unsafeGetTensorImpl(), name, stage);
+      const auto [found, is_first] = stages.try_emplace(tensor.unsafeGetTensorImpl(), name, stage);
       const auto& [other, before] = found->second;
       TORCH_CHECK_VALUE(is_first || stage_ranks[before] == stage_ranks[stage],
                         "pipeline: expected each parameter and buffer on one rank, but '", other,

@@ -79,8 +79,9 @@ class Simulator {
     const auto& action = table_.actions[rank][next_[rank]];
     auto& clock = clocks_[rank];
     const bool is_last = action.stage + 1 == static_cast<int>(table_.stage_ranks.size());
-    const bool waits = action.kind == Kind::Forward ? action.stage > 0
-                                                    : brings_input_gradient(action.kind) && !is_last;
+    const bool waits = action.kind == Kind::Forward
+                           ? action.stage > 0
+                           : brings_input_gradient(action.kind) && !is_last;
     if (waits) {
       const bool is_backward = action.kind != Kind::Forward;
       const auto found =
@@ -156,7 +157,9 @@ void check_each_action(const PipelineTable& table) {
       TORCH_CHECK_VALUE(progress.forward && progress.input && progress.weight, kVerify,
                         ": expected forward and backward of microbatch ", i, " at stage ", stage,
                         ", but rank ", table.stage_ranks[static_cast<size_t>(stage)], " lacks its ",
-                        !progress.forward ? "F" : !progress.input ? "B, or I" : "W",
+                        !progress.forward ? "F"
+                        : !progress.input ? "B, or I"
+                                          : "W",
                         "; every stage does every microbatch once");
     }
   }
@@ -190,8 +193,9 @@ void verify_pipeline_table(const PipelineTable& table) {
                     c10::Join(", ", table.stage_ranks));
   check_each_action(table);
   Simulator simulator(table, {});
-  TORCH_CHECK_VALUE(simulator.run(), kVerify, ": the ranks wait for each other forever: ",
-                    simulator.stuck(), "; let each do first what others wait for");
+  TORCH_CHECK_VALUE(simulator.run(), kVerify,
+                    ": the ranks wait for each other forever: ", simulator.stuck(),
+                    "; let each do first what others wait for");
 }
 
 PipelineSimulation simulate_pipeline(const PipelineTable& table, PipelineCosts costs) {

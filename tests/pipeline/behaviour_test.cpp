@@ -1,10 +1,16 @@
 // What else a pipeline does: where parameters are, tied and frozen ones, tables of one's own, time.
+#include <tessera/fully_shard.h>
+#include <tessera/parallelize.h>
+
 #include "pipeline/nets.h"
+#include "support/random.h"
 #include "support/ranks.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <random>
 #include <thread>
 
 namespace tessera::testing {
@@ -107,9 +113,8 @@ TEST(Pipeline, AddsSumsAndGradientsOfSeveralSteps) {
     const auto sum = [](const at::Tensor& output, const at::Tensor& target) {
       return torch::mse_loss(output, target, at::Reduction::Sum);
     };
-    auto pipe = pipeline(net, {.n_microbatches = 3,
-                               .loss_fn = sum,
-                               .loss_reduction = PipelineReduction::Sum});
+    auto pipe = pipeline(
+        net, {.n_microbatches = 3, .loss_fn = sum, .loss_reduction = PipelineReduction::Sum});
     for (const uint64_t seed : {1, 5}) {
       const auto loss = sum(reference->forward(drawn_rows(7, seed)), drawn_rows(7, seed + 1));
       loss.backward();
@@ -117,6 +122,54 @@ TEST(Pipeline, AddsSumsAndGradientsOfSeveralSteps) {
                    kExact);
     }
     expect_same_parameters(net, reference, kExact, /*of_gradients=*/true, "sum");
+  });
+}
+
+TEST(Pipeline, TrainsOnAMeshOfThreeDimensions) {
+  run_processes(8, [] {
+    PipelineTwins twins(make_mlp(4), make_mlp(4));
+    auto& net = twins.net;
+    const auto mesh = init_device_mesh(at::kCPU, {2, 2, 2}, {"dp", "pp", "tp"});
+    auto pipe = pipeline(net, {.mesh = mesh["pp"], .n_microbatches = 4, .loss_fn = mse});
+    for (auto stage : pipe.stages()) {  // this rank's: Sequentials of the net's children
+      parallelize_module(stage, mesh["tp"],
+                         {{"up*", ColwiseParallel()}, {"down*", RowwiseParallel()}});
+      fully_shard(stage, {.mesh = mesh["dp"]});  // or replicate
+    }
+    twins.batch = [&](const at::Tensor& whole) {
+      return whole.chunk(2)[static_cast<size_t>(mesh.local_rank("dp"))];
+    };
+    twins.train(&pipe, 0, 2, 16, c10::str("rank ", rank()));
+  });
+}
+
+TEST(Pipeline, TrainsDrawnCutsAsOneRank) {
+  run_processes(3, [] {
+    std::mt19937_64 draws(test_seed());
+    const auto draw = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(draws);
+    };
+    for (int i = 0; i < 12; ++i) {
+      PipelineOptions options{.schedule = kSchedules[static_cast<size_t>(draw(0, 4))],
+                              .n_microbatches = static_cast<int>(draw(1, 9)),
+                              .loss_fn = mse};
+      const bool is_interleaved = options.schedule == PipelineSchedule::Interleaved1F1B;
+      if (is_interleaved) options.n_microbatches = static_cast<int>(3 * draw(1, 3));
+      const bool has_two = is_interleaved || options.schedule == PipelineSchedule::ZBVZeroBubble;
+      const auto repeat = draw(2, 4);
+      std::vector<std::string> names;
+      for (const auto& child : make_chain(at::kDouble, repeat)->named_children())
+        names.push_back(child.key());
+      std::vector<std::string> points;
+      std::sample(names.begin() + 1, names.end(), std::back_inserter(points), has_two ? 5 : 2,
+                  draws);
+      options.split_points = points;
+      SCOPED_TRACE(c10::str(options.schedule, ", ", options.n_microbatches,
+                            " microbatches, cut at ", c10::Join(" ", points), "; seed ",
+                            test_seed()));
+      expect_trains_as_one_rank(options, options.n_microbatches + draw(0, 9),
+                                [&] { return make_chain(at::kDouble, repeat); });
+    }
   });
 }
 
@@ -140,8 +193,8 @@ TORCH_MODULE(Wait);
 
 TEST(PipelineTimed, LeavesTheBubbleThatTheSimulatorFinds) {
   run_processes(2, [] {
-    for (const auto schedule : {PipelineSchedule::GPipe, PipelineSchedule::OneFOneB,
-                                PipelineSchedule::Interleaved1F1B}) {
+    for (const auto schedule :
+         {PipelineSchedule::GPipe, PipelineSchedule::OneFOneB, PipelineSchedule::Interleaved1F1B}) {
       nn::Sequential net;
       for (int i = 0; i < 4; ++i) {
         net->push_back(nn::Linear(6, 6));

@@ -2,7 +2,6 @@
 // saved of it.
 #include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
-#include <tessera/nn/meta_init.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 #include <tessera/serialize.h>
@@ -28,7 +27,8 @@ INSTANTIATE_TEST_SUITE_P(OnCuda, PipelineComposedOnDevices,
                          ::testing::ValuesIn(cuda_cases({"nccl", "shm"}, {4})), case_name);
 
 /// Halves of the batch go to the two rows of the mesh.
-void train_with_halves(const std::function<void(nn::Sequential& stage, const DeviceMesh& dp)>& apply) {
+void train_with_halves(
+    const std::function<void(nn::Sequential& stage, const DeviceMesh& dp)>& apply) {
   const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "pp"});
   for (const auto schedule : kSchedules) {
     PipelineTwins twins(make_chain(), make_chain());
@@ -36,8 +36,7 @@ void train_with_halves(const std::function<void(nn::Sequential& stage, const Dev
       return whole.chunk(2)[static_cast<size_t>(mesh.local_rank("dp"))];
     };
     auto pipe = pipeline(
-        twins.net,
-        {.mesh = mesh["pp"], .schedule = schedule, .n_microbatches = 4, .loss_fn = mse});
+        twins.net, {.mesh = mesh["pp"], .schedule = schedule, .n_microbatches = 4, .loss_fn = mse});
     for (auto stage : pipe.stages()) apply(stage, mesh["dp"]);
     twins.train(&pipe, 0, 2, 12, c10::str(schedule, " on rank ", rank()));
   }
@@ -46,6 +45,47 @@ void train_with_halves(const std::function<void(nn::Sequential& stage, const Dev
 TEST_P(PipelineComposedOnDevices, AveragesGradientsOfReplicatedStagesOnce) {
   run_on(GetParam(), [] {
     train_with_halves([](auto& stage, const auto& dp) { replicate(stage, {.mesh = dp}); });
+  });
+}
+
+TEST_P(PipelineComposedOnDevices, AveragesWhereUnusedParametersAreSearched) {
+  run_on(GetParam(), [] {
+    train_with_halves([](auto& stage, const auto& dp) {
+      replicate(stage, {.mesh = dp, .find_unused_parameters = true});
+    });
+  });
+}
+
+TEST_P(PipelineComposedOnDevices, AveragesStepsOfNoSyncWithTheNext) {
+  run_on(GetParam(), [] {
+    const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "pp"});
+    for (const bool shards : {false, true}) {
+      auto reference = make_chain();
+      auto net = make_chain();
+      auto pipe = pipeline(net, {.mesh = mesh["pp"],
+                                 .schedule = PipelineSchedule::ZeroBubble,
+                                 .n_microbatches = 2,
+                                 .loss_fn = mse});
+      auto stage = pipe.stages()[0];
+      if (shards)
+        fully_shard(stage, {.mesh = mesh["dp"]});
+      else
+        replicate(stage, {.mesh = mesh["dp"]});
+      const auto step = [&](uint64_t seed) {
+        const auto x = drawn_rows(8, seed);
+        const auto y = drawn_rows(8, seed + 1);
+        const auto half = static_cast<size_t>(mesh.local_rank("dp"));
+        mse(reference->forward(x), y).backward();
+        pipe.step(x.chunk(2)[half], y.chunk(2)[half]);
+      };
+      {
+        const NoSync no_sync(stage);
+        step(1);
+      }
+      step(3);
+      expect_same_parameters(net, reference, kExact, /*of_gradients=*/true,
+                             shards ? "sharded" : "replicated");
+    }
   });
 }
 
@@ -66,7 +106,8 @@ TEST_P(PipelineComposedOnDevices, TrainsTensorParallelStages) {
     for (const auto schedule : kSchedules) {
       expect_trains_as_one_rank(
           {.mesh = mesh["pp"], .schedule = schedule, .n_microbatches = 4, .loss_fn = mse}, 9,
-          [] { return make_mlp(4); }, kExact, [&](nn::Sequential& stage) {
+          [] { return make_mlp(4); }, kExact,
+          [&](nn::Sequential& stage) {
             std::vector<PlanEntry> plan;
             for (const auto& [name, child] : named_children(stage)) {
               if (name.starts_with("up")) plan.push_back({name, ColwiseParallel()});
@@ -132,9 +173,7 @@ TEST_P(PipelineComposedOnDevices, IsSavedWholeAndLoadedInOtherLayouts) {
     load(dir, other.net, other.optimizer);
     other.train(&two, 2, 2, 7, "after");
 
-    EXPECT_THAT(message_of([&] {
-                  export_safetensors(path / "model.safetensors", other.net);
-                }),
+    EXPECT_THAT(message_of([&] { export_safetensors(path / "model.safetensors", other.net); }),
                 HasSubstr("is on other ranks"));
     EXPECT_THAT(message_of([&] { optim::clip_grad_norm_(other.net->parameters(), 1.0); }),
                 HasSubstr("call clip_grad_norm_ of the Pipeline"));

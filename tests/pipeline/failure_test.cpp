@@ -73,9 +73,8 @@ TEST(PipelineErrors, OfTheOptionsSayWhichAreLeft) {
                               o.group = default_group();
                             })),
                 HasSubstr("a group or a mesh, got both"));
-    EXPECT_THAT(message_for(make_chain(), with([](auto& o) {
-                              o.mesh = init_device_mesh(at::kCPU, {1, 2});
-                            })),
+    EXPECT_THAT(message_for(make_chain(),
+                            with([](auto& o) { o.mesh = init_device_mesh(at::kCPU, {1, 2}); })),
                 HasSubstr("a 1-D mesh, got a 2-D one"));
     const auto three = make_pipeline_table(PipelineSchedule::GPipe, 3, 2);
     EXPECT_THAT(message_for(make_chain(), with([&](auto& o) { o.table = three; })),
@@ -131,10 +130,10 @@ TEST(PipelineErrors, OfAnotherBatchSizeSayWhatToDo) {
     expect_equal(loss_of(5), mse(reference->forward(drawn_rows(5, 1)), drawn_rows(5, 2)).detach(),
                  "loss", kExact);
     if (rank() != 0) return;
-    EXPECT_THAT(message_of([&] { loss_of(7); }),
-                AllOf(HasSubstr("expected double [3, 6] from stage 0 for microbatch 0"),
-                      HasSubstr("got double [4, 6]"), HasSubstr("reset_shapes()"),
-                      HasSubstr("in 0F0")));
+    EXPECT_THAT(
+        message_of([&] { loss_of(7); }),
+        AllOf(HasSubstr("expected Double [3, 9] from stage 0 for microbatch 0"),
+              HasSubstr("got Double [4, 9]"), HasSubstr("reset_shapes()"), HasSubstr("in 0F0")));
     EXPECT_THAT(message_of<c10::Error>([&] { loss_of(5); }),
                 HasSubstr("an earlier step failed on this rank"));
   });
@@ -150,39 +149,46 @@ struct FailingImpl : torch::nn::Module {
 TORCH_MODULE(Failing);
 
 TEST(PipelineFailure, OfAStageNamesStageMicrobatchAndRank) {
-  run_processes(2, [] {
-    nn::Sequential net(nn::Linear(6, 6), nn::Linear(6, 6), Failing());
-    net->to(at::kDouble);
-    auto pipe = pipeline(net, with([](auto& o) { o.split_points = {"1"}; }));
-    const auto step = [&] { pipe.step(drawn_rows(4, 1), drawn_rows(4, 2)); };
-    if (rank() == 1) {
-      EXPECT_THAT(message_of<c10::IndexError>(step),
-                  AllOf(HasSubstr("no such word"), HasSubstr("in 1F1 (stage 1, microbatch 1) on rank 1")));
-    } else {
-      EXPECT_THAT(message_of<c10::DistBackendError>(step),
-                  AllOf(HasSubstr("waited for the gradient of microbatch 1 from stage 1 (rank 1)"),
-                        HasSubstr("rank 0")));
-    }
-  }, {.timeout = std::chrono::seconds(3)});
+  run_processes(
+      2,
+      [] {
+        nn::Sequential net(nn::Linear(6, 6), nn::Linear(6, 6), Failing());
+        net->to(at::kDouble);
+        auto pipe = pipeline(net, with([](auto& o) { o.split_points = {"1"}; }));
+        const auto step = [&] { pipe.step(drawn_rows(4, 1), drawn_rows(4, 2)); };
+        if (rank() == 1) {
+          EXPECT_THAT(message_of<c10::IndexError>(step),
+                      AllOf(HasSubstr("no such word"),
+                            HasSubstr("in 1F1 (stage 1, microbatch 1) on rank 1")));
+        } else {
+          EXPECT_THAT(
+              message_of<c10::DistBackendError>(step),
+              AllOf(HasSubstr("waited for the gradient of microbatch 1 from stage 1 (rank 1)"),
+                    HasSubstr("rank 0")));
+        }
+      },
+      {.timeout = std::chrono::seconds(3)});
 }
 
 void train_until_rank_1_dies(const std::string& backend) {
-  run_processes(
-      3,
-      [] {
-        auto net = make_chain();
-        auto pipe = pipeline(net, options());
-        const auto step = [&] { pipe.step(drawn_rows(4, 1), drawn_rows(4, 2)); };
-        step();
-        if (rank() == 1) raise(SIGKILL);
-        EXPECT_THAT(message_of<c10::DistBackendError>(step),
-                    AllOf(HasSubstr("pipeline: rank"), HasSubstr("rank 1"), HasSubstr("microbatch")));
-      },
-      {.backend = backend, .timeout = std::chrono::seconds(10), .may_die = {1}});
+  run_processes(3,
+                [] {
+                  auto net = make_chain();
+                  auto pipe = pipeline(net, options());
+                  const auto step = [&] { pipe.step(drawn_rows(4, 1), drawn_rows(4, 2)); };
+                  step();
+                  if (rank() == 1) raise(SIGKILL);
+                  EXPECT_THAT(message_of<c10::DistBackendError>(step),
+                              AllOf(HasSubstr("pipeline: rank"), HasSubstr("rank 1"),
+                                    HasSubstr("microbatch")));
+                },
+                {.backend = backend, .timeout = std::chrono::seconds(10), .may_die = {1}});
 }
 
 TEST(PipelineFailure, OfAKilledRankIsAnErrorOnTheOthersOverShm) { train_until_rank_1_dies("shm"); }
-TEST(PipelineFailure, OfAKilledRankIsAnErrorOnTheOthersOverGloo) { train_until_rank_1_dies("gloo"); }
+TEST(PipelineFailure, OfAKilledRankIsAnErrorOnTheOthersOverGloo) {
+  train_until_rank_1_dies("gloo");
+}
 
 }  // namespace
 }  // namespace tessera::testing

@@ -95,13 +95,15 @@ struct PipelineTwins {
   nn::Sequential reference, net;
   optim::AdamW reference_optimizer, optimizer;
   Tolerance tolerance = kExact;
-  std::function<at::Tensor(const at::Tensor&)> batch = [](const at::Tensor& whole) { return whole; };
+  std::function<at::Tensor(const at::Tensor&)> batch = [](const at::Tensor& whole) {
+    return whole;
+  };
 
   PipelineTwins(nn::Sequential reference_, nn::Sequential net_)
       : reference(std::move(reference_)),
         net(std::move(net_)),
-        reference_optimizer(reference->parameters(), {.lr = 1e-2}),
-        optimizer(net->parameters(), {.lr = 1e-2}) {}
+        reference_optimizer(reference->parameters(), {.lr = 1e-2, .fused = true}),
+        optimizer(net->parameters(), {.lr = 1e-2, .fused = true}) {}
 
   /// Without a pipeline: the reference alone.
   void train(Pipeline* pipe, uint64_t first_step, uint64_t steps, int64_t rows,
@@ -133,8 +135,7 @@ struct PipelineTwins {
 inline void expect_trains_as_one_rank(
     const PipelineOptions& options, int64_t rows,
     const std::function<nn::Sequential()>& make = [] { return make_chain(); },
-    const Tolerance& tolerance = kExact,
-    const std::function<void(nn::Sequential&)>& prepare = {}) {
+    const Tolerance& tolerance = kExact, const std::function<void(nn::Sequential&)>& prepare = {}) {
   PipelineTwins twins(make(), make());
   twins.tolerance = tolerance;
   auto pipe = pipeline(twins.net, options);

@@ -44,7 +44,8 @@ void expect_as_one(const Function& function, const at::Tensor& input,
     expect_equal(of_input, expected[0], "input");
   else
     EXPECT_FALSE(of_input.defined());
-  for (size_t i = 1; i < all.size(); ++i) expect_equal(all[i].grad(), expected[i], std::to_string(i));
+  for (size_t i = 1; i < all.size(); ++i)
+    expect_equal(all[i].grad(), expected[i], std::to_string(i));
 }
 
 at::Tensor input(at::IntArrayRef sizes) { return torch::randn(sizes, torch::requires_grad()); }
@@ -56,7 +57,8 @@ TEST(SplitBackward, OfLayersGivesTheGradientsOfOneBackward) {
 }
 
 TEST(SplitBackward, OfConvolutionsAndResidualsDoesSo) {
-  nn::Conv2d one(torch::nn::Conv2dOptions(2, 2, 3).padding(1)), two(torch::nn::Conv2dOptions(2, 2, 1));
+  nn::Conv2d one(torch::nn::Conv2dOptions(2, 2, 3).padding(1)),
+      two(torch::nn::Conv2dOptions(2, 2, 1));
   nn::BatchNorm2d norm(2);
   std::vector<at::Tensor> parameters;
   for (const auto& list : {one->parameters(), two->parameters(), norm->parameters()})
@@ -120,6 +122,27 @@ TEST(SplitBackward, ComputesEachProductOnce) {
   EXPECT_EQ(products.count(), 3) << "gradients of three inputs";
   split.backward_weight();
   EXPECT_EQ(products.count(), 6) << "and of three weights";
+}
+
+struct CountedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls;
+    return at::tanh(layer(x)) * x;
+  }
+  nn::Linear layer{register_module("layer", nn::Linear(4, 4))};
+  int calls = 0;
+};
+TESSERA_MODULE(Counted);
+
+TEST(SplitBackward, ComputesCheckpointedForwardsAgainOnce) {
+  Counted block;
+  checkpoint(block);
+  const auto x = input({3, 4});
+  const auto output = block(x);
+  SplitBackward split;
+  split.backward_input(output, torch::ones_like(output), x);
+  split.backward_weight();
+  EXPECT_EQ(block->calls, 2);
 }
 
 TEST(SplitBackward, FreesWhatTheSecondPartDoesNotNeed) {

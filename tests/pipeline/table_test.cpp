@@ -126,8 +126,8 @@ TEST_F(PipelineTableErrors, OfForeignStagesNameTheOwner) {
 TEST_F(PipelineTableErrors, OfDeadlocksNameWhatWaits) {
   table = make_pipeline_table(PipelineSchedule::GPipe, 2, 2);
   // Rank 0 wants the first gradient before it sends the second activation; rank 1 the reverse.
-  table.actions[0] = {{0, Kind::Forward, 0}, {0, Kind::Backward, 0}, {0, Kind::Forward, 1},
-                      {0, Kind::Backward, 1}};
+  table.actions[0] = {
+      {0, Kind::Forward, 0}, {0, Kind::Backward, 0}, {0, Kind::Forward, 1}, {0, Kind::Backward, 1}};
   EXPECT_THAT(message(), HasSubstr("wait for each other forever: rank 0 at 0B0, rank 1 at 1F1"));
 }
 

@@ -4,7 +4,6 @@
 #include <tessera/trace.h>
 
 #include "base/devices.h"
-#include "fully_shard/state_impl.h"
 #include "nn/composable.h"
 #include "replicate/state_impl.h"
 
@@ -69,10 +68,14 @@ PipelineStats BusyClock::stats() const {
   return stats;
 }
 
-StageSync::StageSync(torch::nn::Module& stage)
-    : can_split_(nn::find_all_states<fully_shard::State>(stage).empty()) {
-  for (const auto& state : nn::find_all_states<replicate::State>(stage))
-    can_split_ = can_split_ && !state->searches_unused();
+StageSync::StageSync(torch::nn::Module& stage) {
+  for (const auto& module : stage.modules()) {
+    const auto replicated =
+        std::dynamic_pointer_cast<replicate::State>(nn::find_state(*module, "replicate"));
+    can_split_ = can_split_ && !nn::find_state(*module, "fully_shard") &&
+                 !nn::find_state(*module, "checkpoint") &&
+                 !(replicated && replicated->searches_unused());
+  }
   for (auto& state : nn::find_all_states<nn::SyncsGradients>(stage)) {
     if (!state->syncs_gradients()) continue;  // NoSync around the step
     state->set_syncs_gradients(false);

@@ -41,8 +41,9 @@ class StageSync {
 
   /// Before the last gradients of parameters; of `output`, if it still has a graph.
   void begin_last(const at::Tensor& output);
-  /// Whether a backward may come in two parts. Not where somebody wants to know at the end of the
-  /// first which gradients there are: units of fully_shard, and searches for unused parameters.
+  /// Whether a backward may come in two parts. Not where the end of the first would be taken for
+  /// the end of all, as by units of fully_shard and searches for unused parameters, nor where each
+  /// computes the forward again, as checkpoints do.
   bool can_split() const { return can_split_; }
 
  private:

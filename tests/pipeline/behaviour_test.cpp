@@ -1,4 +1,5 @@
 // What else a pipeline does: where parameters are, tied and frozen ones, tables of one's own, time.
+#include <tessera/checkpoint.h>
 #include <tessera/fully_shard.h>
 #include <tessera/parallelize.h>
 
@@ -169,6 +170,32 @@ TEST(Pipeline, TrainsDrawnCutsAsOneRank) {
                             test_seed()));
       expect_trains_as_one_rank(options, options.n_microbatches + draw(0, 9),
                                 [&] { return make_chain(at::kDouble, repeat); });
+    }
+  });
+}
+
+struct CountedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls;
+    return at::tanh(layer(x)) * x;
+  }
+  nn::Linear layer{register_module("layer", nn::Linear(6, 6))};
+  int calls = 0;
+};
+TESSERA_MODULE(Counted);
+
+TEST(Pipeline, ComputesCheckpointedForwardsAgainOnce) {
+  run_processes(2, [] {
+    for (const auto schedule : kSchedules) {
+      nn::Sequential net;
+      for (int i = 0; i < 4; ++i) net->push_back(checkpoint(Counted()));
+      net->to(at::kDouble);
+      auto pipe = pipeline(net, {.schedule = schedule, .n_microbatches = 4, .loss_fn = mse});
+      pipe.step(drawn_rows(4, 1), drawn_rows(4, 2));
+      for (const auto& stage : pipe.stages()) {
+        for (const auto& child : stage->children())
+          EXPECT_EQ(child->as<CountedImpl>()->calls, 2 * 4) << schedule;
+      }
     }
   });
 }

@@ -124,27 +124,6 @@ TEST(SplitBackward, ComputesEachProductOnce) {
   EXPECT_EQ(products.count(), 6) << "and of three weights";
 }
 
-struct CountedImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) {
-    ++calls;
-    return at::tanh(layer(x)) * x;
-  }
-  nn::Linear layer{register_module("layer", nn::Linear(4, 4))};
-  int calls = 0;
-};
-TESSERA_MODULE(Counted);
-
-TEST(SplitBackward, ComputesCheckpointedForwardsAgainOnce) {
-  Counted block;
-  checkpoint(block);
-  const auto x = input({3, 4});
-  const auto output = block(x);
-  SplitBackward split;
-  split.backward_input(output, torch::ones_like(output), x);
-  split.backward_weight();
-  EXPECT_EQ(block->calls, 2);
-}
-
 TEST(SplitBackward, FreesWhatTheSecondPartDoesNotNeed) {
   nn::Linear layer(4, 4);
   const auto x = input({5, 4});

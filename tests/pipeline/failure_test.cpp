@@ -139,6 +139,66 @@ TEST(PipelineErrors, OfAnotherBatchSizeSayWhatToDo) {
   });
 }
 
+struct OwnImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x * weight; }
+  at::Tensor weight{register_parameter("weight", torch::ones({6}))};
+};
+TORCH_MODULE(Own);
+
+TEST(PipelineErrors, OfModulesWithoutMemorySayHowTheyGetValues) {
+  run_processes(2, [] {
+    const auto make = [] {
+      const MetaInit no_memory;
+      return nn::Sequential(Own(), Own());
+    };
+    auto given = with([](auto& o) { o.device = c10::Device(at::kCPU); });
+    EXPECT_THAT(message_for(make(), given),
+                AllOf(HasSubstr("pipeline: "), HasSubstr("'weight'"), HasSubstr("param_init_fn")));
+    given.param_init_fn = [](torch::nn::Module&) {};
+    EXPECT_THAT(message_for(make(), given),
+                HasSubstr("pipeline: expected param_init_fn to give values to 'weight'"));
+    given.param_init_fn = [](torch::nn::Module& module) {
+      const at::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters(/*recurse=*/false)) parameter.fill_(2);
+    };
+    const auto x = drawn_rows(4, 1, at::kFloat);
+    const auto output = pipeline(make(), given).forward(x);
+    if (rank() == 1) expect_equal(output, 4 * x);
+  });
+}
+
+struct LoosenedImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    return x.view({-1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 6});
+  }
+};
+TORCH_MODULE(Loosened);
+
+TEST(PipelineErrors, OfWhatStagesAndLossesReturnSayWhatIsTaken) {
+  run_processes(1, [] {
+    const auto x = drawn_rows(4, 1, at::kFloat);
+    auto rows = pipeline(nn::Sequential(nn::Linear(6, 6)), with([](auto& o) {
+                           o.loss_fn = [](const auto& output, const auto&) { return output; };
+                         }));
+    EXPECT_THAT(message_of([&] { rows.step(x, x); }),
+                HasSubstr("expected loss_fn to return one plain number, got a tensor of shape"));
+    auto parallel = pipeline(nn::Sequential(nn::Linear(6, 6)), options());
+    parallelize_module(parallel.stages()[0], init_device_mesh(at::kCPU, {1}),
+                       {{"0", ColwiseParallel({.use_local_output = false})}});
+    EXPECT_THAT(message_of([&] { parallel.step(x, x); }),
+                HasSubstr("expected stage 0 to return a plain tensor, got a distributed one"));
+  });
+  run_processes(2,
+                [] {
+                  auto pipe = pipeline(nn::Sequential(Loosened(), nn::Tanh()), options());
+                  const auto message =
+                      message_of<c10::Error>([&] { pipe.forward(drawn_rows(4, 1, at::kFloat)); });
+                  if (rank() == 0)
+                    EXPECT_THAT(message, HasSubstr("activations of at most 12 dimensions"));
+                },
+                {.timeout = std::chrono::seconds(3)});
+}
+
 struct FailingImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     if (++calls == 2) TORCH_CHECK_INDEX(false, "no such word");

@@ -1,6 +1,5 @@
 // A GPT in stages: each rank has some of its layers, and microbatches flow through them:
 //   tessera run -n 2 -- 18_pipeline
-#include <tessera/pipeline.h>
 #include <tessera/tessera.h>
 
 #include <torch/torch.h>

@@ -11,6 +11,7 @@
 #include <tessera/nn.h>
 #include <tessera/optim.h>
 #include <tessera/parallelize.h>
+#include <tessera/pipeline.h>
 #include <tessera/replicate.h>
 #include <tessera/serialize.h>
 #include <tessera/state_dict.h>

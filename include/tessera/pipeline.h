@@ -115,8 +115,9 @@ class Pipeline {
   /// Before batches of another size: on every rank.
   void reset_shapes();
 
-  /// The stages of this rank, in their order: modules to be given to replicate, fully_shard,
-  /// parallelize_module, compile…, before the first step. They share the children of the net.
+  /// The stages of this rank, in their order: modules to be given to parallelize_module,
+  /// checkpoint, replicate or fully_shard before the first step. They share the children of the
+  /// net.
   const std::vector<nn::Sequential>& stages() const;
   const PipelineTable& table() const;
   PipelineStats stats() const;

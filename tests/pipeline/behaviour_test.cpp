@@ -141,6 +141,9 @@ TEST(Pipeline, TrainsOnAMeshOfThreeDimensions) {
       return whole.chunk(2)[static_cast<size_t>(mesh.local_rank("dp"))];
     };
     twins.train(&pipe, 0, 2, 16, c10::str("rank ", rank()));
+    const auto norm = optim::clip_grad_norm_(twins.reference->parameters(), 1e-3);
+    expect_equal(pipe.clip_grad_norm_(1e-3), norm, "norm", kExact);
+    expect_same_parameters(net, twins.reference, kExact, /*of_gradients=*/true, "clipped");
   });
 }
 

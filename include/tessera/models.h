@@ -4,6 +4,7 @@
 #include <tessera/models/config.h>
 #include <tessera/models/layers.h>
 #include <tessera/nn/methods.h>
+#include <tessera/parallel/context.h>
 #include <tessera/parallel/plan.h>
 
 #include <functional>
@@ -54,6 +55,12 @@ TESSERA_MODULE_METHOD(CausalLM, loss);
 ///   parallelize_module(net, mesh["tp"], tensor_plan(net));
 /// Ranks have to divide num_key_value_heads. Logits and loss are whole on every rank.
 ParallelPlan tensor_plan(const CausalLM& model);
+
+/// Sequences in parts, over the ranks of a mesh: attention of all layers, and positions.
+///   parallelize_module(net, mesh["cp"], context_plan(net));
+/// The model is given tokens and targets cut by context_parallel_shard; its loss is the mean over
+/// this rank's targets.
+ParallelPlan context_plan(const CausalLM& model, const ContextParallelOptions& options = {});
 
 /// What gives a module of `model` the values it starts with, for models that were built under
 /// MetaInit: fully_shard(block, {.param_init_fn = param_init_fn(net)}).

@@ -1,6 +1,8 @@
 #include <tessera/nn/decoder_layers.h>
 #include <tessera/nn/services.h>
 
+#include "nn/positions.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -180,6 +182,9 @@ std::tuple<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor
   const auto dtype = x.scalar_type();
   if (!positions.defined()) {
     const auto length = x.size(-2);
+    if (const auto local = find_positions(*this))
+      return RotaryEmbeddingImpl::forward(
+          x, local->of(length, cos.device(), options.max_position, "RotaryEmbedding"));
     TORCH_CHECK_VALUE(length <= options.max_position, "RotaryEmbedding: expected a length of at ",
                       "most max_position (", options.max_position, "), got ", length,
                       "; make it with a larger one");

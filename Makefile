@@ -88,6 +88,9 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench save --csv $(RESULTS)-save.csv
 	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv
+	for ranks in 1 2 4; do \
+	  build/release/bin/tessera bench memory --ranks $$ranks --jobs attention --csv $(RESULTS)-memory-attention-$${ranks}ranks.csv || exit; \
+	done
 	.venv/bin/python benchmarks/job.py --csv $(RESULTS)-job-2ranks.csv
 
 bench-job: setup  ## the main job against the same in PyTorch: losses, tokens per second, start (ARGS="--pairs 3")

@@ -39,7 +39,8 @@ void report_progress(const std::string& what) {
 /// All modes that the job knows, the reference first; their bytes are known, their times are not.
 std::vector<MemoryRow> count_bytes(const MemoryJob& job, const Settings& settings) {
   auto modes = settings.modes;
-  std::erase_if(modes, [&](const auto& mode) { return mode == kReference || !has_mode(job, mode); });
+  std::erase_if(modes,
+                [&](const auto& mode) { return mode == kReference || !has_mode(job, mode); });
   modes.insert(modes.begin(), kReference);
   std::vector<MemoryRow> rows;
   for (const auto& mode : modes) {
@@ -78,9 +79,8 @@ void time_in_turn(std::vector<MemoryRow>& rows, const Settings& settings) {
 void run(const Settings& settings) {
   MemoryTable table(settings.csv);
   for (const auto& name : settings.jobs) {
-    const MemoryJob job{.name = name,
-                        .blocks = name == "gpt" ? settings.blocks : 1,
-                        .tokens = settings.tokens};
+    const MemoryJob job{
+        .name = name, .blocks = name == "gpt" ? settings.blocks : 1, .tokens = settings.tokens};
     auto rows = count_bytes(job, settings);
     if (is_timed(job)) time_in_turn(rows, settings);
     for (const auto& row : rows) {
@@ -126,9 +126,11 @@ constexpr const char* kAbout =
     "parameters + two of gradients + plain's peak_bytes (activations).\n"
     "fully_shard_start: a model built without memory, on the meta device, gets its values unit by "
     "unit; steady_bytes: when it has them; peak_bytes: on top of that, until then.\n"
-    "attention is one causal layer of one head with 64 features, on one sequence: plain with all of "
-    "it, or context_parallel with a part on each rank, which may take twice plain's peak_bytes / "
-    "ranks. Its steps are not timed.";
+    "attention is one causal layer of one head with 64 features, on one sequence: plain with all "
+    "of "
+    "it, or context_parallel with a part on each rank, which may take plain's peak_bytes / ranks "
+    "and "
+    "six times the rank's keys and values. Its steps are not timed.";
 
 void list_choices() {
   std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")

@@ -4,7 +4,6 @@
 #include <tessera/comm.h>
 #include <tessera/fully_shard.h>
 #include <tessera/nn.h>
-#include <tessera/parallel/context.h>
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
@@ -21,12 +20,14 @@ namespace {
 constexpr const char* kGpt = "gpt";
 constexpr const char* kAttention = "attention";
 constexpr const char* kContextParallel = "context_parallel";
+constexpr int64_t kFeatures = 64;  // of attention, which has one head
 
 /// Bytes of a plain model's parameters, and of the units that fully_shard makes of them.
 struct ModelBytes {
   size_t all = 0;
-  size_t root = 0;          // outside of blocks
-  size_t largest_unit = 0;  // of the blocks
+  size_t root = 0;             // outside of blocks
+  size_t largest_unit = 0;     // of the blocks
+  size_t keys_and_values = 0;  // of a rank's part of attention's sequence
 };
 
 size_t parameter_bytes(const torch::nn::Module& module) {
@@ -43,6 +44,9 @@ ModelBytes model_bytes(const MemoryJob& job) {
   const auto plain = make_in_mode(job, "plain", /*batch=*/0);
   ModelBytes bytes{.all = parameter_bytes(*plain.model)};
   bytes.root = bytes.all;
+  if (job.name == kAttention)
+    bytes.keys_and_values =
+        2 * sizeof(float) * kFeatures * static_cast<size_t>(job.tokens / world_size());
   for (int i = 0; i < job.blocks && job.name == kGpt; ++i) {
     const auto unit = parameter_bytes(*block_of(plain, i));
     bytes.root -= unit;
@@ -73,10 +77,10 @@ size_t fully_shard_bound(const ModelBytes& model, const MemoryUse& plain) {
   return shards + model.root + 2 * model.largest_unit + 2 * model.largest_unit + plain.peak_bytes;
 }
 
-/// A rank's part of plain training's activations; beside them the keys and values that are passed
-/// on and those that come, and the sums of their gradients likewise: as much again.
-size_t context_parallel_bound(const ModelBytes& /*model*/, const MemoryUse& plain) {
-  return 2 * plain.peak_bytes / static_cast<size_t>(world_size());
+/// A rank's part of plain training's activations, and six times its keys and values: packed for
+/// the others, in use and on their way here; sums of their gradients, kept, sent and on their way.
+size_t context_parallel_bound(const ModelBytes& model, const MemoryUse& plain) {
+  return plain.peak_bytes / static_cast<size_t>(world_size()) + 6 * model.keys_and_values;
 }
 
 struct Mode {
@@ -105,7 +109,6 @@ const Mode& mode_of(const std::string& name) {
 
 /// One layer of causal attention with a head of 64 features, on one sequence.
 Job make_attention(int64_t tokens, const std::string& mode, int batch) {
-  constexpr int64_t kFeatures = 64;
   torch::manual_seed(0);
   nn::GroupedQueryAttention layer(nn::GroupedQueryAttentionOptions{
       .d_model = kFeatures, .heads = 1, .kv_heads = 1, .max_position = tokens});

@@ -40,8 +40,8 @@ void MemoryTable::add(const MemoryRow& row, const std::vector<double>& plain) {
                      row.use.steady_bytes, ",", row.use.peak_bytes, ",",
                      row.bound_bytes > 0 ? std::to_string(row.bound_bytes) : "", ",", times));
   if (!is_timed) return;
-  std::cerr << row.job.label() << " " << row.mode << ", median over " << plain.size() << " pairs: vs_plain "
-            << describe_median(divide(row.seconds, plain)) << std::endl;
+  std::cerr << row.job.label() << " " << row.mode << ", median over " << plain.size()
+            << " pairs: vs_plain " << describe_median(divide(row.seconds, plain)) << std::endl;
 }
 
 }  // namespace tessera::benchmarks

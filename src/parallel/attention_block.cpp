@@ -89,8 +89,8 @@ AttentionBlock attend_by_rows(const at::Tensor& query, const at::Tensor& key,
   std::vector<at::Tensor> out, sums;
   for_rows(query, key, is_causal, scale, [&](const at::Tensor& scores, int64_t, int64_t) {
     sums.push_back(scores.logsumexp(-1));
-    out.push_back(at::matmul((scores - sums.back().unsqueeze(-1)).exp_(), values)
-                      .to(query.scalar_type()));
+    out.push_back(
+        at::matmul((scores - sums.back().unsqueeze(-1)).exp_(), values).to(query.scalar_type()));
   });
   return {at::cat(out, 2), at::cat(sums, 2)};
 }
@@ -103,20 +103,20 @@ AttentionBlockGradients attend_backward_by_rows(const at::Tensor& grad_out, cons
   const auto keys = key.to(type), values = value.to(type);
   auto of_keys = at::zeros_like(keys), of_values = at::zeros_like(values);
   std::vector<at::Tensor> of_queries;
-  for_rows(query, key, is_causal, scale,
-           [&](const at::Tensor& scores, int64_t begin, int64_t count) {
-             const auto rows = [&](const at::Tensor& all) {
-               return all.narrow(2, begin, count).to(type);
-             };
-             const auto gradient = rows(grad_out);
-             const auto shares = (scores - rows(merged.logsumexp).unsqueeze(-1)).exp_();
-             const auto expected = (gradient * rows(merged.out)).sum(-1, /*keepdim=*/true);
-             of_values += at::matmul(shares.transpose(-2, -1), gradient);
-             const auto of_scores =
-                 (at::matmul(gradient, values.transpose(-2, -1)) - expected).mul_(shares).mul_(scale);
-             of_queries.push_back(at::matmul(of_scores, keys));
-             of_keys += at::matmul(of_scores.transpose(-2, -1), rows(query));
-           });
+  for_rows(
+      query, key, is_causal, scale, [&](const at::Tensor& scores, int64_t begin, int64_t count) {
+        const auto rows = [&](const at::Tensor& all) {
+          return all.narrow(2, begin, count).to(type);
+        };
+        const auto gradient = rows(grad_out);
+        const auto shares = (scores - rows(merged.logsumexp).unsqueeze(-1)).exp_();
+        const auto expected = (gradient * rows(merged.out)).sum(-1, /*keepdim=*/true);
+        of_values += at::matmul(shares.transpose(-2, -1), gradient);
+        const auto of_scores =
+            (at::matmul(gradient, values.transpose(-2, -1)) - expected).mul_(shares).mul_(scale);
+        of_queries.push_back(at::matmul(of_scores, keys));
+        of_keys += at::matmul(of_scores.transpose(-2, -1), rows(query));
+      });
   return {at::cat(of_queries, 2), of_keys, of_values};
 }
 
@@ -144,8 +144,8 @@ AttentionBlockGradients efficient_backward(const at::Tensor& grad_out, const at:
                                            const AttentionBlock& merged, bool is_causal,
                                            double scale) {
   const auto missing = (kEfficientRows - query.size(2) % kEfficientRows) % kEfficientRows;
-  const auto sums = at::constant_pad_nd(merged.logsumexp, {0, missing},
-                                        std::numeric_limits<double>::infinity());
+  const auto sums =
+      at::constant_pad_nd(merged.logsumexp, {0, missing}, std::numeric_limits<double>::infinity());
   const auto gradients = at::_scaled_dot_product_efficient_attention_backward(
       grad_out, query, key, value, /*attn_bias=*/{}, merged.out, sums.contiguous(),
       no_random(query, {}, at::kLong), no_random(query, {}, at::kLong), /*dropout_p=*/0,

@@ -170,9 +170,9 @@ void place_embedding(const StyleTarget& target, const torch::nn::EmbeddingImpl& 
       target.module, [local, reporter, largest = embedding.options.num_embeddings()](
                          torch::nn::Module&, nn::Arguments& arguments) {
         auto& indices = first_tensor(arguments, reporter);
-        TORCH_CHECK_VALUE(indices.dim() == 1 || indices.dim() == 2, reporter.style,
-                          ": expected ", reporter.module,
-                          " to get indices of [length] or [batch, length], got ", indices.sizes());
+        TORCH_CHECK_VALUE(indices.dim() == 1 || indices.dim() == 2, reporter.style, ": expected ",
+                          reporter.module, " to get indices of [length] or [batch, length], got ",
+                          indices.sizes());
         const auto positions =
             local->of(indices.size(-1), indices.device(), largest, reporter.module.c_str());
         indices = positions.index_select(0, indices.flatten()).view(indices.sizes());
@@ -187,19 +187,20 @@ void redirect_attention(const StyleTarget& target, const ContextParallelOptions&
     const auto* rotary = dynamic_cast<nn::RotaryEmbeddingImpl*>(part.get());
     if (rotary != nullptr && !nn::find_positions(*part)) place_rotary(*part, target.mesh, options);
   }
-  register_forward_pre_hook(target.module, [mesh = target.mesh, options](torch::nn::Module& module,
-                                                                         nn::Arguments&) {
-    begin_redirection({.module = &module, .mesh = mesh, .options = options});
-  });
+  register_forward_pre_hook(
+      target.module, [mesh = target.mesh, options](torch::nn::Module& module, nn::Arguments&) {
+        begin_redirection({.module = &module, .mesh = mesh, .options = options});
+      });
   register_forward_hook(
       target.module,
-      [reporter = Reporter{kContextStyle, describe(target)}](
-          torch::nn::Module& module, nn::Arguments&, nn::Result& result) {
+      [reporter = Reporter{kContextStyle, describe(target)}](torch::nn::Module& module,
+                                                             nn::Arguments&, nn::Result& result) {
         const auto calls = end_redirection(module);
-        TORCH_CHECK_VALUE(result.has_failed() || !calls || *calls > 0, reporter.style,
-                          ": expected forward of ", reporter.module,
-                          " to call scaled_dot_product_attention, got none: its tokens would not "
-                          "see those of other ranks; call it, or ring_attention without this style");
+        TORCH_CHECK_VALUE(
+            result.has_failed() || !calls || *calls > 0, reporter.style, ": expected forward of ",
+            reporter.module,
+            " to call scaled_dot_product_attention, got none: its tokens would not "
+            "see those of other ranks; call it, or ring_attention without this style");
       },
       {.always_call = true});
 }
@@ -216,8 +217,9 @@ at::Tensor context_parallel_shard(const at::Tensor& whole, int64_t seq_dim, cons
   const auto length = whole.size(dim);
   TORCH_CHECK_VALUE(length > 0 && length % chunks == 0, kName, ": expected a sequence of ", chunks,
                     " equal chunks, ", options.load_balance ? "two for each rank, " : "",
-                    "got length ", length, " in dimension ", dim, " of ", whole.sizes(), "; cut it to ",
-                    length / chunks * chunks, ", or pad it to ", (length / chunks + 1) * chunks,
+                    "got length ", length, " in dimension ", dim, " of ", whole.sizes(),
+                    "; cut it to ", length / chunks * chunks, ", or pad it to ",
+                    (length / chunks + 1) * chunks,
                     ": at the end, with causal attention and targets that do not count");
   std::vector<at::Tensor> parts;
   for (const auto chunk : parallel::chunks_of(mesh.local_rank(), mesh.size(), options))

@@ -13,7 +13,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/logaddexp.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -29,11 +28,11 @@ namespace parallel {
 // In step i a rank has the keys and values of the rank i before it, and passes them on while it
 // computes its queries' attention to them. Blocks of one row of scores are put together by their
 // logsumexp: softmax over all keys is that over a block times the block's share of the sum. In
-// backward the fused kernels are given the merged output and logsumexp, so that what they compute of
-// a block is its part of the whole gradient. That of the keys travels with them, one step behind, a
-// sum in the accumulation type to which each rank adds, and comes home after as many steps as there
-// are ranks. Everything is put together in the order of the steps: the same bits in every run.
-// Which pairs of chunks meet, for 2 ranks and a causal mask; rank 0 has chunks 0 and 3:
+// backward the fused kernels are given the merged output and logsumexp, so that what they compute
+// of a block is its part of the whole gradient. That of the keys travels with them, one step
+// behind, a sum in the accumulation type to which each rank adds, and comes home after as many
+// steps as there are ranks. Everything is put together in the order of the steps. Which pairs of
+// chunks meet, for 2 ranks and a causal mask; rank 0 has chunks 0 and 3:
 //
 //            keys 0   keys 1   keys 2   keys 3
 //   rank 0:  0 causal                             step 0, with its own keys, one causal block
@@ -163,9 +162,8 @@ AttentionBlockGradients ring_backward(const at::Tensor& grad_out, const at::Tens
                                       const RingCall& call) {
   const Ring ring(call.group);
   const auto type = accumulation_type(query.scalar_type());
-  const auto of_query = at::zeros(query.sizes(), query.options().dtype(type));
-  auto sums = held.like(at::zeros(held.flat.sizes(), held.flat.options().dtype(type)));
-  at::Tensor pending, pending_sums;
+  at::Tensor of_query, pending, pending_sums;
+  KeysAndValues sums;
   for (int64_t step = 0; step < ring.ranks(); ++step) {
     if (step > 0) held = held.like(Ring::wait(pending));
     if (step + 1 < ring.ranks()) pending = ring.pass_on(held.flat);
@@ -174,14 +172,19 @@ AttentionBlockGradients ring_backward(const at::Tensor& grad_out, const at::Tens
     AttentionBlockGradients gradients;
     if (block) {
       const auto& queries = block->queries;
-      gradients = attend_backward(
-          cut(grad_out, queries), cut(query, queries), cut(held.key(), block->keys),
-          cut(held.value(), block->keys),
-          {cut(merged.out, queries), cut(merged.logsumexp, queries)}, block->is_causal, call.scale);
-      cut(of_query, queries).add_(gradients.query);
+      gradients = attend_backward(cut(grad_out, queries), cut(query, queries),
+                                  cut(held.key(), block->keys), cut(held.value(), block->keys),
+                                  {cut(merged.out, queries), cut(merged.logsumexp, queries)},
+                                  block->is_causal, call.scale);
     }
-    if (step > 0) sums = sums.like(Ring::wait(pending_sums));
-    if (block) {
+    if (step == 0) {  // all queries and all keys
+      of_query = gradients.query.to(type);
+      sums = KeysAndValues::pack(gradients.key.to(type), gradients.value.to(type));
+    } else {
+      sums = sums.like(Ring::wait(pending_sums));
+    }
+    if (step > 0 && block) {
+      cut(of_query, block->queries).add_(gradients.query);
       cut(sums.key(), block->keys).add_(gradients.key);
       cut(sums.value(), block->keys).add_(gradients.value);
     }
@@ -221,7 +224,8 @@ struct RingAttention : torch::autograd::Function<RingAttention> {
     const KeysAndValues held{saved[1], data["key_sizes"].toIntVector(),
                              data["value_sizes"].toIntVector()};
     const auto dtype = saved[0].scalar_type();
-    const auto result = ring_backward(gradients[0].to(dtype), saved[0], held, {saved[2], saved[3]}, call);
+    const auto result =
+        ring_backward(gradients[0].to(dtype), saved[0], held, {saved[2], saved[3]}, call);
     return {result.query.to(dtype), result.key.to(dtype), result.value.to(dtype), {}};
   }
 };
@@ -249,23 +253,21 @@ void check_tensors(const at::Tensor& query, const at::Tensor& key, const at::Ten
                     ": expected one batch size, as many keys as values and one head_dim of "
                     "queries and keys, got sizes ",
                     all());
-  TORCH_CHECK_VALUE(query.size(1) == key.size(1) ||
-                        (enable_gqa && query.size(1) % key.size(1) == 0),
-                    kRing, ": expected as many heads of queries as of keys",
-                    enable_gqa ? ", or a multiple" : "", ", got sizes ", all(),
-                    enable_gqa ? "" : "; for groups of heads set .enable_gqa");
+  TORCH_CHECK_VALUE(
+      query.size(1) == key.size(1) || (enable_gqa && query.size(1) % key.size(1) == 0), kRing,
+      ": expected as many heads of queries as of keys", enable_gqa ? ", or a multiple" : "",
+      ", got sizes ", all(), enable_gqa ? "" : "; for groups of heads set .enable_gqa");
 }
 
 void check_lengths(const at::Tensor& query, const at::Tensor& key,
                    const RingAttentionOptions& options, int64_t ranks) {
   if (!options.is_causal) return;
   TORCH_CHECK_VALUE(query.size(2) == key.size(2), kRing,
-                    ": expected as many queries as keys for is_causal, got ", query.size(2), " and ",
-                    key.size(2));
+                    ": expected as many queries as keys for is_causal, got ", query.size(2),
+                    " and ", key.size(2));
   TORCH_CHECK_VALUE(!options.load_balance || ranks == 1 || query.size(2) % 2 == 0, kRing,
                     ": expected an even local_length, two chunks of the sequence, got ",
-                    query.size(2),
-                    "; cut it by context_parallel_shard, or without .load_balance");
+                    query.size(2), "; cut it by context_parallel_shard, or without .load_balance");
 }
 
 /// What autocast does for scaled_dot_product_attention.
@@ -293,8 +295,7 @@ at::Tensor ring_of_plain(const at::Tensor& query, const at::Tensor& key, const a
       .is_causal = options.is_causal,
       .load_balance = options.load_balance,
       .scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))))};
-  const comm::CallNote note(
-      c10::str("ring_attention, keys ", key.sizes()));
+  const comm::CallNote note(c10::str("ring_attention, keys ", key.sizes()));
   if (!query.is_cuda()) return RingAttention::apply(query, key, value, call);
   return RingAttention::apply(padded(query), padded(key), padded(value), call)
       .narrow(-1, 0, value.size(-1));
@@ -317,9 +318,9 @@ at::Tensor ring_of_distributed(const at::Tensor& query, const at::Tensor& key,
                       c10::str(tensor.placements()), " on ", c10::str(tensor.mesh()));
     for (size_t i = 0; i < tensor.placements().size(); ++i) {
       const auto& placement = tensor.placements()[i];
-      const bool is_apart = placement.is_shard() && (placement.dim() == 0 || placement.dim() == 1) &&
-                            tensor.size(placement.dim()) %
-                                    tensor.mesh().size(static_cast<int64_t>(i)) == 0;
+      const bool is_apart =
+          placement.is_shard() && (placement.dim() == 0 || placement.dim() == 1) &&
+          tensor.size(placement.dim()) % tensor.mesh().size(static_cast<int64_t>(i)) == 0;
       TORCH_CHECK_VALUE(placement.is_replicate() || is_apart, kRing,
                         ": expected DTensors sharded by batch or heads, evenly, got sizes ",
                         tensor.sizes(), " placed ", c10::str(tensor.placements()),

@@ -1,5 +1,5 @@
-#include <tessera/nn/decoder_layers.h>
-#include <tessera/parallel/context.h>
+#include <tessera/nn.h>
+#include <tessera/parallelize.h>
 
 #include "parallel/models.h"
 #include "support/message_of.h"
@@ -153,10 +153,10 @@ TEST(ContextParallelLengthsOnThreads, RanksWithOtherLengthsAreToldOnAll) {
   run_threads(2, [] {
     const auto mesh = mesh_of_all();
     const auto x = at::ones({1, 1, rank() == 0 ? 4 : 6, 8});
-    EXPECT_THAT(message_of<c10::DistBackendError>([&] { ring_attention(x, x, x, {.mesh = mesh}); }),
-                AllOf(HasSubstr("the ranks disagree"),
-                      HasSubstr("ring_attention, keys [1, 1, 4, 8]"),
-                      HasSubstr("ring_attention, keys [1, 1, 6, 8]")));
+    EXPECT_THAT(
+        message_of<c10::DistBackendError>([&] { ring_attention(x, x, x, {.mesh = mesh}); }),
+        AllOf(HasSubstr("the ranks disagree"), HasSubstr("ring_attention, keys [1, 1, 4, 8]"),
+              HasSubstr("ring_attention, keys [1, 1, 6, 8]")));
   });
 }
 

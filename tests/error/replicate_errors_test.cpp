@@ -1,6 +1,6 @@
 // What users do with replicated models, and what they are told. One test per error.
+#include <tessera/fully_shard.h>
 #include <tessera/nn.h>
-#include <tessera/nn/meta_init.h>
 #include <tessera/replicate.h>
 
 #include "replicate/models.h"

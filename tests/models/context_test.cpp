@@ -180,8 +180,8 @@ TEST(ContextParallelLossOnThreads, IsTheMeanOverAllTargetsThatCount) {
                 1e-9);
     const auto parameters = net->named_parameters();
     for (const auto& item : reference->named_parameters())
-      EXPECT_LE(
-          (parameters[item.key()].grad() - item.value().grad()).abs().max().item<double>(), 1e-9)
+      EXPECT_LE((parameters[item.key()].grad() - item.value().grad()).abs().max().item<double>(),
+                1e-9)
           << item.key();
   });
 }

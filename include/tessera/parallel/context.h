@@ -48,7 +48,8 @@ struct RingAttentionOptions {
 /// mesh. query, key, value: [batch, heads, local_length, head_dim], or without heads or batch;
 /// every rank has equally many tokens. Keys and values go round the ranks while each computes a
 /// block of attention by libtorch's fused kernels; blocks are merged in fp32 (fp64 for fp64), in a
-/// fixed order. Causal blocks that the mask hides are not computed.
+/// fixed order: on CPUs the same bits in every run. Causal blocks that the mask hides are not
+/// computed. Scores are never in memory at once.
 /// DTensors of another mesh are taken if they are sharded by batch or heads alike.
 /// Differentiable once; in backward the blocks go round again. Every rank of the mesh calls it, and
 /// runs its backward.

@@ -1,6 +1,7 @@
 // One block of attention by libtorch's fused kernels, or by rows of scores where they refuse.
 #include "parallel/attention_block.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
@@ -18,6 +19,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 namespace tessera::parallel {

@@ -16,6 +16,10 @@
 #include <torch/csrc/api/include/torch/nn/modules/embedding.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace tessera {

@@ -8,6 +8,7 @@
 #include "parallel/attention_block.h"
 #include "parallel/ring.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -16,10 +17,14 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
 
 namespace tessera {
 namespace parallel {

@@ -5,8 +5,11 @@
 
 #include "compose/on_device.h"
 #include "parallel/models.h"
+#include "support/message_of.h"
 #include "support/ranks.h"
 #include "support/twins.h"
+
+#include <gmock/gmock.h>
 
 namespace tessera::testing {
 namespace {
@@ -187,6 +190,20 @@ TEST_P(ContextParallelComposed, CheckpointsRunTheRingAgain) {
     checkpoint(twins.second);
     replicate(twins.second);
     expect_module_of_one_device(twins, context_mesh());
+  });
+}
+
+/// What is computed again outside of the module's forward would see this rank's tokens alone.
+TEST_P(ContextParallelComposed, CheckpointsInsideOfTheModuleAreRefused) {
+  run(2, [] {
+    nn::Sequential net;
+    net->push_back("attention", seeded(5, [] { return grouped(); }));
+    on_device(net);
+    parallelize_module(net, context_mesh(), ContextParallel());
+    checkpoint(net->ptr(0));
+    const auto out = net(drawn_on_device({kSamples, 8, kFeatures}, 8)).sum();
+    EXPECT_THAT(message_of<c10::Error>([&] { out.backward(); }),
+                ::testing::HasSubstr("the recomputation did not repeat the forward"));
   });
 }
 

@@ -5,10 +5,11 @@
 #include "compose/on_device.h"
 #include "parallel/models.h"
 #include "parallel/ring.h"
+#include "support/random.h"
 #include "support/ranks.h"
 #include "support/twins.h"
 
-#include <tuple>
+#include <random>
 
 namespace tessera::testing {
 namespace {
@@ -258,6 +259,24 @@ TEST_P(RingAttentionDetails, EachStepSendsKeysAndValuesOnce) {
     EXPECT_EQ(counted.counts().at("all_to_all").collectives, 3) << counted.to_string();
     out.sum().backward();
     EXPECT_EQ(counted.counts().at("all_to_all").collectives, 3 + 3 + 4) << counted.to_string();
+  });
+}
+
+TEST_P(RingAttentionDetails, AnyShapeIsThatOfOneDevice) {
+  const auto seed = test_seed();
+  run(3, [seed] {
+    std::mt19937_64 random(seed);
+    const auto upto = [&](int64_t most) { return 1 + static_cast<int64_t>(random() % most); };
+    for (int draw = 0; draw < 12; ++draw) {
+      const int64_t kv_heads = upto(3), head_dim = upto(20);
+      expect_attention_of_one_device({.shape = {.heads = kv_heads * upto(3),
+                                                .kv_heads = kv_heads,
+                                                .length = 2 * world_size() * upto(40),
+                                                .head_dim = head_dim,
+                                                .value_dim = draw % 3 == 0 ? upto(20) : head_dim},
+                                      .is_causal = upto(4) > 1,
+                                      .load_balance = upto(2) == 1});
+    }
   });
 }
 

@@ -64,10 +64,11 @@ struct FromPretrainedOptions {
   c10::Device device = c10::Device(c10::kCPU);
 };
 
-/// Gives a model that was built under MetaInit memory, and the values it starts with, drawn from
-/// the device's default generator: large ones start there at once. fully_shard does it by itself,
-/// with param_init_fn.
-void materialize(CausalLM& model, const FromPretrainedOptions& options = {});
+/// Gives a model that was built under MetaInit memory on the device, and each of its modules the
+/// values it starts with: by `start`, or, if there is none, by param_init_fn, which draws them from
+/// the device's default generator. fully_shard does it by itself, unit by unit.
+void materialize(CausalLM& model, const FromPretrainedOptions& options = {},
+                 const std::function<void(torch::nn::Module&)>& start = {});
 
 /// A model with the weights of a Hugging Face folder: config.json and model.safetensors, or several
 /// files and model.safetensors.index.json. In eval(), as in Python: net->train() to train it. Not

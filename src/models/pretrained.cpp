@@ -110,7 +110,8 @@ std::map<std::string, std::string> texts_of(const CausalLM& model,
 
 }  // namespace
 
-void materialize(CausalLM& model, const FromPretrainedOptions& options) {
+void materialize(CausalLM& model, const FromPretrainedOptions& options,
+                 const std::function<void(torch::nn::Module&)>& start) {
   for (const auto& parameter : model->named_parameters()) {
     TORCH_CHECK_VALUE(
         parameter.value().is_meta(),
@@ -118,10 +119,10 @@ void materialize(CausalLM& model, const FromPretrainedOptions& options) {
         parameter.key(), "' has memory, on ", parameter.value().device());
   }
   give_memory(model, options);
-  const auto start = param_init_fn(model);
+  const auto give_values = start ? start : param_init_fn(model);
   for (const auto& module : model->modules(/*include_self=*/false)) {
     reset_norm(*module);
-    start(*module);
+    give_values(*module);
   }
 }
 

@@ -7,10 +7,12 @@
 #include "train/model.h"
 
 #include <c10/util/Exception.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <unordered_map>
 
 namespace tessera::train {
 namespace {
@@ -68,7 +70,7 @@ class GptModel final : public LanguageModel {
 
 class PublishedModel final : public LanguageModel {
  public:
-  explicit PublishedModel(models::CausalLM net) : net_(std::move(net)) {}
+  PublishedModel(models::CausalLM net, uint64_t seed) : net_(std::move(net)), seed_(seed) {}
 
   std::shared_ptr<torch::nn::Module> module() const override { return net_.ptr(); }
   std::vector<std::shared_ptr<torch::nn::Module>> blocks() const override { return net_->blocks(); }
@@ -77,9 +79,19 @@ class PublishedModel final : public LanguageModel {
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
     return net_->loss(tokens, targets);
   }
-  void place(c10::Device device) override { models::materialize(net_, {.device = device}); }
+  void place(c10::Device device) override {
+    models::materialize(net_, {.device = device}, start_values());
+  }
+  /// Each module draws by a seed of its own, so that values do not hang on which come first:
+  /// fully_shard has another order.
   std::function<void(torch::nn::Module&)> start_values() const override {
-    return models::param_init_fn(net_);
+    std::unordered_map<const torch::nn::Module*, uint64_t> seeds;
+    for (const auto& module : net_->modules())
+      seeds.emplace(module.get(), seed_ + kBetweenSeeds * (seeds.size() + 1));
+    return [seeds = std::move(seeds), start = models::param_init_fn(net_)](auto& module) {
+      torch::manual_seed(seeds.at(&module));
+      start(module);
+    };
   }
   void load(const std::string& folder) override { models::load_pretrained(folder, net_); }
   void export_to(const std::string& folder, const std::string& tokenizer) override {
@@ -104,7 +116,10 @@ class PublishedModel final : public LanguageModel {
   }
 
  private:
+  static constexpr uint64_t kBetweenSeeds = 0x9E3779B97F4A7C15;  // far apart for neighbours
+
   models::CausalLM net_;
+  uint64_t seed_;
 };
 
 bool is_gpt(const Settings& settings) { return settings.model == "gpt"; }
@@ -220,8 +235,8 @@ Settings with_sizes(Settings settings) {
 }
 
 data::Tokenizer make_tokenizer(const Settings& settings) {
-  return settings.tokenizer == "bytes" ? data::Tokenizer()
-                                       : data::Tokenizer::from_file(settings.tokenizer);
+  const auto tokenizer = tokenizer_of(settings);
+  return tokenizer == "bytes" ? data::Tokenizer() : data::Tokenizer::from_file(tokenizer);
 }
 
 Model make_language_model(const Settings& settings, int64_t vocabulary) {
@@ -239,7 +254,7 @@ Model make_language_model(const Settings& settings, int64_t vocabulary) {
   auto config = config_of(settings);
   config.vocab_size = rows;
   const MetaInit no_memory;
-  return std::make_shared<PublishedModel>(models::CausalLM(std::move(config)));
+  return std::make_shared<PublishedModel>(models::CausalLM(std::move(config)), settings.seed);
 }
 
 }  // namespace tessera::train

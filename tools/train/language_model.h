@@ -52,7 +52,6 @@ using Model = std::shared_ptr<LanguageModel>;
 /// --from, whose config.json it reads. Throws a ValueError that names the flag.
 Settings with_sizes(Settings settings);
 
-/// Of settings with sizes.
 data::Tokenizer make_tokenizer(const Settings& settings);
 
 /// By settings with sizes. `vocabulary`: the tokenizer's. Throws a ValueError.

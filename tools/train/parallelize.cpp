@@ -5,6 +5,8 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
+#include "train/agreed.h"
+
 #include <ATen/Context.h>
 
 #include <algorithm>
@@ -83,8 +85,9 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     if (powersgd) register_comm_hook(root, powersgd->hook());
     return;
   }
-  FullyShardOptions options{.device_id = device_of(settings),
-                            .param_init_fn = model.start_values()};
+  FullyShardOptions options;
+  options.device_id = device_of(settings);
+  options.param_init_fn = model.start_values();
   if (settings.parallel == "hybrid") {
     options.strategy = ShardingStrategy::HYBRID_SHARD;
     options.mesh = mesh[{"replicas", "dp"}];
@@ -102,7 +105,12 @@ void parallelize(LanguageModel& model, const Layout& layout, const Settings& set
   // Of a model too large for one rank fully_shard makes a unit at a time.
   if (!shards_alone(layout, settings) || !model.start_values()) model.place(device_of(settings));
   spread(model, layout, settings, powersgd);
-  if (!settings.from.empty() && !settings.resume) model.load(settings.from);
+  if (settings.from.empty() || settings.resume) return;
+  try {
+    model.load(settings.from);
+  } catch (const c10::Error& error) {  // on all ranks alike
+    throw AgreedError("--from: " + message_of(error), kWrongSettings);
+  }
 }
 
 }  // namespace tessera::train

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -79,13 +80,13 @@ class TrainPublished : public ::testing::Test {
   static Words from(const std::string& folder, const Words& further = {}) {
     return Words{"--from", folder, "--tokenizer", "bytes"} + further;
   }
-  /// Without sizes, which a folder has.
+  /// Without sizes but those that are given.
   ProgramResult train(const std::string& run, const Words& further) const {
     Words words;
     const auto all = ground_.words(run, further);
     for (size_t i = 0; i < all.size(); ++i) {
       const bool is_size = all[i] == "--blocks" || all[i] == "--width" || all[i] == "--heads";
-      if (is_size)
+      if (is_size && std::ranges::count(further, all[i]) == 0)
         ++i;
       else
         words.push_back(all[i]);
@@ -141,16 +142,12 @@ TEST_F(TrainPublished, ARunGoesOnWithoutReadingTheWeightsAgain) {
 }
 
 TEST_F(TrainPublished, PresetsGiveSizesThatFlagsChange) {
-  const auto result =
-      train("run", {"--preset", "qwen3-0.6b", "--blocks", "1", "--width", "32", "--heads", "2",
-                    "--feed-forward", "48", "--vocabulary", "300", "--steps", "2", "--ranks", "1"});
-  ASSERT_FALSE(result.status.ok());  // sizes are left out by train(), and the model is large
-  const auto small = ground_.train(
-      "small", {"--preset", "qwen3-0.6b", "--kv-heads", "1", "--feed-forward", "48", "--vocabulary",
-                "300", "--steps", "2", "--ranks", "1", "--optimizer-state", "int8"});
+  const auto small = train("small", {"--preset", "qwen3-0.6b", "--blocks", "1", "--width", "32",
+                                     "--heads", "2", "--feed-forward", "48", "--vocabulary", "300",
+                                     "--steps", "2", "--ranks", "1", "--optimizer-state", "int8"});
   ASSERT_TRUE(small.status.ok()) << small.output;
   EXPECT_THAT(small.output, HasSubstr("qwen3 of 0.0"));
-  EXPECT_THAT(small.output, HasSubstr("(2 blocks, width 32)"));
+  EXPECT_THAT(small.output, HasSubstr("(1 block, width 32)"));
 }
 
 struct PublishedRefusal {
@@ -204,10 +201,6 @@ INSTANTIATE_TEST_SUITE_P(
         PublishedRefusal{"Dropout",
                          {"--preset", "llama-3.2-1b", "--dropout", "0.1"},
                          "--dropout: expected 0 with models of kind llama"},
-        PublishedRefusal{"Heads",
-                         {"--from", "published", "--tokenizer", "bytes", "--mesh", "tp=2",
-                          "--ranks", "2", "--batch", "3"},
-                         "--batch"},
         PublishedRefusal{
             "TooManyRanksForHeads",
             {"--from", "published", "--tokenizer", "bytes", "--mesh", "tp=4", "--ranks", "4"},

@@ -1,5 +1,8 @@
 // `tessera train --device cuda`, on one rank and on several that share the device where there is
 // one.
+#include <tessera/models.h>
+
+#include "models/small_models.h"
 #include "support/device_cases.h"
 #include "train/train_run.h"
 
@@ -88,6 +91,46 @@ INSTANTIATE_TEST_SUITE_P(
       }
       return name;
     });
+
+TEST_F(TrainOnCuda, ModelsOfOthersStartFromTheSameValuesInEveryLayout) {
+  const auto train = [&](const std::string& run, const Words& more) {
+    auto words = on_cuda({"--model", "qwen3", "--heads", "4", "--kv-heads", "2"});
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = ground_.train(run, words);
+    EXPECT_TRUE(result.status.ok()) << result.output;
+    return ground_.losses(run);
+  };
+  const auto one = train("one", {"--ranks", "1"});
+  ASSERT_EQ(one.size(), 12);
+  EXPECT_LT(largest_difference(train("shards", {"--parallel", "fully_shard"}), one), 5e-3);
+  EXPECT_LT(largest_difference(train("parts", {"--mesh", "tp=2"}), one), 5e-3);
+  EXPECT_LT(largest_difference(train("program", {"--ranks", "1", "--compile"}), one), 5e-3);
+}
+
+TEST_F(TrainOnCuda, WeightsOfAFolderHaveTheLossesOfTheCpu) {
+  auto config = small_config(models::Family::Llama, /*is_tied=*/true);
+  config.vocab_size = 256;
+  models::save_pretrained(small_model(config), ground_.run("published"));
+  // Sizes are the folder's: 0 leaves them open.
+  const Words from = {"--from",      ground_.run("published"),
+                      "--tokenizer", "bytes",
+                      "--blocks",    "0",
+                      "--width",     "0",
+                      "--heads",     "0"};
+  const auto train = [&](const std::string& run, Words words) {
+    words.insert(words.end(), from.begin(), from.end());
+    const auto result = ground_.train(run, words);
+    EXPECT_TRUE(result.status.ok()) << result.output;
+    return ground_.losses(run);
+  };
+  const auto cpu = train("cpu", {"--ranks", "1", "--lr", "3e-3"});
+  ASSERT_EQ(cpu.size(), 12);
+  EXPECT_LT(largest_difference(train("cuda", on_cuda({"--ranks", "1"})), cpu), 5e-3);
+  EXPECT_LT(
+      largest_difference(
+          train("shards", on_cuda({"--parallel", "fully_shard", "--precision", "bf16"})), cpu),
+      0.1);
+}
 
 TEST_F(TrainOnCuda, SurvivesTheDeathOfARankWithRestarts) {
   const auto words = on_cuda({"--ranks", "2", "--steps", "60"});

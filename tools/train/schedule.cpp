@@ -44,7 +44,7 @@ std::vector<optim::AdamWOptions> options_of(const Settings& settings) {
   const optim::AdamWOptions matrices{.lr = settings.lr,
                                      .betas = {settings.beta1, settings.beta2},
                                      .weight_decay = settings.weight_decay,
-                                     .fused = true,
+                                     .fused = !state_dtype_of(settings),
                                      .state_dtype = state_dtype_of(settings)};
   auto vectors = matrices;
   vectors.weight_decay = 0;

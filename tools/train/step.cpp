@@ -136,12 +136,8 @@ at::Tensor TrainStep::clip() {
 
 void TrainStep::update(const at::Tensor& found_inf) {
   const Span span(SpanKind::Optimizer, "update");
-  if (scaler_.is_enabled()) {
-    scaler_.step(optimizer_, found_inf);
-    scaler_.update();
-  } else {
-    optimizer_.step_unless(found_inf);
-  }
+  scaler_.step(optimizer_, found_inf);
+  scaler_.update();
   optimizer_.zero_grad();
 }
 

@@ -53,8 +53,9 @@ std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
     const auto seen = std::min(static_cast<size_t>(context), tokens.size());
     const auto window =
         at::tensor(at::ArrayRef<int64_t>(tokens).slice(tokens.size() - seen), at::kLong);
-    const auto logits =
-        model.logits(window.unsqueeze(0).to(device))[0][-1].to(at::kCPU, at::kFloat);
+    const at::Tensor last = model.logits(window.unsqueeze(0).to(device))[0][-1];
+    // A model may have more rows than there are tokens.
+    const auto logits = last.narrow(0, 0, tokenizer.vocabulary()).to(at::kCPU, at::kFloat);
     if (!at::isfinite(logits).all().item<bool>()) break;  // a model that has come to nothing
     const auto candidates = std::min<int64_t>(kCandidates, logits.size(0));
     const auto likely = at::topk(logits, candidates);

@@ -1,7 +1,7 @@
 #include "train/language_model.h"
 
+#include <tessera/fully_shard.h>
 #include <tessera/models.h>
-#include <tessera/nn.h>
 
 #include "train/export.h"
 #include "train/model.h"

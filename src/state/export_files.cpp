@@ -278,7 +278,10 @@ void export_folder(const std::string& function, const std::string& folder,
         TORCH_CHECK_VALUE(!folder.empty(), function, ": expected the path of a folder, got none");
         place = std::filesystem::absolute(folder).lexically_normal();
         holdings = hold_module(function, module);
-        files = plan_folder(function, place, named_tensors(holdings, form.is_transposed), form);
+        auto tensors = named_tensors(holdings, form.is_transposed);
+        if (form.is_left_out)
+          std::erase_if(tensors, [&](const auto& one) { return form.is_left_out(one.entry.name); });
+        files = plan_folder(function, place, std::move(tensors), form);
         return std::string();
       },
       folder);

@@ -1,36 +1,27 @@
 #pragma once
 
-#include <tessera/corpus.h>
 #include <tessera/data.h>
 
 #include "train/parallelize.h"
+#include "train/sequences.h"
 
 #include <c10/core/Event.h>
 #include <nlohmann/json.hpp>
 
 #include <deque>
 #include <exception>
+#include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tessera::train {
 
-struct Batch {
-  at::Tensor tokens;   // [sequences, context]
-  at::Tensor targets;  // the tokens after them
-};
-
-/// Text that is not as it was when the run began: no checkpoint of the run goes with it.
-class TextError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// The text as sequences: its beginning to train on, its end to validate.
+/// Sequences as they are dealt out to ranks.
 class Batches {
  public:
-  /// Throws a ValueError if the text is too short for one sequence of each.
+  /// Throws a ValueError if there is too little to train on or to validate.
   Batches(const Settings& settings, const Layout& layout, at::Device device);
 
   /// This rank's part of the next `sequences` times the ranks along the batch, on the device as far
@@ -40,12 +31,12 @@ class Batches {
   /// Throws a TextError.
   void prefetch(int64_t sequences);
   /// This rank's part of a fixed selection of what is not trained on, whatever the number of ranks,
-  /// and how many sequences of it count: a rank that has none left repeats one. `number` from 0.
+  /// and how many targets of it count: a rank that has none left repeats one. `number` from 0.
   std::pair<Batch, int64_t> validation(int64_t number, int64_t sequences) const;
   /// How many of those there are: enough to tell a trend, not all of a long text.
   int64_t validations(int64_t sequences) const;
 
-  const data::Corpus& corpus() const { return corpus_; }
+  const Sequences& sequences() const { return *sequences_; }
   /// Of what next() has given.
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / sampler_.samples(); }
@@ -61,15 +52,21 @@ class Batches {
   };
 
   Fetched read(const std::vector<int64_t>& sequences) const;
+  /// The next `count` of all ranks, and this rank's part of them.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> draw(int64_t count);
+  /// The weight of the mean loss over this rank's targets in the part of a batch that comes next:
+  /// gradients are averaged over ranks, and parts added up.
+  double next_weight(const std::vector<int64_t>& all, const std::vector<int64_t>& own);
   /// For use on the current stream.
   Batch arrived(const Fetched& fetched) const;
 
-  data::Corpus corpus_;
-  int64_t context_;
+  std::shared_ptr<const Sequences> sequences_;
+  int64_t accumulate_;
   int64_t data_rank_, data_ranks_;
   at::Device device_;
-  int64_t validation_sequences_;
-  data::ShardedSampler sampler_;
+  data::ShardedSampler sampler_;       // of all ranks' sequences
+  int64_t parts_left_ = 0;             // of a batch whose targets are counted
+  int64_t targets_in_batch_ = 0;       // of all ranks
   std::optional<c10::Stream> copies_;  // none on the CPU
   std::deque<Fetched> fetched_;
   int64_t position_ = 0;
@@ -79,9 +76,9 @@ class Batches {
 /// names the file that differs. Every rank calls it.
 Batches make_batches(const Settings& settings, const Layout& layout, at::Device device);
 
-/// What a corpus consists of, for a checkpoint: of so many files that they would make it large,
+/// What they were made of, for a checkpoint: of so many files that they would make it large,
 /// nothing.
-nlohmann::json contents_of(const data::Corpus& corpus);
+nlohmann::json contents_of(const Sequences& sequences);
 /// What is different, such as "'a.txt' has other content"; empty if that is not known.
 std::string difference_of_contents(const nlohmann::json& before, const nlohmann::json& after);
 

@@ -55,8 +55,9 @@ std::vector<optim::AdamWOptions> options_of(const Settings& settings) {
 
 optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings) {
   std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : model.parameters())
-    (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  for (const auto& parameter : model.parameters()) {
+    if (parameter.requires_grad()) (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+  }
   const auto options = options_of(settings);
   return optim::AdamW(
       {optim::param_group(matrices, options[0]), optim::param_group(vectors, options[1])},

@@ -205,6 +205,19 @@ void check_paths(const Settings& settings) {
     if (!is_there(path))
       refuse_settings("--data: expected files and folders, got '" + path + "', which is not there");
   }
+  for (const auto& path : settings.sft) {
+    if (!is_there(path))
+      refuse_settings("--sft: expected files with conversations, got '" + path +
+                      "', which is not there");
+  }
+  if (!settings.sft.empty() && settings.data != Settings().data)
+    refuse_settings("--sft: expected it without --data, which is read in its place; give one");
+  if (settings.sft.empty() && settings.chat_format != "auto")
+    refuse_settings("--chat-format: expected it with --sft, whose conversations it writes");
+  const bool has_adapter_words =
+      settings.lora_alpha != 0 || settings.lora_dropout != 0 || !settings.lora_targets.empty();
+  if (settings.lora == 0 && has_adapter_words)
+    refuse_settings("--lora-alpha, --lora-dropout, --lora-targets: expected them with --lora RANK");
   const auto& tokenizer = settings.tokenizer;
   if (tokenizer != "auto" && tokenizer != "bytes" && !is_there(tokenizer))
     refuse_settings("--tokenizer: expected 'bytes' or a tokenizer.json, got '" + tokenizer +

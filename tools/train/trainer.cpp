@@ -32,7 +32,7 @@ Model make_model(const Settings& settings, const Batches& batches, const Layout&
                  const std::shared_ptr<PowerSGDState>& powersgd) {
   torch::manual_seed(settings.seed);
   auto model = agree(
-      [&] { return make_language_model(settings, batches.corpus().tokenizer().vocabulary()); });
+      [&] { return make_language_model(settings, batches.sequences().tokenizer().vocabulary()); });
   parallelize(*model, layout, settings, powersgd);
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
@@ -339,14 +339,14 @@ void Trainer::validate() {
   const auto count = batches_.validations(sequences_per_part());
   if (count == 0) return;
   model_->module()->eval();
-  double sum = 0, sequences = 0;
+  double sum = 0, targets = 0;
   for (int64_t i = 0; i < count; ++i) {
     const auto [batch, counted] = batches_.validation(i, sequences_per_part());
     sum += step_.evaluate(batch).item<double>() * static_cast<double>(counted);
-    sequences += static_cast<double>(counted);
+    targets += static_cast<double>(counted);
   }
   model_->module()->train();
-  const auto all = all_reduce(at::tensor({sum, sequences}, at::kDouble).to(device_)).to(at::kCPU);
+  const auto all = all_reduce(at::tensor({sum, targets}, at::kDouble).to(device_)).to(at::kCPU);
   journal_.validation(position_.step, (all[0] / all[1]).item<double>(), position_.seconds);
 }
 
@@ -384,10 +384,9 @@ Ending Trainer::finish() {
   validate();
   finish_saving();
   if (settings_.sample > 0) {
-    const auto text = generate(*model_, batches_.corpus().tokenizer(), settings_.prompt,
-                               settings_.sample, settings_.context, settings_.seed, device_);
-    journal_.say("\n" + printable(settings_.prompt + text, "\n\t") + "\n");
-    journal_.file("sample.txt", settings_.prompt + text);
+    const auto whole = sample_text(*model_, batches_.sequences(), settings_, device_);
+    journal_.say("\n" + printable(whole, "\n\t") + "\n");
+    journal_.file("sample.txt", whole);
   }
   const auto last = latest_checkpoint(folder_.checkpoints());
   if (position_.step < settings_.steps)

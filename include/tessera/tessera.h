@@ -7,6 +7,7 @@
 #include <tessera/data.h>
 #include <tessera/dtensor.h>
 #include <tessera/fully_shard.h>
+#include <tessera/lora.h>
 #include <tessera/mesh.h>
 #include <tessera/nn.h>
 #include <tessera/optim.h>

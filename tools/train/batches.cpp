@@ -16,23 +16,39 @@
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kMostValidationSequences = 64;
+constexpr int64_t kSequencesOfTrend = 64, kSequencesAtEnd = 1024;
 
 /// Its message about folders without text names the setting, as those about wrong ones do.
-data::Corpus corpus_of(const Settings& settings) {
-  auto tokenizer = make_tokenizer(settings);
+data::Corpus corpus_of(const char* flag, const std::vector<std::string>& paths,
+                       data::Tokenizer tokenizer) {
   try {
-    return data::Corpus(settings.data, std::move(tokenizer));
+    return data::Corpus(paths, std::move(tokenizer));
   } catch (const c10::ValueError& error) {
     const std::string name = "Corpus: ", message = error.what_without_backtrace();
-    TORCH_CHECK_VALUE(!message.starts_with(name + "expected text"),
-                      "--data: ", message.substr(name.size()));
+    TORCH_CHECK_VALUE(!message.starts_with(name + "expected text"), flag, ": ",
+                      message.substr(name.size()));
     throw;
   }
 }
 
+std::optional<data::Corpus> held_out_of(const Settings& settings,
+                                        const data::Tokenizer& tokenizer) {
+  if (settings.validation_data.empty()) return std::nullopt;
+  auto corpus = corpus_of("--validation-data", settings.validation_data, tokenizer);
+  TORCH_CHECK_VALUE(corpus.tokens() > settings.context, "--validation-data: expected at least ",
+                    settings.context + 1, " tokens (--context ", settings.context, "), got ",
+                    corpus.tokens(), " in ", corpus.files(),
+                    " file(s); give more of it or a shorter --context");
+  return corpus;
+}
+
+/// Whether the end of the text is kept.
+bool keeps_end(const Settings& settings) {
+  return settings.validation > 0 && settings.validation_data.empty();
+}
+
 int64_t validation_part(const Settings& settings, int64_t sequences) {
-  if (settings.validation == 0) return 0;
+  if (!keeps_end(settings)) return 0;
   return std::max<int64_t>(
       1, static_cast<int64_t>(settings.validation * static_cast<double>(sequences)));
 }
@@ -40,7 +56,7 @@ int64_t validation_part(const Settings& settings, int64_t sequences) {
 /// Sequences overlap by one token: the last target of one is the first token of the next.
 int64_t sequences_of(const data::Corpus& corpus, const Settings& settings) {
   const auto sequences = (corpus.tokens() - 1) / settings.context;
-  const int64_t needed = settings.validation == 0 ? 1 : 2;
+  const int64_t needed = keeps_end(settings) ? 2 : 1;
   TORCH_CHECK_VALUE(sequences >= needed, "train: expected text of at least ",
                     needed * settings.context + 1, " tokens (--context ", settings.context,
                     "), got ", corpus.tokens(), " in ", corpus.files(),
@@ -62,11 +78,19 @@ Contents by_name(const nlohmann::json& contents) {
 
 }  // namespace
 
-nlohmann::json contents_of(const data::Corpus& corpus) {
+std::string Batches::fingerprint() const {
+  return corpus_.fingerprint() + (held_out_ ? "+" + held_out_->fingerprint() : "");
+}
+
+nlohmann::json Batches::contents() const {
   constexpr size_t kMostFiles = 4096;
   auto contents = nlohmann::json::array();
-  if (corpus.contents().size() > kMostFiles) return contents;
-  for (const auto& file : corpus.contents()) contents.push_back({printable(file.name), file.hash});
+  const auto files = corpus_.contents().size() + (held_out_ ? held_out_->contents().size() : 0);
+  if (files > kMostFiles) return contents;
+  for (const auto& file : corpus_.contents()) contents.push_back({printable(file.name), file.hash});
+  if (!held_out_) return contents;
+  for (const auto& file : held_out_->contents())
+    contents.push_back({"--validation-data: " + printable(file.name), file.hash});
   return contents;
 }
 
@@ -86,9 +110,9 @@ std::string difference_of_contents(const nlohmann::json& before, const nlohmann:
 
 Batches make_batches(const Settings& settings, const Layout& layout, at::Device device) {
   auto batches = agree([&] { return Batches(settings, layout, device); });
-  const auto all = gather_bytes(batches.corpus().fingerprint());
+  const auto all = gather_bytes(batches.fingerprint());
   if (std::ranges::count(all, all[0]) == std::ssize(all)) return batches;
-  const auto contents = gather_bytes(contents_of(batches.corpus()).dump());
+  const auto contents = gather_bytes(batches.contents().dump());
   const auto rank =
       std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; }) - all.begin();
   const auto difference =
@@ -100,13 +124,15 @@ Batches make_batches(const Settings& settings, const Layout& layout, at::Device 
 }
 
 Batches::Batches(const Settings& settings, const Layout& layout, at::Device device)
-    : corpus_(corpus_of(settings)),
+    : corpus_(corpus_of("--data", settings.data, make_tokenizer(settings))),
+      held_out_(held_out_of(settings, corpus_.tokenizer())),
       context_(settings.context),
       data_rank_(layout.data_rank),
       data_ranks_(layout.data_ranks),
       device_(device),
-      validation_sequences_(validation_part(settings, sequences_of(corpus_, settings))),
-      sampler_(sequences_of(corpus_, settings) - validation_sequences_,
+      validation_sequences_(held_out_ ? (held_out_->tokens() - 1) / settings.context
+                                      : validation_part(settings, sequences_of(corpus_, settings))),
+      sampler_(sequences_of(corpus_, settings) - (held_out_ ? 0 : validation_sequences_),
                {.seed = settings.seed,
                 .rank = static_cast<int>(layout.data_rank),
                 .world_size = static_cast<int>(layout.data_ranks)}) {
@@ -115,16 +141,18 @@ Batches::Batches(const Settings& settings, const Layout& layout, at::Device devi
   copies_ = devices.getStreamFromGlobalPool(device);
 }
 
-Batches::Fetched Batches::read(const std::vector<int64_t>& sequences) const {
+Batches::Fetched Batches::read(const data::Corpus& corpus,
+                               const std::vector<int64_t>& sequences) const {
   const auto windows = [&] {
     try {
-      return corpus_.windows(sequences, context_, context_ + 1);
+      return corpus.windows(sequences, context_, context_ + 1);
     } catch (const c10::ValueError& error) {
       throw TextError(message_of(error));
     }
   }();
   const auto part = [&](int64_t first) { return windows.narrow(1, first, context_).contiguous(); };
   Fetched fetched{.batch = {.tokens = part(0), .targets = part(1)}};
+  fetched.targets = fetched.batch.targets;
   if (device_.is_cpu()) return fetched;
   const c10::StreamGuard on_copies(*copies_);
   for (auto* tensor : {&fetched.batch.tokens, &fetched.batch.targets})
@@ -148,7 +176,7 @@ Batch Batches::arrived(const Fetched& fetched) const {
 void Batches::prefetch(int64_t sequences) {
   Fetched fetched;
   try {
-    fetched = read(sampler_.next(sequences));
+    fetched = read(corpus_, sampler_.next(sequences));
   } catch (...) {
     fetched.problem = std::current_exception();
   }
@@ -172,22 +200,33 @@ void Batches::seek(int64_t position) {
   position_ = position;
 }
 
-int64_t Batches::validations(int64_t sequences) const {
-  const auto taken = std::min(validation_sequences_, kMostValidationSequences);
-  return (taken + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
+int64_t Batches::selected(Part part) const {
+  return std::min(validation_sequences_, part == Part::End ? kSequencesAtEnd : kSequencesOfTrend);
 }
 
-std::pair<Batch, int64_t> Batches::validation(int64_t number, int64_t sequences) const {
-  const auto taken = std::min(validation_sequences_, kMostValidationSequences);
+int64_t Batches::validations(Part part, int64_t sequences) const {
+  return (selected(part) + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
+}
+
+HeldOut Batches::validation(Part part, int64_t number, int64_t sequences) const {
+  const auto taken = selected(part);
+  const auto begin = held_out_ ? 0 : sampler_.samples();
   const auto place = [&](int64_t i) {  // spread over the whole of it
-    return sampler_.samples() + i * validation_sequences_ / taken;
+    return begin + i * validation_sequences_ / taken;
   };
   std::vector<int64_t> chosen;
   const auto first = (number * data_ranks_ + data_rank_) * sequences;
   for (int64_t i = first; i < std::min(first + sequences, taken); ++i) chosen.push_back(place(i));
-  const auto counted = static_cast<int64_t>(chosen.size());
+  HeldOut part_here{.batch = {}, .sequences = static_cast<int64_t>(chosen.size())};
   if (chosen.empty()) chosen.push_back(place(0));
-  return {arrived(read(chosen)), counted};
+  const auto fetched = read(held_out(), chosen);
+  part_here.batch = arrived(fetched);
+  if (part_here.sequences > 0) {
+    const at::ArrayRef<int64_t> targets(fetched.targets.const_data_ptr<int64_t>(),
+                                        static_cast<size_t>(fetched.targets.numel()));
+    part_here.bytes = std::ssize(corpus_.tokenizer().decode(targets));
+  }
+  return part_here;
 }
 
 }  // namespace tessera::train

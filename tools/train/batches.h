@@ -27,7 +27,14 @@ class TextError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The text as sequences: its beginning to train on, its end to validate.
+/// This rank's part of what is validated on.
+struct HeldOut {
+  Batch batch;
+  int64_t sequences = 0;  // that count: a rank that has none left repeats one
+  int64_t bytes = 0;      // of the text that their targets stand for
+};
+
+/// The text as sequences: its beginning to train on, its end, or --validation-data, to validate.
 class Batches {
  public:
   /// Throws a ValueError if the text is too short for one sequence of each.
@@ -39,13 +46,19 @@ class Batches {
   /// Reads what next() will give and begins to copy it to the device, on a stream of its own.
   /// Throws a TextError.
   void prefetch(int64_t sequences);
-  /// This rank's part of a fixed selection of what is not trained on, whatever the number of ranks,
-  /// and how many sequences of it count: a rank that has none left repeats one. `number` from 0.
-  std::pair<Batch, int64_t> validation(int64_t number, int64_t sequences) const;
-  /// How many of those there are: enough to tell a trend, not all of a long text.
-  int64_t validations(int64_t sequences) const;
+  /// How much of what is not trained on: enough to tell a trend, or all that a run's end waits for.
+  enum class Part { Trend, End };
+  /// This rank's part of a fixed selection of it, whatever the number of ranks; `number` from 0.
+  HeldOut validation(Part part, int64_t number, int64_t sequences) const;
+  /// How many of those there are.
+  int64_t validations(Part part, int64_t sequences) const;
 
   const data::Corpus& corpus() const { return corpus_; }
+  /// Of all texts, those to validate on among them.
+  std::string fingerprint() const;
+  /// What they consist of, for a checkpoint: of so many files that they would make it large,
+  /// nothing.
+  nlohmann::json contents() const;
   /// Of what next() has given.
   int64_t position() const { return position_; }
   int64_t epoch() const { return position_ / sampler_.samples(); }
@@ -57,14 +70,19 @@ class Batches {
     Batch batch;
     std::optional<c10::Event> copied = std::nullopt;  // none on the CPU
     int64_t end = 0;                                  // the position after it
+    at::Tensor targets = {};                          // on the CPU
     std::exception_ptr problem = nullptr;  // told when it is asked for: what is done is saved first
   };
 
-  Fetched read(const std::vector<int64_t>& sequences) const;
+  Fetched read(const data::Corpus& corpus, const std::vector<int64_t>& sequences) const;
   /// For use on the current stream.
   Batch arrived(const Fetched& fetched) const;
 
+  int64_t selected(Part part) const;
+  const data::Corpus& held_out() const { return held_out_ ? *held_out_ : corpus_; }
+
   data::Corpus corpus_;
+  std::optional<data::Corpus> held_out_;  // of --validation-data
   int64_t context_;
   int64_t data_rank_, data_ranks_;
   at::Device device_;
@@ -79,9 +97,6 @@ class Batches {
 /// names the file that differs. Every rank calls it.
 Batches make_batches(const Settings& settings, const Layout& layout, at::Device device);
 
-/// What a corpus consists of, for a checkpoint: of so many files that they would make it large,
-/// nothing.
-nlohmann::json contents_of(const data::Corpus& corpus);
 /// What is different, such as "'a.txt' has other content"; empty if that is not known.
 std::string difference_of_contents(const nlohmann::json& before, const nlohmann::json& after);
 

@@ -37,7 +37,8 @@ std::vector<std::pair<std::string, json>> identity(const Settings& settings,
           {"seed", settings.seed},
           {"validation", settings.validation},
           {"tokenizer", batches.corpus().tokenizer().name()},
-          {"data", batches.corpus().fingerprint()}};
+          {"optimizer", settings.optimizer},
+          {"data", batches.fingerprint()}};
 }
 
 /// "vocabulary.json" of "vocabulary.json#checksum".
@@ -78,7 +79,7 @@ Extra TrainingState::extra_of(const Position& position) const {
   json own;
   for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
   const json state = {{"identity", own},
-                      {"files", contents_of(batches_.corpus())},
+                      {"files", batches_.contents()},
                       {"mesh", shape_of(layout_.mesh)},
                       {"step", position.step},
                       {"tokens", position.tokens},
@@ -127,9 +128,9 @@ json TrainingState::checked_state(const std::string& checkpoint, const Extra& ex
   for (const auto& [name, value] : identity(settings_, batches_)) {
     const auto theirs = saved.value(name, json());
     if (theirs == value) continue;
-    const auto what = name == "data" ? data_difference(state.value("files", json::array()),
-                                                       contents_of(batches_.corpus()))
-                                     : difference(name, theirs, value);
+    const auto what =
+        name == "data" ? data_difference(state.value("files", json::array()), batches_.contents())
+                       : difference(name, theirs, value);
     throw AgreedError("--resume: expected a checkpoint of this model and data, got " + checkpoint +
                           ", whose " + what + ", or train anew",
                       kWrongSettings);

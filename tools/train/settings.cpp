@@ -84,6 +84,10 @@ void add_data(const Flags& flags, Settings& settings) {
             "'bytes', or a tokenizer.json with byte-level BPE; auto: that of --from, else bytes");
   flags.add_number("--validation", settings.validation, 0.0, 0.9,
                    "Part of the text that is never trained on");
+  flags
+      .add("--validation-data", settings.validation_data,
+           "Files and folders to validate on, in place of --validation")
+      ->take_all();
 }
 
 void add_model(const Flags& flags, Settings& settings) {
@@ -131,6 +135,10 @@ void add_training(const Flags& flags, Settings& settings) {
   number("--min-lr", settings.min_lr, 1e30,
          "Learning rate at the end of the cosine; not given: at most --lr");
   number("--weight-decay", settings.weight_decay, 1e6, "Of matrices; vectors have none");
+  flags
+      .add("--optimizer", settings.optimizer,
+           "Of the matrices in blocks; what is beside them is AdamW's")
+      ->check(one_of({"adamw", "muon"}));
   number("--beta1", settings.beta1, 0.999999, "Of AdamW");
   number("--beta2", settings.beta2, 0.999999, "Of AdamW");
   number("--clip", settings.clip, 1e30, "Largest norm of the gradient; 0: any");
@@ -332,6 +340,7 @@ std::string why_eager(const Settings& settings, int world_size) {
   if (settings.steps < kFewestSteps)
     return "compiling takes longer than fewer than " + std::to_string(kFewestSteps) + " steps save";
   const std::pair<bool, const char*> untested[] = {
+      {settings.optimizer != "adamw", "--optimizer muon"},
       {settings.dropout > 0, "--dropout"},
       {settings.accumulate > 1, "--accumulate"},
       {settings.checkpoint_activations != "none", "--checkpoint-activations"},

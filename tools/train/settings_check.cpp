@@ -158,9 +158,10 @@ double bytes_of_value(const Settings& settings, double parts, double shards) {
   // Every rank makes the whole of a gpt before it gives parts of it away.
   const double made = is_whole_first ? kBytesOfValue : kBytesOfValue / shards;
   if (settings.device != "cpu") return is_whole_first ? made : 0;
-  const double averages = settings.optimizer_state == "fp32"   ? 8
-                          : settings.optimizer_state == "bf16" ? 4
-                                                               : 2;
+  double averages = settings.optimizer_state == "fp32"   ? 8
+                    : settings.optimizer_state == "bf16" ? 4
+                                                         : 2;
+  if (settings.optimizer == "muon") averages = std::min(averages, 4.0);
   return std::max(made, (kBytesWithGradient + averages) / parts / shards);
 }
 
@@ -201,9 +202,14 @@ void check_memory(const Settings& settings, int world_size, int ranks_here) {
 }
 
 void check_paths(const Settings& settings) {
-  for (const auto& path : settings.data) {
-    if (!is_there(path))
-      refuse_settings("--data: expected files and folders, got '" + path + "', which is not there");
+  const std::pair<const char*, const std::vector<std::string>*> texts[] = {
+      {"--data", &settings.data}, {"--validation-data", &settings.validation_data}};
+  for (const auto& [flag, paths] : texts) {
+    for (const auto& path : *paths) {
+      if (!is_there(path))
+        refuse_settings(std::string(flag) + ": expected files and folders, got '" + path +
+                        "', which is not there");
+    }
   }
   const auto& tokenizer = settings.tokenizer;
   if (tokenizer != "auto" && tokenizer != "bytes" && !is_there(tokenizer))

@@ -221,9 +221,13 @@ void read_settings(const std::string& path, const Fields& fields) {
 }
 
 std::string to_toml(const Fields& fields) {
+  const auto is_empty_list = [](const Field& field) {  // which a file can't give
+    auto* const* texts = std::get_if<std::vector<std::string>*>(&field.value);
+    return texts != nullptr && (*texts)->empty();
+  };
   std::string text;
   for (const auto& field : fields) {
-    if (field.name() != "run") text += line_of(field);
+    if (field.name() != "run" && !is_empty_list(field)) text += line_of(field);
   }
   return text;
 }

@@ -7,6 +7,7 @@
 
 #include "train/parallelize.h"
 #include "train/random_state.h"
+#include "train/schedule.h"
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -38,7 +39,7 @@ std::map<std::string, std::string> files_of(std::string code, std::string graph,
 
 }  // namespace
 
-TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings,
+TrainStep::TrainStep(Model model, optim::Optimizer& optimizer, const Settings& settings,
                      bool has_data_ranks)
     : model_(std::move(model)),
       optimizer_(optimizer),
@@ -59,7 +60,8 @@ TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& setti
   if (!choice_.is_on) return;
   auto part = compile(part_, {.module = model_->module()});
   part_ = part;
-  if (scaler_.is_enabled()) {  // it looks at numbers, which a program can't
+  // The host looks at numbers, which a program can't.
+  if (scaler_.is_enabled() || !decides_on_device(settings)) {
     last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
       return finish(part_(tokens, targets, scale), sum);
     };

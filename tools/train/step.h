@@ -23,7 +23,8 @@ namespace tessera::train {
 /// batch, clipping and the update are one program.
 class TrainStep {
  public:
-  TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
+  TrainStep(Model model, optim::Optimizer& optimizer, const Settings& settings,
+            bool has_data_ranks);
 
   /// All parts of this rank's batch, and the update.
   StepValues run(const std::function<Batch()>& next_part);
@@ -57,7 +58,7 @@ class TrainStep {
   at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
 
   Model model_;
-  optim::AdamW& optimizer_;
+  optim::Optimizer& optimizer_;
   const Settings& settings_;
   bool is_replicated_;
   CompileChoice choice_;

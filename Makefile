@@ -64,11 +64,10 @@ test-all:  ## test, test-dtensor, test-compose, test-graphs, test-fuzz and test-
 	  $(MAKE) --keep-going test test-dtensor test-compose test-graphs test-fuzz test-soak || \
 	  { echo "failed; the same cases again: make test-all TESSERA_TEST_SEED=$$TESSERA_TEST_SEED"; exit 1; }
 
-train: setup  ## the main training job: a GPT learns the documents and sources here, on the GPU or two ranks (ARGS="--steps 50")
+train: setup  ## the main training job: a GPT learns this repository's pages and sources, on the GPU or two ranks (ARGS="--steps 50")
 	$(call build,release,tessera_tool tessera_train tessera_inspect)
-	@# Its 1,500 steps take about two minutes on two cores; where they would take longer than three, time ends the run.
-	@build/release/bin/tessera train --data README.md CONTRIBUTING.md docs include src examples tools \
-	  $$(scripts/train_flags.sh $(ARGS)) $(if $(filter --minutes% --resume%,$(ARGS)),,--minutes 3) $(ARGS)
+	@python3 scripts/main_job_text.py unpack build/text
+	@flags=$$(scripts/train_flags.sh $(ARGS)) && build/release/bin/tessera train $$flags $(ARGS)
 
 bench: build  ## measures; tables go into benchmarks/results
 	@mkdir -p benchmarks/results
@@ -88,10 +87,15 @@ bench: build  ## measures; tables go into benchmarks/results
 	build/release/bin/tessera bench save --csv $(RESULTS)-save.csv
 	build/release/bin/tessera bench memory --ranks 2 --blocks 24 --csv $(RESULTS)-memory-2ranks.csv
 	build/release/bin/tessera bench memory --ranks 4 --blocks 24 --csv $(RESULTS)-memory-4ranks.csv
+	for ranks in 1 2 4; do \
+	  build/release/bin/tessera bench memory --ranks $$ranks --jobs attention --csv $(RESULTS)-memory-attention-$${ranks}ranks.csv || exit; \
+	done
+	python3 scripts/main_job_text.py unpack build/text
 	.venv/bin/python benchmarks/job.py --csv $(RESULTS)-job-2ranks.csv
 
-bench-job: setup  ## the main job against the same in PyTorch: losses, tokens per second, start (ARGS="--pairs 3")
+bench-job: setup  ## the main job against the same in PyTorch: losses, tokens per second, start, nats per byte (ARGS="--pairs 3")
 	$(call build,release,tessera_tool tessera_train)
+	@python3 scripts/main_job_text.py unpack build/text
 	@mkdir -p benchmarks/results
 	@.venv/bin/python benchmarks/job.py --csv $(RESULTS)-job-2ranks.csv $(ARGS)
 

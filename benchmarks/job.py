@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measures `tessera train` against the same job in PyTorch (peers/train_gpt.py), both as a user starts them.
+"""Measures `make train` on two ranks of a CPU against the same job in PyTorch (peers/train_gpt.py): the same text,
+model and settings, those that scripts/train_flags.sh gives, both as a user starts them.
 
 Losses come first: one run of --loss-steps on each side, compared step by step; how far PyTorch's own layouts are from
 each other tells what noise is. Then --pairs rounds of short runs on all sides in turn, in the opposite order every
 other time: tokens per second (the median of steps after the first few), and seconds from the start of the command to
-the end of its first step. A round during which other programs took much of the processor is done again.
+the end of its first step. A round during which other programs took much of the processor is done again. At the end
+--minutes of training on both sides: the nats per byte of text that neither has seen.
 """
 
 import argparse
@@ -25,7 +27,8 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TEXTS = ["README.md", "CONTRIBUTING.md", "docs", "include", "src", "examples", "tools"]
+TEXT = ROOT / "build/text"
+OURS_ALONE = ("--save-every", "--eval-every", "--no-compile", "--prompt", "--minutes", "--data", "--validation-data", "--steps")
 COLUMNS = ["row", "ranks", "tessera", "peer", "peer_value", "ratio", "low", "high"]
 # Tells glibc to keep freed memory, as train_peers.cpp does.
 KEEPING_MEMORY = {
@@ -49,6 +52,7 @@ class Run:
     first_step: float  # seconds since the command was given
     config: dict
     disturbance: float  # share of the cores that other programs took
+    nats_per_byte: float  # None of a run without validation
 
     def losses(self):
         return [line["loss"] for line in self.steps]
@@ -76,22 +80,32 @@ class Bench:
         self.texts = folder / "texts"
         self.data = []
         for number, path in enumerate(options.data):
-            source = pathlib.Path(path).resolve()
-            copy = self.texts / str(number) / source.name
-            copy.parent.mkdir(parents=True)
-            shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
-            self.data.append(str(copy.relative_to(self.texts)))
+            self.data.append(self.copied(path, str(number)))
+        self.held_out = [self.copied(options.validation_data, "held-out")] if options.validation_data else []
 
-    def command(self, side, run, steps):
-        own = ["--data", *self.data, "--steps", str(steps), "--run", str(run), *self.options.settings]
+    def copied(self, path, name):
+        source = pathlib.Path(path).resolve()
+        copy = self.texts / name / source.name
+        copy.parent.mkdir(parents=True)
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+        return str(copy.relative_to(self.texts))
+
+    def command(self, side, run, steps, minutes):
+        own = ["--data", *self.data, "--steps", str(steps), "--run", str(run)]
+        if self.held_out and minutes > 0:
+            own += ["--validation-data", *self.held_out]
+        elif self.held_out:
+            own += ["--validation", "0"]  # of a timed run nothing is asked but its steps
+        own += ["--minutes", str(minutes), *self.options.recipe, *self.options.settings]
         if side in MODES:
-            quiet = ["--save-every", "0", "--eval-every", "0", "--sample", "0"]
+            quiet = ["--save-every", "0", "--eval-every", "0", "--sample", "0", "--no-compile"]
             return [self.options.tool, "train", "--ranks", str(self.options.ranks), "--parallel", side, *own, *quiet]
         launcher = [self.options.python, "-m", "torch.distributed.run", "--standalone"]
         script = ["--nproc-per-node", str(self.options.ranks), "--", str(ROOT / "benchmarks/peers/train_gpt.py")]
+        own += ["--final-validation"] if minutes > 0 else []
         return [*launcher, *script, "--parallel", side.removesuffix("_malloc"), *own]
 
-    def run(self, side, steps):
+    def run(self, side, steps, minutes=0.0):
         self.count += 1
         run = self.folder / f"{self.count}-{side}"
         log = self.folder / f"{self.count}-{side}.log"
@@ -100,7 +114,7 @@ class Bench:
         with open(log, "w") as output:
             begun = time.monotonic()
             process = subprocess.Popen(
-                self.command(side, run, steps),
+                self.command(side, run, steps, minutes),
                 cwd=self.texts,
                 env=environment,
                 stdout=output,
@@ -121,11 +135,13 @@ class Bench:
             sys.exit(f"job: {side} ended with {code}:\n{log.read_text()[-3000:]}")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         taken = [line for line in lines if "loss" in line]
-        if [line["step"] for line in taken] != list(range(1, steps + 1)):
+        done = len(taken) if minutes > 0 else steps
+        if not taken or [line["step"] for line in taken] != list(range(1, done + 1)):
             sys.exit(f"job: expected {steps} steps of {side}, got {len(taken)}:\n{log.read_text()[-3000:]}")
         config = json.loads((run / "config.json").read_text())
         shutil.rmtree(run)  # with its checkpoints
-        return Run(taken, first_step, config, disturbance)
+        validated = [line["val_nats_per_byte"] for line in lines if "val_nats_per_byte" in line]
+        return Run(taken, first_step, config, disturbance, validated[-1] if validated else None)
 
     @staticmethod
     def wait_for_step(process, metrics, begun):
@@ -139,9 +155,10 @@ class Bench:
 def check_settings(ours, peer, side):
     """Both sides have to have been told the same, by flags or by default."""
     for name, value in peer.config.items():
-        if name in ("run", "parallel", "data"):
+        if name in ("run", "parallel", "data", "validation-data", "final-validation"):
             continue
-        if float(ours.config[name]) != float(value):
+        given = ours.config[name]
+        if (given != value) if isinstance(value, str) else (float(given) != float(value)):
             sys.exit(f"job: expected equal settings, got --{name} {ours.config[name]}, and {value} with {side}")
 
 
@@ -239,6 +256,22 @@ def speed_rows(bench, modes):
             yield compared(f"seconds to first step {mode}", options.ranks, starts[mode], peer, starts[peer], ratios)
 
 
+def quality_rows(bench, modes):
+    """What a text costs after the same time."""
+    options = bench.options
+    for mode in modes:
+        peer = MODES[mode][-1]
+        runs = {side: bench.run(side, options.full_steps, options.minutes) for side in (mode, peer)}
+        for side, run in runs.items():
+            print(f"{side}: {run.nats_per_byte:.4f} nats per byte after {len(run.steps)} steps", flush=True)
+        ours, theirs = (runs[side].nats_per_byte for side in (mode, peer))
+        row = f"nats per byte {mode} in {options.minutes:g} minutes"
+        yield [row, options.ranks, f"{ours:.4f}", peer, f"{theirs:.4f}", f"{theirs / ours:.4f}", "", ""]
+        steps = [len(runs[side].steps) for side in (mode, peer)]
+        yield [f"steps {mode} in {options.minutes:g} minutes", options.ranks, steps[0], peer, steps[1],
+               f"{steps[0] / steps[1]:.4f}", "", ""]
+
+
 def verdicts(rows, modes):
     def say(what, value, target, met):
         return f"{what}: {value:.3g}, target {target}: {'met' if met else 'MISSED'}"
@@ -264,6 +297,20 @@ def describe_machine(options):
     )
 
 
+def recipe_of_main_job():
+    """Its settings but for those that are ours alone, as both sides are told them; and how many steps it has at most."""
+    script = ROOT / "scripts/train_flags.sh"
+    flags = subprocess.run([script, "--device", "cpu"], check=True, capture_output=True, text=True).stdout.split()
+    settings, kept, steps = [], True, 0
+    for i, word in enumerate(flags):
+        if word.startswith("--"):
+            kept = word not in OURS_ALONE
+            steps = int(flags[i + 1]) if word == "--steps" else steps
+        if kept:
+            settings.append(str(ROOT / word) if flags[i - 1] == "--tokenizer" else word)
+    return settings, steps
+
+
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="modes and their peers")
@@ -273,12 +320,21 @@ def parse_options():
     parser.add_argument("--steps", type=int, default=40, help="of a timed run")
     parser.add_argument("--skip", type=int, default=5, help="first steps that are not timed")
     parser.add_argument("--loss-steps", type=int, default=200, help="0: no losses")
-    parser.add_argument("--data", nargs="+", default=[str(ROOT / path) for path in TEXTS])
+    parser.add_argument("--minutes", type=float, default=2.0, help="of the runs that are compared by quality; 0: none")
+    parser.add_argument("--data", nargs="+", help="texts in place of the main job's; without --minutes")
     parser.add_argument("--csv", type=pathlib.Path)
     parser.add_argument("--tool", default=str(ROOT / "build/release/bin/tessera"))
     parser.add_argument("--python", default=os.environ.get("TESSERA_PYTHON", str(ROOT / ".venv/bin/python")))
     parser.add_argument("settings", nargs="*", help="for both sides, after --, e.g. -- --blocks 2")
     options = parser.parse_args()
+    options.recipe, options.full_steps = recipe_of_main_job()
+    options.validation_data = None
+    if options.data is None:
+        options.data, options.validation_data = [str(TEXT / "train")], str(TEXT / "validation")
+        if not TEXT.is_dir():
+            parser.error(f"expected the text in {TEXT}; make it with scripts/main_job_text.py unpack {TEXT}")
+    else:
+        options.minutes = 0
     unknown = [mode for mode in options.modes.split(",") if mode not in MODES]
     if unknown:
         parser.error(f"expected modes of {', '.join(MODES)}, got {unknown[0]}")
@@ -304,6 +360,7 @@ def main():
         bench = Bench(options, pathlib.Path(folder))
         rows += loss_rows(bench, modes) if options.loss_steps > 0 else []
         rows += speed_rows(bench, modes) if options.pairs > 0 else []
+        rows += quality_rows(bench, ["replicate"]) if options.minutes > 0 and "replicate" in modes else []
     print("\n".join(["", *("  ".join(str(field) for field in row) for row in rows), *verdicts(rows, modes)]))
     if options.csv:
         with open(options.csv, "w", newline="") as file:

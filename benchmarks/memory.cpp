@@ -21,9 +21,10 @@ using namespace tessera::benchmarks;
 constexpr const char* kReference = "plain";
 
 struct Settings {
-  std::vector<std::string> jobs = memory_job_names();
+  std::vector<std::string> jobs = {"gpt"};
   std::vector<std::string> modes = memory_mode_names();
   int blocks = 12;
+  int tokens = 32768;
   int pairs = 15;
   int steps = 2;
   std::string backend = "auto";
@@ -35,22 +36,19 @@ void report_progress(const std::string& what) {
   if (rank() == 0) std::cerr << "bench memory: " << what << std::endl;
 }
 
-/// All modes, the reference first; their bytes are known, their times are not.
-std::vector<MemoryRow> count_bytes(const std::string& job, const Settings& settings) {
+/// All modes that the job knows, the reference first; their bytes are known, their times are not.
+std::vector<MemoryRow> count_bytes(const MemoryJob& job, const Settings& settings) {
   auto modes = settings.modes;
-  std::erase(modes, kReference);
+  std::erase_if(modes,
+                [&](const auto& mode) { return mode == kReference || !has_mode(job, mode); });
   modes.insert(modes.begin(), kReference);
   std::vector<MemoryRow> rows;
   for (const auto& mode : modes) {
-    report_progress(job + " " + mode + ": bytes");
-    if (mode != kReference)
-      MemorySide::require_same_gradients(job, mode, kReference, settings.blocks);
-    rows.push_back({.job = job,
-                    .mode = mode,
-                    .blocks = settings.blocks,
-                    .use = MemorySide::measure(job, mode, settings.blocks),
-                    .bound_bytes = 0});
-    rows.back().bound_bytes = bound_of(job, mode, settings.blocks, rows.front().use);
+    report_progress(job.label() + " " + mode + ": bytes");
+    if (mode != kReference) MemorySide::require_same_gradients(job, mode, kReference);
+    rows.push_back(
+        {.job = job, .mode = mode, .use = MemorySide::measure(job, mode), .bound_bytes = 0});
+    rows.back().bound_bytes = bound_of(job, mode, rows.front().use);
   }
   return rows;
 }
@@ -65,10 +63,10 @@ void time_in_turn(std::vector<MemoryRow>& rows, const Settings& settings) {
   std::vector<Timed> sides;
   for (auto& row : rows) {
     if (is_start(row.mode)) continue;  // its steps are those of the mode it starts
-    sides.push_back({&row, std::make_unique<MemorySide>(row.job, row.mode, row.blocks)});
+    sides.push_back({&row, std::make_unique<MemorySide>(row.job, row.mode)});
   }
   for (int round = 0; round <= settings.pairs; ++round) {
-    report_progress(rows.front().job + ": pair " + std::to_string(round) + " of " +
+    report_progress(rows.front().job.label() + ": pair " + std::to_string(round) + " of " +
                     std::to_string(settings.pairs));
     for (auto& [row, side] : sides) {
       const double seconds = side->time_block(settings.steps);
@@ -80,9 +78,11 @@ void time_in_turn(std::vector<MemoryRow>& rows, const Settings& settings) {
 
 void run(const Settings& settings) {
   MemoryTable table(settings.csv);
-  for (const auto& job : settings.jobs) {
+  for (const auto& name : settings.jobs) {
+    const MemoryJob job{
+        .name = name, .blocks = name == "gpt" ? settings.blocks : 1, .tokens = settings.tokens};
     auto rows = count_bytes(job, settings);
-    time_in_turn(rows, settings);
+    if (is_timed(job)) time_in_turn(rows, settings);
     for (const auto& row : rows) {
       if (std::ranges::find(settings.modes, row.mode) != settings.modes.end())
         table.add(row, rows.front().seconds);
@@ -99,7 +99,9 @@ void add_options(CLI::App& app, Settings& settings) {
       ->delimiter(',')
       ->check(CLI::IsMember(memory_mode_names()))
       ->capture_default_str();
-  tool::add_number(app, "--blocks", settings.blocks, 1, 10'000, "depth of the model");
+  tool::add_number(app, "--blocks", settings.blocks, 1, 10'000, "depth of the gpt");
+  tool::add_number(app, "--tokens", settings.tokens, 2, 1 << 24,
+                   "in a sequence of the job attention: a multiple of twice the ranks");
   tool::add_number(app, "--pairs", settings.pairs, 1, 1'000'000,
                    "timed blocks of steps per mode; the median counts");
   tool::add_number(app, "--steps", settings.steps, 1, 1'000'000, "steps per timed block");
@@ -123,7 +125,12 @@ constexpr const char* kAbout =
     "(parameters + gradients + optimizer state) / ranks + the outermost unit + two units of "
     "parameters + two of gradients + plain's peak_bytes (activations).\n"
     "fully_shard_start: a model built without memory, on the meta device, gets its values unit by "
-    "unit; steady_bytes: when it has them; peak_bytes: on top of that, until then.";
+    "unit; steady_bytes: when it has them; peak_bytes: on top of that, until then.\n"
+    "attention is one causal layer of one head with 64 features, on one sequence: plain with all "
+    "of "
+    "it, or context_parallel with a part on each rank, which may take plain's peak_bytes / ranks "
+    "and "
+    "six times the rank's keys and values. Its steps are not timed.";
 
 void list_choices() {
   std::cout << "jobs: " << CLI::detail::join(memory_job_names(), ",")

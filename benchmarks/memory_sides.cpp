@@ -46,8 +46,8 @@ Number largest(Number mine) {
 
 }  // namespace
 
-MemorySide::MemorySide(const std::string& job, const std::string& mode, int blocks)
-    : MemorySide(make_in_mode(job, mode, blocks, /*batch=*/rank())) {}
+MemorySide::MemorySide(const MemoryJob& job, const std::string& mode)
+    : MemorySide(make_in_mode(job, mode, /*batch=*/rank())) {}
 
 MemorySide::MemorySide(Job job)
     : job_(std::move(job)), optimizer_(job_.model->parameters(), {.lr = 1e-3, .fused = true}) {}
@@ -71,12 +71,12 @@ double MemorySide::time_block(int steps) {
   return largest(std::chrono::duration<double>(Clock::now() - start).count()) / steps;
 }
 
-MemoryUse MemorySide::measure(const std::string& job, const std::string& mode, int blocks) {
+MemoryUse MemorySide::measure(const MemoryJob& job, const std::string& mode) {
   CountedMemory memory;
   const SharedMappings shared;
   const auto before = memory.live();
   memory.restart_peak();
-  MemorySide side(job, mode, blocks);
+  MemorySide side(job, mode);
   auto steady = memory.live();
   if (!is_start(mode)) {
     side.step();
@@ -91,11 +91,11 @@ MemoryUse MemorySide::measure(const std::string& job, const std::string& mode, i
           .peak_bytes = largest(memory.peak() - steady)};
 }
 
-void MemorySide::require_same_gradients(const std::string& job, const std::string& mode,
-                                        const std::string& reference, int blocks) {
+void MemorySide::require_same_gradients(const MemoryJob& job, const std::string& mode,
+                                        const std::string& reference) {
   const int batch = is_exact(mode) ? rank() : 0;
-  MemorySide expected(make_in_mode(job, reference, blocks, batch));
-  MemorySide actual(make_in_mode(job, mode, blocks, batch));
+  MemorySide expected(make_in_mode(job, reference, batch));
+  MemorySide actual(make_in_mode(job, mode, batch));
   if (is_start(mode)) load_state_dict(*actual.job_.model, state_dict(*expected.job_.model));
   expected.forward_backward();
   actual.forward_backward();
@@ -108,7 +108,7 @@ void MemorySide::require_same_gradients(const std::string& job, const std::strin
         is_exact(mode) ? at::equal(gradient, right[i].grad()) : is_near(gradient, right[i].grad());
   }
   if (largest(is_right ? 0 : 1) == 0) return;
-  stop_all("bench memory: expected mode " + mode + " of job " + job +
+  stop_all("bench memory: expected mode " + mode + " of job " + job.label() +
            " to compute the gradients of mode " + reference + ", got others");
 }
 

@@ -36,12 +36,12 @@ void MemoryTable::add(const MemoryRow& row, const std::vector<double>& plain) {
   if (is_timed)
     std::snprintf(times, sizeof(times), "%.3f,%.3f", median(row.seconds) * 1e3,
                   median(row.seconds) / median(plain));
-  write_row(c10::str(row.job, ",", row.mode, ",", world_size(), ",", row.blocks, ",",
+  write_row(c10::str(row.job.label(), ",", row.mode, ",", world_size(), ",", row.job.blocks, ",",
                      row.use.steady_bytes, ",", row.use.peak_bytes, ",",
                      row.bound_bytes > 0 ? std::to_string(row.bound_bytes) : "", ",", times));
   if (!is_timed) return;
-  std::cerr << row.job << " " << row.mode << ", median over " << plain.size() << " pairs: vs_plain "
-            << describe_median(divide(row.seconds, plain)) << std::endl;
+  std::cerr << row.job.label() << " " << row.mode << ", median over " << plain.size()
+            << " pairs: vs_plain " << describe_median(divide(row.seconds, plain)) << std::endl;
 }
 
 }  // namespace tessera::benchmarks

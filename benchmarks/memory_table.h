@@ -9,9 +9,8 @@
 namespace tessera::benchmarks {
 
 struct MemoryRow {
-  std::string job;
+  MemoryJob job;
   std::string mode;
-  int blocks;
   MemoryUse use;
   size_t bound_bytes;                // 0: none
   std::vector<double> seconds = {};  // empty if its steps are not timed

@@ -4,7 +4,8 @@ same optimizer and schedule, with DistributedDataParallel or FSDP2. One rank; to
 
     torchrun --standalone --nproc-per-node 2 train_gpt.py --data FOLDER --parallel ddp --run DIR
 
-Flags are those of `tessera train` with the same defaults; DIR gets config.json and metrics.jsonl as there.
+Flags are those of `tessera train` with the same defaults; DIR gets config.json and metrics.jsonl as there. A
+tokenizer.json is read by the package `tokenizers`.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 BYTES = 256  # tokens
 STEPS_FOR_SPEED = 20
+SEQUENCES_AT_END = 1024  # of the text to validate on
 
 
 class Block(nn.Module):
@@ -97,16 +99,38 @@ def texts_of(folder):
                     yield path
 
 
-def read_corpus(paths):
-    """The bytes of files and folders as they come, each file once."""
+class Tokenizer:
+    """Bytes, or a tokenizer.json with byte-level BPE, in which each character of a token stands for a byte."""
+
+    def __init__(self, path):
+        self.bpe = None
+        self.lengths = torch.ones(BYTES, dtype=torch.long)
+        if path != "bytes":
+            import tokenizers
+
+            self.bpe = tokenizers.Tokenizer.from_file(path)
+            tokens = [self.bpe.id_to_token(i) for i in range(self.bpe.get_vocab_size())]
+            self.lengths = torch.tensor([len(token) for token in tokens])
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def encode(self, content):
+        if self.bpe is None:
+            return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return torch.tensor(self.bpe.encode(content.decode(errors="replace")).ids, dtype=torch.int32)
+
+
+def read_corpus(paths, tokenizer):
+    """The tokens of files and folders as they come, each file once."""
     seen, parts = set(), []
     for path in paths:
         for file in texts_of(path) if os.path.isdir(path) else [path]:
             status = os.stat(file)
             if (status.st_dev, status.st_ino) not in seen:
                 seen.add((status.st_dev, status.st_ino))
-                parts.append(pathlib.Path(file).read_bytes())
-    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+                parts.append(tokenizer.encode(pathlib.Path(file).read_bytes()))
+    return torch.cat(parts)
 
 
 class Permutation:
@@ -148,17 +172,23 @@ class Permutation:
 
 
 class Batches:
-    """The text as sequences, which overlap by one token; its end is kept for validation."""
+    """The text as sequences, which overlap by one token; its end, or another text, is kept for validation."""
 
     def __init__(self, options, rank, world_size):
-        self.text = read_corpus(options.data)
+        self.tokenizer = Tokenizer(options.tokenizer)
+        self.text = read_corpus(options.data, self.tokenizer)
         self.context, self.seed = options.context, options.seed
         self.rank, self.world_size = rank, world_size
         sequences = (len(self.text) - 1) // options.context
-        kept = max(1, int(options.validation * sequences)) if options.validation > 0 else 0
-        self.samples = sequences - kept
+        if options.validation_data:
+            self.held_out = read_corpus(options.validation_data, self.tokenizer)
+            self.samples = sequences
+        else:
+            kept = max(1, int(options.validation * sequences)) if options.validation > 0 else 0
+            self.samples = sequences - kept
+            self.held_out = self.text[self.samples * options.context :]
         if self.samples < 1:
-            raise ValueError(f"expected more text than {len(self.text)} bytes for --context {options.context}")
+            raise ValueError(f"expected more text than {len(self.text)} tokens for --context {options.context}")
         self.position = 0
 
     def next(self, count):
@@ -170,6 +200,18 @@ class Batches:
             epoch, index = divmod(place, self.samples)
             start = Permutation(self.samples, self.seed, epoch)[index] * self.context
             rows.append(self.text[start : start + self.context + 1])
+        return self.split(rows)
+
+    def validation(self, count):
+        """The held-out sequences in batches of `count`, the same on all ranks."""
+        sequences = (len(self.held_out) - 1) // self.context
+        taken = min(sequences, SEQUENCES_AT_END)
+        starts = [i * sequences // taken * self.context for i in range(taken)]
+        for first in range(0, taken, count):
+            yield self.split([self.held_out[start : start + self.context + 1] for start in starts[first : first + count]])
+
+    @staticmethod
+    def split(rows):
         windows = torch.stack(rows).long()
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -188,21 +230,30 @@ def parallelize(model, parallel):
     return fully_shard(model, mesh=mesh)
 
 
-def make_optimizer(model, options):
-    """Weight decay for matrices alone: norms and biases have none."""
-    parameters = list(model.parameters())
+def make_optimizers(model, options):
+    """Weight decay for matrices alone: norms and biases have none. Muon's are the matrices in blocks."""
+    muons = []
+    if options.optimizer == "muon":
+        blocks = (model.module if options.parallel == "ddp" else model).blocks
+        muons = [p for p in blocks.parameters() if p.dim() == 2]
+    apart = {id(p) for p in muons}
+    parameters = [p for p in model.parameters() if id(p) not in apart]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2), fused=True)
+    optimizers = [torch.optim.AdamW(groups, lr=options.lr, betas=(options.beta1, options.beta2), fused=True)]
+    if muons:
+        rate = {"lr": options.lr, "adjust_lr_fn": "match_rms_adamw"}
+        optimizers.append(torch.optim.Muon(muons, weight_decay=options.weight_decay, **rate))
+    return optimizers
 
 
-def learning_rate(options, step):
-    if step < options.warmup:
-        return options.lr * (step + 1) / options.warmup
+def learning_rate(options, position):
+    if position < options.warmup:
+        return options.lr * min(position + 1, options.warmup) / options.warmup
     length = max(1, options.steps - options.warmup)
-    passed = min(step - options.warmup, length)
+    passed = min(position - options.warmup, length)
     return options.min_lr + (options.lr - options.min_lr) * (1 + math.cos(math.pi * passed / length)) / 2
 
 
@@ -212,10 +263,17 @@ class Trainer:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.batches = Batches(options, self.rank, self.world_size)
         torch.manual_seed(options.seed)
-        model = Gpt(BYTES, options.blocks, options.width, options.heads, options.context, options.dropout)
+        tokens = len(self.batches.tokenizer)
+        model = Gpt(tokens, options.blocks, options.width, options.heads, options.context, options.dropout)
         self.model = parallelize(model, options.parallel)
         torch.manual_seed(options.seed + 1 + self.rank)
-        self.optimizer = make_optimizer(self.model, options)
+        self.optimizers = make_optimizers(self.model, options)
+        self.elapsed = 0.0  # seconds, by the clock of rank 0
+
+    def loss(self, tokens, targets):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.options.precision == "bf16"):
+            logits = self.model(tokens)
+            return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def backward(self):
         """The mean loss of this rank's batch."""
@@ -226,33 +284,58 @@ class Trainer:
             tokens, targets = self.batches.next(count)
             if self.options.parallel == "ddp":
                 self.model.require_backward_grad_sync = part + 1 == parts
-            loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
+            loss = self.loss(tokens, targets)
             (loss / parts if parts > 1 else loss).backward()
             total += loss.detach()
         return total / parts
 
-    def step(self, number):
+    def rate(self, number):
+        """By whichever is further: steps, or time."""
+        position = number
+        if self.options.minutes > 0:
+            position = max(number, self.elapsed / (60 * self.options.minutes) * self.options.steps)
+        return learning_rate(self.options, position)
+
+    def step(self, rate, begun):
         """Loss and norm of the gradient, of all ranks."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.options, number)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         loss = self.backward()
         if self.options.clip > 0:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         else:
             norm = nn.utils.get_total_norm([parameter.grad for parameter in self.model.parameters()])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        loss = loss.double()
-        dist.all_reduce(loss)
-        return loss.item() / self.world_size, norm.item()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        elapsed = time.perf_counter() - begun if self.rank == 0 else 0.0
+        values = torch.stack([loss.double(), torch.tensor(elapsed, dtype=torch.double)])
+        dist.all_reduce(values)
+        self.elapsed = values[1].item()
+        return values[0].item() / self.world_size, norm.item()
+
+    @torch.no_grad()
+    def validate(self):
+        """Mean loss of a token, and nats per byte. Every rank computes all of it."""
+        self.model.eval()
+        total, tokens, length = 0.0, 0, 0
+        for inputs, targets in self.batches.validation(self.options.batch // self.world_size):
+            total += self.loss(inputs, targets).item() * targets.numel()
+            tokens += targets.numel()
+            length += self.batches.tokenizer.lengths[targets].sum().item()
+        self.model.train()
+        return total / tokens, total / length
 
     def run(self, metrics):
         tokens, seconds = self.options.batch * self.options.context, 0.0
         recent = collections.deque(maxlen=STEPS_FOR_SPEED)
-        for number in range(self.options.steps):
-            begun = time.perf_counter()
-            loss, norm = self.step(number)
+        start, number = time.perf_counter(), -1
+        while number + 1 < self.options.steps and not 0 < 60 * self.options.minutes <= self.elapsed:
+            number += 1
+            begun, rate = time.perf_counter(), self.rate(number)
+            loss, norm = self.step(rate, start)
             recent.append(time.perf_counter() - begun)
             seconds += recent[-1]
             if metrics is None:
@@ -260,7 +343,7 @@ class Trainer:
             line = {
                 "step": number + 1,
                 "loss": loss,
-                "lr": learning_rate(self.options, number),
+                "lr": rate,
                 "tokens_per_s": tokens * len(recent) / sum(recent),
                 "tokens": tokens * (number + 1),
                 "grad_norm": norm,
@@ -269,6 +352,11 @@ class Trainer:
                 "epoch": self.batches.position // self.batches.samples,
             }
             print(json.dumps(line), file=metrics, flush=True)
+        if self.options.final_validation:
+            loss, nats_per_byte = self.validate()
+            line = {"step": number + 1, "val_loss": loss, "val_nats_per_byte": nats_per_byte, "seconds": seconds}
+            if metrics is not None:
+                print(json.dumps(line), file=metrics, flush=True)
 
 
 def parse_options():
@@ -276,9 +364,14 @@ def parse_options():
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp")
     parser.add_argument("--run", required=True)
+    parser.add_argument("--validation-data", nargs="+")
+    parser.add_argument("--tokenizer", default="bytes")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--final-validation", action="store_true", help="as tessera train, which always does")
     numbers = {"blocks": 4, "width": 128, "heads": 4, "context": 128, "steps": 1500, "batch": 16, "accumulate": 1}
     numbers |= {"warmup": 40, "lr": 3e-3, "min-lr": 1e-4, "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95}
-    numbers |= {"clip": 1.0, "seed": 1, "dropout": 0.0, "validation": 0.05}
+    numbers |= {"clip": 1.0, "seed": 1, "dropout": 0.0, "validation": 0.05, "minutes": 0.0}
     for name, value in numbers.items():
         parser.add_argument("--" + name, type=type(value), default=value)
     parser.set_defaults(warmup=None)

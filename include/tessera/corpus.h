@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,11 @@ class Tokenizer {
   /// Bytes that are no UTF-8 become U+FFFD first, as in Python's `errors="replace"`, unless each
   /// byte is a token.
   std::vector<int64_t> encode(std::string_view text) const;
+  /// The same of text that others wrote: what looks like a special token, "<|im_end|>", is text
+  /// like any other.
+  std::vector<int64_t> encode_ordinary(std::string_view text) const;
+  /// The added token of this content, e.g. "<|im_end|>"; none if there is none.
+  std::optional<int64_t> added_token(std::string_view content) const;
   std::string decode(c10::ArrayRef<int64_t> tokens) const;
 
   bool is_bytes() const;

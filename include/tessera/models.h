@@ -4,6 +4,7 @@
 #include <tessera/models/config.h>
 #include <tessera/models/layers.h>
 #include <tessera/nn/methods.h>
+#include <tessera/parallel/context.h>
 #include <tessera/parallel/plan.h>
 
 #include <functional>
@@ -29,6 +30,10 @@ class CausalLMImpl : public torch::nn::Module {
   /// the head do not run: a ValueError if fully_shard has it, or a tied embedding, in a unit inside
   /// of the model.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets);
+  /// The same of rows that hold several sequences, none of which sees another: `positions`, [batch,
+  /// length], are those of each token in its sequence, as nn::packed_mask has them.
+  at::Tensor packed_loss(const at::Tensor& tokens, const at::Tensor& targets,
+                         const at::Tensor& positions);
 
   const DecoderConfig& config() const { return config_; }
   /// The layers, in order: units of fully_shard, and what checkpoint() recomputes.
@@ -38,7 +43,9 @@ class CausalLMImpl : public torch::nn::Module {
 
  private:
   /// What the head is given.
-  at::Tensor run_body(const at::Tensor& tokens);
+  at::Tensor run_body(const at::Tensor& tokens, const at::Tensor& positions = {});
+  at::Tensor loss_of_rows(const at::Tensor& tokens, const at::Tensor& targets,
+                          const at::Tensor& positions);
   /// Refuses one that is not in memory whole, or as a tensor parallel head.
   const at::Tensor& head_weight(const char* function) const;
 
@@ -48,12 +55,18 @@ class CausalLMImpl : public torch::nn::Module {
   nn::Linear lm_head_{nullptr};  // none if tied
 };
 TESSERA_MODULE(CausalLM, "tokens");
-TESSERA_MODULE_METHOD(CausalLM, loss);
+TESSERA_MODULE_METHOD(CausalLM, loss, packed_loss);
 
 /// Heads, features of the feed-forward part and rows of the vocabulary over the ranks of a mesh:
 ///   parallelize_module(net, mesh["tp"], tensor_plan(net));
 /// Ranks have to divide num_key_value_heads. Logits and loss are whole on every rank.
 ParallelPlan tensor_plan(const CausalLM& model);
+
+/// Sequences in parts, over the ranks of a mesh: attention of all layers, and positions.
+///   parallelize_module(net, mesh["cp"], context_plan(net));
+/// The model is given tokens and targets cut by context_parallel_shard; its loss is the mean over
+/// this rank's targets.
+ParallelPlan context_plan(const CausalLM& model, const ContextParallelOptions& options = {});
 
 /// What gives a module of `model` the values it starts with, for models that were built under
 /// MetaInit: fully_shard(block, {.param_init_fn = param_init_fn(net)}).

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tessera/dtensor.h>
+#include <tessera/parallel/context.h>
 #include <tessera/parallel/plan.h>
 #include <tessera/parallel/prepare.h>
 #include <tessera/parallel/styles.h>

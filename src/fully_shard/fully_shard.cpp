@@ -95,7 +95,7 @@ std::shared_ptr<State> make_state(const std::vector<torch::nn::Module*>& modules
   const auto device = find_device(parameters, options);
   const auto mesh = mesh_for(options, device.type());
   check_same_on_ranks(parameters, name, options, mesh);
-  materialise(modules, ignored, options, device);
+  materialise(kName, modules, ignored, options, device);
   if (device_of(options)) move_to_device(modules, ignored, device);
   check_parameters(parameters, device, name);
   if (options.sync_module_states) broadcast_values(modules, ignored, mesh);
@@ -118,7 +118,7 @@ std::shared_ptr<State> make_state(const std::vector<torch::nn::Module*>& modules
 void apply_one(const std::vector<torch::nn::Module*>& modules, const FullyShardOptions& options) {
   std::shared_ptr<State> state;
   for (auto* module : modules) {
-    nn::apply_composable(*module, {.function = kName, .excludes = {"replicate"}}, [&] {
+    nn::apply_composable(*module, {.function = kName, .excludes = {"replicate", "pipeline"}}, [&] {
       if (!state) state = make_state(modules, options);
       return state;
     });
@@ -129,7 +129,7 @@ void apply_one(const std::vector<torch::nn::Module*>& modules, const FullyShardO
 /// Before anything has changed.
 void check_applicable(torch::nn::Module& module) {
   nn::require_hook_point(module, kName);
-  nn::check_contract(module, {.function = kName, .excludes = {"replicate"}});
+  nn::check_contract(module, {.function = kName, .excludes = {"replicate", "pipeline"}});
 }
 
 /// What a policy makes units of, innermost first, so that each takes what is left.

@@ -269,9 +269,9 @@ void reset_attention(torch::nn::Module& module) {
     attention->_reset_parameters();
 }
 
-void check_written(const Made& made) {
+void check_written(const char* function, const Made& made) {
   for (const auto& one : made.tensors) {
-    TORCH_CHECK_VALUE(was_written(one), "fully_shard: expected param_init_fn to give values to '",
+    TORCH_CHECK_VALUE(was_written(one), function, ": expected param_init_fn to give values to '",
                       one.name, "' of ", made.where,
                       ", which was built without memory, but it wrote none; it is called with each "
                       "such module, and those that are not torch::nn's have no others");
@@ -280,15 +280,15 @@ void check_written(const Made& made) {
 
 }  // namespace
 
-void materialise(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
-                 const FullyShardOptions& options, c10::Device device) {
+void materialise(const char* function, const std::vector<torch::nn::Module*>& modules,
+                 const Ignored& ignored, const FullyShardOptions& options, c10::Device device) {
   const at::NoGradGuard no_grad;
   std::vector<Made> all;
   for (auto* module : modules) {
     visit_own(*module, ignored, [&](torch::nn::Module& part, const std::string& path) {
       auto made = give_memory(part, path, device);
       if (made.tensors.empty()) return;
-      TORCH_CHECK_VALUE(reset_known(part) || options.param_init_fn, "fully_shard: ", made.where,
+      TORCH_CHECK_VALUE(reset_known(part) || options.param_init_fn, function, ": ", made.where,
                         " has parameters or buffers without memory (on the meta device): ",
                         names_of(made.tensors),
                         "; how they start is not known for modules that are not torch::nn's: pass "
@@ -300,7 +300,7 @@ void materialise(const std::vector<torch::nn::Module*>& modules, const Ignored& 
   if (!options.param_init_fn) return;
   // When all have memory: it may write to the parts of the module that it is called with.
   for (const auto& made : all) options.param_init_fn(*made.module);
-  for (const auto& made : all) check_written(made);
+  for (const auto& made : all) check_written(function, made);
 }
 
 }  // namespace tessera::detail::fully_shard

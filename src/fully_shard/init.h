@@ -45,9 +45,9 @@ void choose_dims(std::vector<FoundParameter>& parameters, const FullyShardOption
 void remember_owner(const std::vector<FoundParameter>& parameters, const std::string& unit);
 void forget_owner(const std::vector<ShardedParameter>& parameters);
 
-/// Gives memory and values to what was built without.
-void materialise(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
-                 const FullyShardOptions& options, c10::Device device);
+/// Gives memory and values to what was built without. Throws in the name of `function`.
+void materialise(const char* function, const std::vector<torch::nn::Module*>& modules,
+                 const Ignored& ignored, const FullyShardOptions& options, c10::Device device);
 void move_to_device(const std::vector<torch::nn::Module*>& modules, const Ignored& ignored,
                     c10::Device device);
 /// Values of the first rank of the mesh, on all.

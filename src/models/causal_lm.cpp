@@ -3,6 +3,7 @@
 #include <tessera/nn/linear_cross_entropy.h>
 
 #include "dtensor/part.h"
+#include "lora/adapters.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
@@ -83,8 +84,8 @@ CausalLMImpl::CausalLMImpl(DecoderConfig config) : config_(std::move(config)) {
   for (const auto& module : modules(/*include_self=*/false)) start(*module);
 }
 
-at::Tensor CausalLMImpl::run_body(const at::Tensor& tokens) {
-  return model_.is_empty() ? transformer_(tokens) : model_(tokens);
+at::Tensor CausalLMImpl::run_body(const at::Tensor& tokens, const at::Tensor& positions) {
+  return model_.is_empty() ? transformer_(tokens, positions) : model_(tokens, positions);
 }
 
 const at::Tensor& CausalLMImpl::head_weight(const char* function) const {
@@ -106,12 +107,30 @@ at::Tensor CausalLMImpl::forward(const at::Tensor& tokens) {
 }
 
 at::Tensor CausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets) {
+  return loss_of_rows(tokens, targets, {});
+}
+
+at::Tensor CausalLMImpl::packed_loss(const at::Tensor& tokens, const at::Tensor& targets,
+                                     const at::Tensor& positions) {
+  TORCH_CHECK_VALUE(positions.defined() && positions.sizes() == tokens.sizes(),
+                    "CausalLM::packed_loss: expected a position for each token, got positions of ",
+                    positions.defined() ? positions.sizes() : at::IntArrayRef(), " for tokens of ",
+                    tokens.sizes());
+  return loss_of_rows(tokens, targets, positions);
+}
+
+at::Tensor CausalLMImpl::loss_of_rows(const at::Tensor& tokens, const at::Tensor& targets,
+                                      const at::Tensor& positions) {
   check_tokens("CausalLM::loss", tokens, config_);
   TORCH_CHECK_VALUE(targets.sizes() == tokens.sizes(),
                     "CausalLM::loss: expected a target for each token, got targets of ",
                     targets.sizes(), " for tokens of ", tokens.sizes());
+  TORCH_CHECK_VALUE(lm_head_.is_empty() || !nn::find_state(*lm_head_, detail::lora::kName),
+                    "CausalLM::loss: expected a head without adapter, which would not be computed; "
+                    "leave lm_head out of lora()'s targets, or call the model and take the loss of "
+                    "its logits");
   const auto& weight = head_weight("CausalLM::loss");
-  return nn::linear_cross_entropy(run_body(tokens), weight, targets);
+  return nn::linear_cross_entropy(run_body(tokens, positions), weight, targets);
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> CausalLMImpl::blocks() const {

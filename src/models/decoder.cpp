@@ -38,8 +38,9 @@ DecoderLayerImpl::DecoderLayerImpl(const DecoderConfig& config)
   post_attention_layernorm_ = register_module("post_attention_layernorm", norm_of(config));
 }
 
-at::Tensor DecoderLayerImpl::forward(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin) {
-  x = x + self_attn_(input_layernorm_(x), cos, sin);
+at::Tensor DecoderLayerImpl::forward(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin,
+                                     const at::Tensor& mask) {
+  x = x + self_attn_(input_layernorm_(x), cos, sin, mask);
   return x + mlp_(post_attention_layernorm_(x));
 }
 
@@ -56,10 +57,11 @@ DecoderImpl::DecoderImpl(const DecoderConfig& config) {
                                                  .scaling = config.rope_scaling}));
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& tokens) {
+at::Tensor DecoderImpl::forward(const at::Tensor& tokens, const at::Tensor& positions) {
   auto x = embed_tokens(tokens);
-  const auto [cos, sin] = rotary_emb(x);
-  for (const auto& layer : *layers) x = layer->as<DecoderLayer>()->forward(x, cos, sin);
+  const auto [cos, sin] = rotary_emb(x, positions);
+  const auto mask = positions.defined() ? nn::packed_mask(positions) : at::Tensor();
+  for (const auto& layer : *layers) x = layer->as<DecoderLayer>()->forward(x, cos, sin, mask);
   return norm(x);
 }
 

@@ -21,14 +21,13 @@ GPT2AttentionImpl::GPT2AttentionImpl(const DecoderConfig& config)
   c_proj = register_module("c_proj", nn::Linear(width, width));
 }
 
-at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x) {
+at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x, const at::Tensor& mask) {
   // By the size of a head: under tensor parallelism a rank has some of the heads.
   auto parts = c_attn(x).unflatten(-1, {3, -1, head_dim_}).unbind(-3);
   for (auto& part : parts) part = part.transpose(1, 2);  // [batch, heads, length, head_dim]
-  const auto mixed =
-      at::scaled_dot_product_attention(parts[0], parts[1], parts[2],
-                                       /*attn_mask=*/{}, is_training() ? dropout_ : 0.0,
-                                       /*is_causal=*/true);
+  const auto mixed = at::scaled_dot_product_attention(
+      parts[0], parts[1], parts[2], mask.defined() ? std::optional(mask) : std::nullopt,
+      is_training() ? dropout_ : 0.0, /*is_causal=*/!mask.defined());
   return c_proj(mixed.transpose(1, 2).flatten(2));
 }
 
@@ -48,8 +47,8 @@ GPT2BlockImpl::GPT2BlockImpl(const DecoderConfig& config)
       mlp_(register_module("mlp", GPT2MLP(config))),
       dropout_(register_module("resid_dropout", nn::Dropout(config.resid_pdrop))) {}
 
-at::Tensor GPT2BlockImpl::forward(at::Tensor x) {
-  x = x + dropout_(attn_(ln_1_(x)));
+at::Tensor GPT2BlockImpl::forward(at::Tensor x, const at::Tensor& mask) {
+  x = x + dropout_(attn_(ln_1_(x), mask));
   return x + dropout_(mlp_(ln_2_(x)));
 }
 
@@ -62,10 +61,12 @@ GPT2Impl::GPT2Impl(const DecoderConfig& config) : dropout_(config.embd_pdrop) {
   ln_f = register_module("ln_f", layer_norm_of(config));
 }
 
-at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
-  auto x = wte(tokens) + wpe(at::arange(tokens.size(1), tokens.options()));
+at::Tensor GPT2Impl::forward(const at::Tensor& tokens, const at::Tensor& positions) {
+  auto x = wte(tokens) +
+           wpe(positions.defined() ? positions : at::arange(tokens.size(1), tokens.options()));
   x = dropout_(x);
-  for (const auto& block : *h) x = block->as<GPT2Block>()->forward(x);
+  const auto mask = positions.defined() ? nn::packed_mask(positions) : at::Tensor();
+  for (const auto& block : *h) x = block->as<GPT2Block>()->forward(x, mask);
   return ln_f(x);
 }
 

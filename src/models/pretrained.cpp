@@ -2,6 +2,7 @@
 #include <tessera/nn/meta_init.h>
 
 #include "base/text.h"
+#include "lora/adapters.h"
 #include "models/pretrained_tensors.h"
 #include "state/collective_section.h"
 #include "state/export_files.h"
@@ -13,11 +14,13 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/api/include/torch/nn/modules/normalization.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 namespace tessera::models {
@@ -51,14 +54,25 @@ void reset_norm(torch::nn::Module& module) {
   if (auto* norm = dynamic_cast<torch::nn::LayerNormImpl*>(&module)) norm->reset_parameters();
 }
 
+/// But for adapters, which files of a model do not have.
+state::Differences differences_of_model(const state::ModuleValues& values, const CausalLM& model) {
+  auto differences = values.differences();
+  auto holder = model;  // of the same module
+  const auto adapters = detail::lora::adapter_names(*holder);
+  std::erase_if(differences.report.missing,
+                [&](const std::string& name) { return std::ranges::count(adapters, name) > 0; });
+  return differences;
+}
+
 /// What the files have for `model`, all that differs being an error. Nothing is read.
 std::unique_ptr<state::ModuleValues> compare(const std::string& function, const std::string& folder,
                                              const CausalLM& model,
                                              const PretrainedTensors& source) {
   auto values = std::make_unique<state::ModuleValues>(function, *model, source, /*converts=*/true);
-  TORCH_CHECK_VALUE(values->differences().empty(), function, ": ", folder,
+  const auto differences = differences_of_model(*values, model);
+  TORCH_CHECK_VALUE(differences.empty(), function, ": ", folder,
                     ": expected the names and shapes of a ", name_of(model->config().family),
-                    " model of this config", values->differences().to_string(),
+                    " model of this config", differences.to_string(),
                     "; nothing was loaded; is config.json that of these weights?");
   return values;
 }
@@ -106,6 +120,16 @@ std::map<std::string, std::string> texts_of(const CausalLM& model,
   const auto dtype = model->parameters().front().scalar_type();
   texts["config.json"] = config_text(model->config(), dtype);
   return texts;
+}
+
+/// Adapters are no part of the files: their layers' weights hold them, or they would be lost.
+std::set<std::string> left_out(torch::nn::Module& model) {
+  for (const auto& layer : detail::lora::adapted_layers(model))
+    TORCH_CHECK_VALUE(layer.state->is_merged,
+                      "save_pretrained: expected a model whose adapters are merged, got '",
+                      layer.name, "', whose is not; call merge_lora(net) first, or save_lora");
+  const auto names = detail::lora::adapter_names(model);
+  return {names.begin(), names.end()};
 }
 
 }  // namespace
@@ -167,12 +191,15 @@ void save_pretrained(const CausalLM& model, const std::string& folder,
   constexpr const char* kFunction = "save_pretrained";
   const state::CollectiveSection ranks(options.group);
   std::map<std::string, std::string> texts;
+  auto holder = model;  // of the same module
+  std::set<std::string> adapters;
   const auto sizes = ranks.run(
       kFunction,
       [&] {
         TORCH_CHECK_VALUE(options.max_shard_bytes > 0,
                           "save_pretrained: expected max_shard_bytes above 0, got ",
                           options.max_shard_bytes);
+        adapters = left_out(*holder);
         if (ranks.rank() == 0) texts = texts_of(model, options);
         return std::to_string(options.max_shard_bytes);
       },
@@ -183,7 +210,6 @@ void save_pretrained(const CausalLM& model, const std::string& folder,
                       "save_pretrained: expected the same max_shard_bytes on all ranks, got ",
                       sizes[0], " on rank 0 and ", sizes[rank], " on rank ", rank);
   }
-  auto holder = model;  // of the same module
   const auto family = model->config().family;
   state::export_folder(
       kFunction, folder, *holder, options.group,
@@ -191,7 +217,8 @@ void save_pretrained(const CausalLM& model, const std::string& folder,
            [family](const std::string& name) { return is_transposed_in_files(family, name); },
        .max_file_bytes = static_cast<uint64_t>(options.max_shard_bytes),
        .metadata = {{"format", "pt"}},
-       .texts = std::move(texts)});
+       .texts = std::move(texts),
+       .is_left_out = [&](const std::string& name) { return adapters.contains(name); }});
 }
 
 }  // namespace tessera::models

@@ -63,4 +63,11 @@ ParallelPlan tensor_plan(const CausalLM& model) {
   return plan;
 }
 
+ParallelPlan context_plan(const CausalLM& model, const ContextParallelOptions& options) {
+  const ContextParallel style(options);
+  if (model->config().family == Family::GPT2)
+    return {{"transformer.h.*.attn", style}, {"transformer.wpe", style}};
+  return {{"model.layers.*.self_attn", style}, {"model.rotary_emb", style}};
+}
+
 }  // namespace tessera::models

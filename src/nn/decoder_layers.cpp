@@ -1,6 +1,8 @@
 #include <tessera/nn/decoder_layers.h>
 #include <tessera/nn/services.h>
 
+#include "nn/positions.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -180,6 +182,9 @@ std::tuple<at::Tensor, at::Tensor> RotaryEmbeddingImpl::forward(const at::Tensor
   const auto dtype = x.scalar_type();
   if (!positions.defined()) {
     const auto length = x.size(-2);
+    if (const auto local = find_positions(*this))
+      return RotaryEmbeddingImpl::forward(
+          x, local->of(length, cos.device(), options.max_position, "RotaryEmbedding"));
     TORCH_CHECK_VALUE(length <= options.max_position, "RotaryEmbedding: expected a length of at ",
                       "most max_position (", options.max_position, "), got ", length,
                       "; make it with a larger one");
@@ -242,8 +247,15 @@ void GroupedQueryAttentionImpl::reset() {
           .head_dim = dim, .base = *options.rotary_base, .max_position = options.max_position}));
 }
 
+at::Tensor packed_mask(const at::Tensor& positions) {
+  TORCH_CHECK_VALUE(positions.dim() == 2,
+                    "packed_mask: expected positions of [batch, length], got ", positions.sizes());
+  const auto sequence = (positions == 0).cumsum(1);
+  return (sequence.unsqueeze(2) == sequence.unsqueeze(1)).tril().unsqueeze(1);
+}
+
 at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Tensor& cos,
-                                              const at::Tensor& sin) {
+                                              const at::Tensor& sin, const at::Tensor& mask) {
   TORCH_CHECK_VALUE(x.dim() == 3, "GroupedQueryAttention: expected an x of [batch, length, ",
                     options.d_model, "], got ", x.sizes());
   TORCH_CHECK_VALUE(cos.defined() == sin.defined(),
@@ -270,8 +282,9 @@ at::Tensor GroupedQueryAttentionImpl::forward(const at::Tensor& x, const at::Ten
     key = apply_rotary(key, for_heads(cosines), for_heads(sines));
   }
   const auto mixed = at::scaled_dot_product_attention(
-      query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), /*attn_mask=*/{},
-      is_training() ? options.dropout : 0.0, options.causal, /*scale=*/std::nullopt,
+      query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+      mask.defined() ? std::optional(mask) : std::nullopt, is_training() ? options.dropout : 0.0,
+      options.causal && !mask.defined(), /*scale=*/std::nullopt,
       /*enable_gqa=*/options.heads != options.kv_heads);
   return o_proj(mixed.transpose(1, 2).flatten(2));
 }

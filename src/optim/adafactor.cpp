@@ -151,7 +151,7 @@ class AdafactorRule final : public Optimizer::Rule {
 
   bool starts_with_state() const override { return true; }
 
-  void check_parameter(const at::Tensor& parameter, size_t index) const override {
+  void check_parameter(Options&, const at::Tensor& parameter, size_t index) const override {
     TORCH_CHECK_TYPE(at::isFloatingType(parameter.scalar_type()),
                      "Adafactor: expected floating-point parameters, got parameter ", index,
                      " of its group, of ", comm::name_of_dtype(parameter.scalar_type()),

@@ -347,6 +347,10 @@ class AdamRule final : public Optimizer::Rule {
 
 }  // namespace
 
+std::unique_ptr<Optimizer::Rule> make_adamw_rule() {
+  return std::make_unique<AdamRule<AdamWOptions>>("AdamW");
+}
+
 Adam::Adam(std::vector<at::Tensor> params, AdamOptions options)
     : Adam(std::vector<ParamGroup>{ParamGroup(std::move(params))}, options) {}
 
@@ -362,8 +366,7 @@ AdamW::AdamW(std::vector<at::Tensor> params, AdamWOptions options)
     : AdamW(std::vector<ParamGroup>{ParamGroup(std::move(params))}, options) {}
 
 AdamW::AdamW(const std::vector<ParamGroup>& groups, AdamWOptions defaults)
-    : Optimizer(groups, std::make_unique<AdamRule<AdamWOptions>>("AdamW"),
-                checked_defaults(defaults)) {}
+    : Optimizer(groups, make_adamw_rule(), checked_defaults(defaults)) {}
 
 AdamWOptions& AdamW::options(size_t group) {
   return options_as<AdamWOptions>(options_of(group), "AdamW");

@@ -3,6 +3,7 @@
 #include "optim/rule.h"
 
 #include <cstddef>
+#include <memory>
 
 namespace tessera::optim {
 
@@ -16,6 +17,9 @@ struct AdamStep {
   double beta1, beta2, eps, weight_decay;
   bool amsgrad, maximize, decoupled_weight_decay;
 };
+
+/// AdamW's, for an optimizer that updates some of its groups as AdamW does.
+std::unique_ptr<Optimizer::Rule> make_adamw_rule();
 
 /// One parameter after the other. Under a recorder nothing that depends on the step leaves the
 /// tensors; the bits are the same.

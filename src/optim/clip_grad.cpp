@@ -114,6 +114,20 @@ at::Tensor total_norm_of(const char* caller, const Tensors& tensors, double norm
   return total;
 }
 
+/// The norm would be that of a part, and each rank would clip by its own.
+void check_all_here(at::TensorList parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.grad().defined() || !parameter.requires_grad() || !is_dtensor(parameter))
+      continue;
+    TORCH_CHECK_VALUE(DTensor::of(parameter).mesh().coordinate(),
+                      "clip_grad_norm_: expected parameters of which this rank has a part, got one "
+                      "of shape ",
+                      parameter.sizes(), " that is on ", DTensor::of(parameter).mesh(),
+                      "; of a pipeline's net, call clip_grad_norm_ of the Pipeline, which takes "
+                      "all stages together");
+  }
+}
+
 }  // namespace
 
 at::Tensor get_total_norm(at::TensorList tensors, double norm_type, bool error_if_nonfinite,
@@ -126,6 +140,7 @@ at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm, double no
                            bool error_if_nonfinite, std::optional<bool> foreach) {
   const at::NoGradGuard no_grad;
   const Tensors grads = gradients_of(parameters);
+  check_all_here(parameters);
   const at::Tensor total =
       total_norm_of("clip_grad_norm_", grads, norm_type, error_if_nonfinite, foreach);
   // A multiplication by 1 where nothing is to be clipped: asking first would wait for the device.

@@ -2,6 +2,7 @@
 
 #include "comm/type_names.h"
 #include "dtensor/part.h"
+#include "optim/adam.h"
 #include "optim/arithmetic.h"
 #include "optim/newton_schulz.h"
 #include "optim/options.h"
@@ -19,7 +20,8 @@
 namespace tessera::optim {
 namespace {
 
-constexpr size_t kMomentum = 0;
+constexpr size_t kMomentum = kExpAvgSqScale + 1;  // behind AdamW's state
+constexpr unsigned kKept = 1U << kMomentum;
 
 /// By how much a matrix's learning rate differs from its group's.
 double lr_factor(const MuonOptions& options, const at::Tensor& param) {
@@ -78,46 +80,74 @@ void descend(at::Tensor& param, const at::Tensor& update, const LearningRate& lr
   }
 }
 
+bool is_adamws(const torch::optim::OptimizerOptions& options) {
+  return dynamic_cast<const GroupOptions<AdamWOptions>*>(&options) != nullptr;
+}
+
+/// Groups with AdamWOptions are AdamW's: what concerns them goes to its rule.
 class MuonRule final : public Optimizer::Rule {
  public:
-  const char* name() const override { return "Muon"; }
-  const std::vector<std::string>& state_names() const override {
-    static const std::vector<std::string> kNames = {"momentum_buffer"};
-    return kNames;
+  MuonRule() : adamw_(make_adamw_rule()), names_(adamw_->state_names()) {
+    names_.emplace_back("momentum_buffer");
+    TORCH_INTERNAL_ASSERT(names_.size() == kMomentum + 1);
   }
+
+  const char* name() const override { return "Muon"; }
+  const std::vector<std::string>& state_names() const override { return names_; }
 
   Demand demand(Options& options) const override {
+    if (is_adamws(options)) return adamw_->demand(options);
     options_as<MuonOptions>(options, name());
-    return {.foreach = false, .fused = false, .kept = 1U << kMomentum};
+    return {.foreach = false, .fused = false, .kept = kKept};
   }
 
-  at::Tensor new_state(const std::string&, const at::Tensor& parameter,
-                       const Demand&) const override {
-    return at::zeros_like(parameter);
+  bool may_have(const std::string& name, const Demand& demand) const override {
+    return (name == names_[kMomentum]) == (demand.kept == kKept);
+  }
+
+  at::Tensor new_state(const std::string& name, const at::Tensor& parameter,
+                       const Demand& demand) const override {
+    if (!may_have(name, demand)) return {};
+    return demand.kept == kKept ? at::zeros_like(parameter)
+                                : adamw_->new_state(name, parameter, demand);
   }
 
   bool starts_with_state() const override { return true; }
+  bool is_saved(const std::string& name, const at::Tensor& parameter) const override {
+    return adamw_->is_saved(name, parameter);
+  }
+  State dense(const at::Tensor& parameter, const State& kept) const override {
+    return adamw_->dense(parameter, kept);
+  }
+  void write(const std::string& name, const at::Tensor& parameter, const at::Tensor& value,
+             State& into) const override {
+    adamw_->write(name, parameter, value, into);
+  }
 
-  void check_parameter(const at::Tensor& parameter, size_t index) const override {
+  void check_parameter(Options& options, const at::Tensor& parameter, size_t index) const override {
+    if (is_adamws(options)) return;
     TORCH_CHECK_VALUE(parameter.dim() == 2, "Muon: expected matrices, got parameter ", index,
                       " of its group with ", parameter.dim(), " dimensions, of shape ",
-                      parameter.sizes(), "; give biases, norms and the like to AdamW");
+                      parameter.sizes(),
+                      "; put biases, norms and the like into a group with AdamWOptions");
     TORCH_CHECK_TYPE(at::isFloatingType(parameter.scalar_type()),
                      "Muon: expected floating-point parameters, got parameter ", index,
                      " of its group, of ", comm::name_of_dtype(parameter.scalar_type()),
                      "; give it to another optimizer");
   }
 
-  void check(const at::Tensor& parameter, bool sparse, Kernels) const override {
+  void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const override {
     TORCH_CHECK_NOT_IMPLEMENTED(!sparse,
                                 "Muon does not support sparse gradients, got one for a parameter "
                                 "of shape ",
                                 parameter.sizes(),
                                 "; give embeddings to another optimizer, or make the layer with "
                                 "sparse(false)");
+    adamw_->check(parameter, sparse, kernels);
   }
 
   uint64_t fingerprint(Options& options) const override {
+    if (is_adamws(options)) return adamw_->fingerprint(options);
     const auto& values = options_as<MuonOptions>(options, name());
     const auto [a, b, c] = values.ns_coefficients;
     return fingerprint_of(values.weight_decay, values.momentum, values.nesterov, a, b, c,
@@ -126,10 +156,12 @@ class MuonRule final : public Optimizer::Rule {
   }
 
   void update(ParamBucket& bucket, Options& options, const LearningRate& lr,
-              const AmpScaling&) const override {
+              const AmpScaling& scaling) const override {
+    if (is_adamws(options)) return adamw_->update(bucket, options, lr, scaling);
     const auto& values = options_as<MuonOptions>(options, name());
-    const NewtonSchulz iteration{values.ns_coefficients, values.ns_steps, values.eps};
     for (const auto& batch : batches_of(bucket.params)) {
+      const bool is_wide = bucket.params[batch[0]].is_cpu() && !has_bfloat16_products();
+      const NewtonSchulz iteration{values.ns_coefficients, values.ns_steps, values.eps, is_wide};
       std::vector<at::Tensor> updates;
       for (const size_t i : batch)
         updates.push_back(
@@ -140,6 +172,10 @@ class MuonRule final : public Optimizer::Rule {
         descend(bucket.params[batch[k]], updates[k], lr, values);
     }
   }
+
+ private:
+  std::unique_ptr<Optimizer::Rule> adamw_;
+  std::vector<std::string> names_;
 };
 
 }  // namespace

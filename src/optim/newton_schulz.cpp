@@ -18,11 +18,16 @@ namespace {
 
 at::Tensor iterated(at::Tensor matrix, const NewtonSchulz& iteration) {
   const auto [a, b, c] = iteration.coefficients;
+  const auto dtype = iteration.are_products_wide ? at::kFloat : at::kBFloat16;
+  // Each result is rounded to bfloat16 either way.
+  const auto rounded = [&](const at::Tensor& result) { return result.to(at::kBFloat16).to(dtype); };
+  matrix = matrix.to(dtype);
   for (int64_t i = 0; i < iteration.steps; ++i) {
-    const at::Tensor gram = at::mm(matrix, matrix.t());
-    matrix = at::addmm(matrix, at::addmm(gram, gram, gram, b, c), matrix, a);
+    const at::Tensor gram = rounded(at::mm(matrix, matrix.t()));
+    const at::Tensor inner = rounded(at::addmm(gram, gram, gram, b, c));
+    matrix = rounded(at::addmm(matrix, inner, matrix, a));
   }
-  return matrix;
+  return matrix.to(at::kBFloat16);
 }
 
 /// [matrices, rows, columns]
@@ -65,6 +70,14 @@ at::Tensor moved(const at::Tensor& tensor, const Placements& placements) {
 }
 
 }  // namespace
+
+bool has_bfloat16_products() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
 
 std::vector<at::Tensor> orthogonalized(at::TensorList matrices, const NewtonSchulz& iteration) {
   const bool are_batched = matrices.size() > 1 && !matrices[0].is_cpu();

@@ -12,7 +12,13 @@ struct NewtonSchulz {
   std::array<double, 3> coefficients;
   int64_t steps;
   double eps;  // least norm that is divided by
+  /// Of single matrices: products in float32, rounded to bfloat16 as products of those are.
+  bool are_products_wide = false;
 };
+
+/// Whether the processor has instructions for products of bfloat16. Without them libtorch's take
+/// many times as long as those of float32.
+bool has_bfloat16_products();
 
 /// For each matrix U S V^T about U V^T, in bfloat16. Plain matrices of one shape. On an accelerator
 /// they are iterated together, in batched products; on the CPU, where that saves nothing and rounds

@@ -179,7 +179,7 @@ void Optimizer::add_param_group(const ParamGroup& group) {
   if (!copy.has_options()) copy.set_options(defaults_->clone());
   impl_->rule->demand(copy.options());
   for (const auto i : c10::irange(copy.params().size()))
-    impl_->rule->check_parameter(copy.params()[i], i);
+    impl_->rule->check_parameter(copy.options(), copy.params()[i], i);
   param_groups_.push_back(std::move(copy));
   ++impl_->rule->groups_added;
 }

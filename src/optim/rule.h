@@ -51,8 +51,13 @@ class Optimizer::Rule {
                                const Demand& demand) const = 0;
   /// False: the first update makes the state.
   virtual bool starts_with_state() const = 0;
-  /// Throws if no step could take the parameter, `index` of its group.
-  virtual void check_parameter(const at::Tensor& /*parameter*/, size_t /*index*/) const {}
+  /// Whether a parameter of a group with such a demand may have the state.
+  virtual bool may_have(const std::string& /*name*/, const Demand& /*demand*/) const {
+    return true;
+  }
+  /// Throws if no step could take the parameter, `index` of a group with these options.
+  virtual void check_parameter(Options& /*options*/, const at::Tensor& /*parameter*/,
+                               size_t /*index*/) const {}
   /// Throws if these kernels can't take the parameter and its gradient.
   virtual void check(const at::Tensor& parameter, bool sparse, Kernels kernels) const = 0;
   /// For a recorder: a number that tells all options but the learning rate apart.

@@ -94,7 +94,7 @@ void check_state(const std::string& caller, const Optimizer::Rule& rule, const D
   std::vector<std::string> names, complete;
   for (const auto i : c10::irange(rule.state_names().size())) {
     const std::string& name = rule.state_names()[i];
-    if (!rule.is_saved(name, parameter)) continue;
+    if (!rule.may_have(name, demand) || !rule.is_saved(name, parameter)) continue;
     names.push_back(name);
     if (demand.kept >> i & 1U) complete.push_back(name);
   }

@@ -36,6 +36,10 @@ void distribute_once(const StyleTarget& target, const char* style,
                       " is applied to it already and ", style,
                       " came; name it in one entry of one plan");
   }
+  TORCH_CHECK_VALUE(!nn::find_state(target.module, "lora"), "parallelize_module: expected ",
+                    describe(target),
+                    " without adapters, which are placed as its weight is; call "
+                    "parallelize_module first, then lora");
   nn::apply_composable(target.module,
                        {.function = kFunction, .excludes = {"distribute_module", "fully_shard"}},
                        [&] {

@@ -59,7 +59,7 @@ std::shared_ptr<State> apply(torch::nn::Module& module, ReplicateOptions options
                         : is_hooked ? Boundary::Hooks
                                     : Boundary::None;
   std::shared_ptr<State> state;
-  nn::apply_composable(module, {.function = kName, .excludes = {"fully_shard"}}, [&] {
+  nn::apply_composable(module, {.function = kName, .excludes = {"fully_shard", "pipeline"}}, [&] {
     state = std::make_shared<State>(module, std::move(options), boundary);
     if (is_hooked) {
       add_hooks(module, state);

@@ -209,6 +209,16 @@ void State::set_syncs_gradients(bool syncs) {
   if (engine_) engine_->reducer().require_sync(syncs);
 }
 
+void State::begin_backward(const std::vector<at::Tensor>& outputs) {
+  set_syncs_gradients(true);
+  if (boundary_ == Boundary::None || !engine_) return;
+  auto& reducer = engine_->reducer();
+  reducer.begin(/*synchronise=*/true,
+                searches_unused() ? find_unused(outputs, reducer.parameters().tensors)
+                                  : std::vector<size_t>(),
+                /*forward_seconds=*/0, /*graph=*/nullptr);
+}
+
 void State::set_hook(CommHook hook) {
   TORCH_CHECK_VALUE(hook, "register_comm_hook: expected a function, got an empty one");
   TORCH_CHECK(!hook_, "register_comm_hook: ", nn::name_of(module_), " already has a comm hook");
@@ -308,7 +318,7 @@ void State::after_forward(c10::function_ref<void(nn::TensorVisitor)> for_each_ou
   if (is_in_backward() || !engine_ || !c10::GradMode::is_enabled()) return;
   std::vector<size_t> unused;
   auto& reducer = engine_->reducer();
-  if (requires_sync_ && options_.find_unused_parameters && !options_.static_graph) {
+  if (requires_sync_ && searches_unused()) {
     std::vector<at::Tensor> outputs;
     for_each_output([&](at::Tensor& tensor) { outputs.push_back(tensor); });
     unused = find_unused(outputs, reducer.parameters().tensors);

@@ -46,6 +46,11 @@ class State final : public nn::ComposableState,
   void build();
   bool syncs_gradients() const override { return requires_sync_; }
   void set_syncs_gradients(bool syncs) override;
+  /// Whether the outputs of a forward tell which parameters get no gradient.
+  bool searches_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  /// The backward that comes next, of these outputs, is averaged, and gradients stay so until they
+  /// are not: for several forwards before their backwards.
+  void begin_backward(const std::vector<at::Tensor>& outputs);
   void set_hook(CommHook hook);
   const Group& group() const { return group_; }  // once it is built
   std::string module_name() const { return nn::name_of(module_); }

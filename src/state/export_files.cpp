@@ -41,6 +41,17 @@ struct Named {
   PlannedValue value;
 };
 
+/// Rank 0 could not get them: the ranks that have them are not those it would gather from.
+void check_all_here(const std::string& function, const Holdings& holdings) {
+  for (const auto& holding : holdings.tensors) {
+    TORCH_CHECK_VALUE(!is_elsewhere(holding.tensor), function,
+                      ": expected a module of which each rank has a part of each tensor, but '",
+                      holding.name,
+                      "' is on other ranks, as in a pipeline; save() it, load() that into a module "
+                      "without a pipeline, and write that one");
+  }
+}
+
 /// All tensors of the module, in its order.
 std::vector<Named> named_tensors(
     const Holdings& holdings, const std::function<bool(const std::string& name)>& is_transposed) {
@@ -256,6 +267,7 @@ void export_file(const std::string& function, const std::string& path, torch::nn
   std::vector<PlannedFile> files;
   ranks.run(function, [&] {
     holdings = hold_module(function, module);
+    check_all_here(function, holdings);
     files.push_back(plan_file(function, path, named_tensors(holdings, {}), {}));
     return std::string();
   });
@@ -278,7 +290,11 @@ void export_folder(const std::string& function, const std::string& folder,
         TORCH_CHECK_VALUE(!folder.empty(), function, ": expected the path of a folder, got none");
         place = std::filesystem::absolute(folder).lexically_normal();
         holdings = hold_module(function, module);
-        files = plan_folder(function, place, named_tensors(holdings, form.is_transposed), form);
+        check_all_here(function, holdings);
+        auto tensors = named_tensors(holdings, form.is_transposed);
+        if (form.is_left_out)
+          std::erase_if(tensors, [&](const auto& one) { return form.is_left_out(one.entry.name); });
+        files = plan_folder(function, place, std::move(tensors), form);
         return std::string();
       },
       folder);

@@ -41,8 +41,9 @@ struct ExportForm {
   std::function<bool(const std::string& name)> is_transposed;
   /// Of the tensors in a file; one that is larger has a file of its own.
   uint64_t max_file_bytes = 0;
-  std::map<std::string, std::string> metadata = {};  // of each file
-  std::map<std::string, std::string> texts = {};     // further files: name -> content
+  std::map<std::string, std::string> metadata = {};               // of each file
+  std::map<std::string, std::string> texts = {};                  // further files: name -> content
+  std::function<bool(const std::string& name)> is_left_out = {};  // empty: nothing is
 };
 
 /// Into `folder`, which is made: model.safetensors, or several files and an index, which replace

@@ -57,6 +57,10 @@ std::string state_name(const std::string& parameter, const std::string& field) {
   return kOptimizerPrefix + parameter + "/" + field;
 }
 
+bool is_elsewhere(const at::Tensor& tensor) {
+  return dtensor::has_part(tensor) && !dtensor::part_of(tensor).spec->is_member;
+}
+
 Holding hold(const std::string& function, std::string name, const at::Tensor& tensor,
              const at::Tensor& parameter) {
   const bool is_distributed = dtensor::has_part(tensor);
@@ -66,7 +70,7 @@ Holding hold(const std::string& function, std::string name, const at::Tensor& te
       .local = is_distributed ? dtensor::part_of(tensor).local().detach() : tensor.detach(),
       .shape = tensor.sizes().vec(),
       .pieces = {}};
-  if (is_distributed && !dtensor::part_of(tensor).spec->is_member) return holding;
+  if (is_elsewhere(tensor)) return holding;
   const auto box = own_box(function, holding.name, tensor);
   if (volume(box.length) == 0) return holding;
   const auto packed = dtensor::packed_rows(parameter);
@@ -118,6 +122,8 @@ Holdings hold_optimizer(const std::string& function, const torch::nn::Module& mo
   for (size_t g = 0; g < names.size(); ++g) {
     for (size_t i = 0; i < names[g].size(); ++i) {
       const auto& parameter = optimizer.param_groups()[g].params()[i];
+      // What there is of it, such as steps counted, is older than where the parameter is.
+      if (is_elsewhere(parameter)) continue;
       for (const auto& [field, value] : kind->read(optimizer, parameter)) {
         holdings.tensors.push_back(
             hold(function, state_name(names[g][i], field), value, parameter));

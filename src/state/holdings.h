@@ -35,6 +35,10 @@ struct Holding {
   bool may_differ = false;  // between ranks that hold the same piece: a buffer, see Note [copies]
 };
 
+/// Whether this rank has nothing of a tensor that others have, such as a parameter of their stage
+/// of a pipeline.
+bool is_elsewhere(const at::Tensor& tensor);
+
 /// `parameter`: the tensor itself, or the parameter whose state it is and as which it is placed.
 Holding hold(const std::string& function, std::string name, const at::Tensor& tensor,
              const at::Tensor& parameter);

@@ -4,6 +4,7 @@
 #include "state/collective_section.h"
 #include "state/files/folders.h"
 #include "state/files/stored_checkpoint.h"
+#include "state/holdings.h"
 #include "state/optimizer_state_dict.h"
 #include "state/optimizer_text.h"
 #include "state/read_values.h"
@@ -58,6 +59,7 @@ OptimizerStateDict read_optimizer(state::StoredCheckpoint& source, const torch::
     const auto [parameter, field] = parameter_and_field(name);
     if (!takes(parameter)) continue;
     const auto found = parameters.find(parameter);
+    if (found != parameters.end() && state::is_elsewhere(found->second.tensor)) continue;
     const bool is_placed = found != parameters.end() && field != "step" &&
                            stored.shape == optim::state_sizes(field, found->second.shape);
     dict.state[parameter][field] =

@@ -1,5 +1,7 @@
 #include "state/optimizer_kind.h"
 
+#include "optim/options.h"
+
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -12,6 +14,8 @@
 #include <functional>
 #include <optional>
 #include <typeinfo>
+#include <unordered_set>
+#include <utility>
 
 namespace tessera::state {
 namespace {
@@ -34,6 +38,21 @@ Names required_of_adafactor(const at::Tensor& parameter) {
 TesseraNames adam_names(const char* kind) {
   return {kind, {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, [](const at::Tensor&) {
             return required_adam_names();
+          }};
+}
+
+/// Groups of Muon's with AdamWOptions have AdamW's state.
+TesseraNames muon_names(const torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const c10::TensorImpl*> adamws;
+  for (const auto& group : optimizer.param_groups()) {
+    if (optim::read_options(group.options()).count("ns_steps") > 0) continue;
+    for (const auto& parameter : group.params()) adamws.insert(parameter.unsafeGetTensorImpl());
+  }
+  return {"Muon",
+          {"momentum_buffer", "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+          [adamws = std::move(adamws)](const at::Tensor& parameter) {
+            return adamws.count(parameter.unsafeGetTensorImpl()) > 0 ? required_adam_names()
+                                                                     : Names{"momentum_buffer"};
           }};
 }
 
@@ -151,9 +170,7 @@ std::optional<TesseraNames> tessera_names(const torch::optim::Optimizer& optimiz
   if (is<optim::SGD>(optimizer)) return TesseraNames{"SGD", {"momentum_buffer"}, nothing};
   if (is<optim::Adam>(optimizer)) return adam_names("Adam");
   if (is<optim::AdamW>(optimizer)) return adam_names("AdamW");
-  if (is<optim::Muon>(optimizer))
-    return TesseraNames{
-        "Muon", {"momentum_buffer"}, [](const at::Tensor&) { return Names{"momentum_buffer"}; }};
+  if (is<optim::Muon>(optimizer)) return muon_names(optimizer);
   if (is<optim::Adafactor>(optimizer))
     return TesseraNames{
         "Adafactor", {"step", "row_var", "col_var", "variance"}, required_of_adafactor};

@@ -7,6 +7,7 @@
 #include "optim/options.h"
 #include "optim/state.h"
 #include "state/dict_values.h"
+#include "state/holdings.h"
 #include "state/optimizer_kind.h"
 #include "state/state_dict.h"
 
@@ -164,7 +165,7 @@ void OptimizerLoader::load() {
     if (groups_[g] != nullptr)
       optim::write_options(own.options(), optim::read_options(*options_for(g)));
     for (size_t i = 0; i < names_[g].size(); ++i) {
-      if (given_.count(names_[g][i]))
+      if (given_.count(names_[g][i]) && !is_elsewhere(own.params()[i]))
         kind_->write(optimizer_, own.params()[i], placed_state(names_[g][i], own.params()[i]));
     }
   }
@@ -172,6 +173,7 @@ void OptimizerLoader::load() {
 
 void OptimizerLoader::check_state(const std::string& name, const at::Tensor& parameter,
                                   const DictGroup& group) const {
+  if (is_elsewhere(parameter)) return;
   const auto found = dict_.state.find(name);
   const bool has_state = found != dict_.state.end() && !found->second.empty();
   TORCH_CHECK_VALUE(has_state || !kind_->starts_with_state(), where_, ": expected state for '",

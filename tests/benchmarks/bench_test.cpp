@@ -279,7 +279,7 @@ TEST(BenchTrain, NamesWhatItKnows) {
 TEST(BenchMemory, ListsItsChoices) {
   const auto result = bench({"memory", "--list"});
   EXPECT_TRUE(result.status.ok());
-  EXPECT_THAT(result.output, HasSubstr("jobs: gpt\nmodes: plain,checkpoint"));
+  EXPECT_THAT(result.output, HasSubstr("jobs: gpt,attention\nmodes: plain,checkpoint"));
 }
 
 TEST(BenchMemory, WritesOneRowPerMode) {
@@ -314,6 +314,23 @@ TEST(BenchMemory, WritesOneRowPerMode) {
   }
   EXPECT_THAT(result.output, HasSubstr("bench memory: gpt: pair 1 of 1"));
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "memory.machine.txt"));
+}
+
+TEST(BenchMemory, AttentionToASequenceOnSeveralRanksTakesNoMoreThanItMay) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "memory.csv";
+  const auto result =
+      bench({"memory", "--jobs", "attention", "--tokens", "4096", "--ranks", "2", "--csv", path});
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const Table table(path);
+  ASSERT_EQ(table.rows.size(), 2U);
+  EXPECT_EQ(table.rows[0].at("job"), "attention of 4096 tokens");
+  EXPECT_EQ(table.rows[0].at("mode"), "plain");
+  EXPECT_EQ(table.rows[1].at("mode"), "context_parallel");
+  EXPECT_EQ(table.rows[1].at("blocks"), "1");
+  EXPECT_EQ(table.rows[1].at("step_ms"), "") << "not timed";
+  EXPECT_LE(table.number(1, "peak_bytes"), table.number(1, "bound_bytes"));
+  EXPECT_LT(table.number(1, "peak_bytes"), table.number(0, "peak_bytes"));
 }
 
 TEST(BenchMemory, FullyShardTakesNoMoreThanItMay) {

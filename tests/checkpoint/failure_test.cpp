@@ -192,8 +192,8 @@ TEST(CheckpointDeterminism, NoneAcceptsOtherShapes) {
   const auto x = torch::randn({3}).requires_grad_();
   const auto function = changing([](const at::Tensor& t) { return t.sin(); },
                                  [](const at::Tensor& t) { return t.view({1, 3}).sin(); });
-  const auto gradients =
-      grad({checkpoint_call({.determinism_check = DeterminismCheck::None}, function, x).sum()}, {x});
+  const auto gradients = grad(
+      {checkpoint_call({.determinism_check = DeterminismCheck::None}, function, x).sum()}, {x});
   EXPECT_TRUE(torch::allclose(gradients.at(0).reshape({3}), x.cos()));
 }
 

@@ -1,4 +1,5 @@
 // What users do with replicated models, and what they are told. One test per error.
+#include <tessera/fully_shard.h>
 #include <tessera/nn.h>
 #include <tessera/replicate.h>
 

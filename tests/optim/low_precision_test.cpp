@@ -232,7 +232,7 @@ TEST(OptimErrors, MatricesAlone) {
   const at::Tensor matrix = large_parameter(), vector = at::ones({3}).set_requires_grad(true);
   EXPECT_EQ(message_of([&] { Muon({matrix, vector}); }),
             "Muon: expected matrices, got parameter 1 of its group with 1 dimensions, of shape "
-            "[3]; give biases, norms and the like to AdamW");
+            "[3]; put biases, norms and the like into a group with AdamWOptions");
   EXPECT_THAT(message_of<c10::TypeError>(
                   [&] { Muon({at::ones({2, 2}, at::kComplexFloat).set_requires_grad(true)}); }),
               ::testing::HasSubstr("Muon: expected floating-point parameters, got parameter 0"));

@@ -46,6 +46,15 @@ std::vector<SavedKind> saved_kinds() {
            [](auto params) {
              return std::make_unique<Muon>(params, MuonOptions{.lr = 0.02, .eps = 1e-6});
            }},
+          {"Muon with groups of AdamW", false,
+           [](const auto& params) {
+             std::vector<at::Tensor> matrices, others;
+             for (const auto& param : params)
+               (param.dim() == 2 ? matrices : others).push_back(param);
+             return std::make_unique<Muon>(std::vector<ParamGroup>{
+                 param_group(matrices, MuonOptions{.lr = 0.02, .eps = 1e-6}),
+                 param_group(others, AdamWOptions{.lr = 0.01})});
+           }},
           {"Adafactor", false,
            [](auto params) {
              return std::make_unique<Adafactor>(params, AdafactorOptions{.lr = 0.05, .d = 1.5});
@@ -75,9 +84,11 @@ Wholes saved_wholes(const CheckpointNet& net, const Optimizer& optimizer, Layout
       wholes[name] = (is_packed && has_rows ? unpack_rows(value, 3, ranks) : value).clone();
     };
     add(item.key(), item.value(), true);
-    const auto& known = optimizer.param_groups()[0].params();
-    if (std::ranges::none_of(known, [&](const auto& one) { return one.is_same(item.value()); }))
-      continue;
+    const bool is_known = std::ranges::any_of(optimizer.param_groups(), [&](const auto& group) {
+      return std::ranges::any_of(group.params(),
+                                 [&](const auto& one) { return one.is_same(item.value()); });
+    });
+    if (!is_known) continue;
     for (const auto& [field, value] : optimizer.dense_state_of(item.value()))
       add(item.key() + "/" + field, value, field != "step" && field != "col_var");
   }

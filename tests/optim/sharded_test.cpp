@@ -123,6 +123,21 @@ TEST(OptimSharded, MatricesIteratedTogetherAreAsOneByOne) {
   }
 }
 
+TEST(OptimSharded, MatricesIteratedByWideProductsAreAsByThoseOfBfloat16) {
+  optim::NewtonSchulz iteration{{3.4445, -4.7750, 2.0315}, 5, 1e-7};
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{24, 24}, {9, 24}, {24, 9}}) {
+    const Params matrices = random_values({shape, shape}, 6);
+    const auto expected = optim::orthogonalized(matrices, iteration, false);
+    iteration.are_products_wide = true;
+    const auto wide = optim::orthogonalized(matrices, iteration, false);
+    iteration.are_products_wide = false;
+    for (const auto i : c10::irange(matrices.size())) {
+      EXPECT_EQ(wide[i].scalar_type(), at::kBFloat16);
+      expect_equal(wide[i], expected[i], "", Tolerance{.atol = 0.02});
+    }
+  }
+}
+
 /// What one step of the optimizer sends, by kind.
 comm_debug::Counts sent_by_step(int ranks, const Make& make) {
   comm_debug::Counts counts;

@@ -166,5 +166,55 @@ TEST(OptimState, LoadingNothingForgets) {
   expect_bitwise_equal(params[0].detach(), fresh[0].detach());
 }
 
+ParamGroup muons(const Params& params) {
+  return param_group({params[0]}, MuonOptions{.lr = 0.02, .weight_decay = 0.01});
+}
+ParamGroup adamws(const Params& params) {
+  return param_group({params[1]}, AdamWOptions{.lr = 0.01, .fused = true});
+}
+
+TEST(OptimState, MuonWithGroupsOfAdamWIsBothOfThem) {
+  const Params params = parameters(), apart = parameters();
+  Muon both({muons(params), adamws(params)});
+  Muon muon({muons(apart)});
+  AdamW adamw({adamws(apart)});
+  for (int step = 0; step < 3; ++step) {
+    step_with_gradients(both, params, step);
+    step_with_gradients(muon, apart, step);  // gives both their gradients
+    adamw.step();
+  }
+  expect_bitwise_equal(params[0], apart[0], "Muon's");
+  expect_bitwise_equal(params[1], apart[1], "AdamW's");
+  EXPECT_EQ(names_of(both.state_of(params[0])), (Names{"momentum_buffer"}));
+  EXPECT_EQ(names_of(both.state_of(params[1])), (Names{"exp_avg", "exp_avg_sq", "step"}));
+
+  std::stringstream file;
+  torch::save(both, file);
+  const Params copies = {params[0].detach().clone().set_requires_grad(true),
+                         params[1].detach().clone().set_requires_grad(true)};
+  Muon successor({muons(copies), adamws(copies)});
+  torch::load(successor, file);
+  for (int step = 3; step < 5; ++step) {
+    step_with_gradients(both, params, step);
+    step_with_gradients(successor, copies, step);
+  }
+  expect_bitwise_equal(copies[0], params[0], "Muon's");
+  expect_bitwise_equal(copies[1], params[1], "AdamW's");
+}
+
+TEST(OptimStateErrors, OfTheOtherKindOfGroup) {
+  const Params params = parameters();
+  Muon both({muons(params), adamws(params)});
+  step_with_gradients(both, params, 1);
+  try {
+    both.load_state_of(params[0], {{"exp_avg", at::zeros({4, 3})}});
+    FAIL() << "Muon's parameter took AdamW's state";
+  } catch (const c10::ValueError& error) {
+    EXPECT_EQ(std::string(error.what_without_backtrace()),
+              "Muon::load_state_of: expected state of momentum_buffer, got \"exp_avg\"; load the "
+              "state of the same kind of optimizer");
+  }
+}
+
 }  // namespace
 }  // namespace tessera::optim

@@ -55,6 +55,7 @@ X86_FILES = {
     "src/comm/shm/half_types.h",
     "src/comm/shm/reduce_baseline.cpp",
     "src/compiler/kernels/thin_products.cpp",
+    "src/optim/newton_schulz.cpp",
     "src/base/crc32c.cpp",
     "tests/comm/reduce_kernels_test.cpp",
 }

@@ -61,9 +61,9 @@ TEST_F(ReportInBrowser, DrawsARunAndAnswersToTheMouse) {
   const auto seen = look("one_run");
   if (seen.is_null()) GTEST_SKIP() << skip_reason_;
   EXPECT_EQ(seen["heading"], "first");
-  EXPECT_EQ(seen["charts"],
-            nlohmann::json({"chart-loss", "chart-tokens_per_s", "chart-memory_bytes",
-                            "chart-comm_share", "chart-grad_norm", "chart-lr"}));
+  EXPECT_EQ(seen["charts"], nlohmann::json({"chart-loss", "chart-val_nats_per_byte",
+                                            "chart-tokens_per_s", "chart-memory_bytes",
+                                            "chart-comm_share", "chart-grad_norm", "chart-lr"}));
   EXPECT_EQ(seen["lossCurves"], nlohmann::json({400, 400, 8}));
   EXPECT_EQ(seen["marks"], nlohmann::json({"resumed"}));
   EXPECT_THAT(seen["lossTooltip"].get<std::string>(), HasSubstr("step "));

@@ -106,7 +106,12 @@ std::string metrics_of(const RunFixture& run) {
                  .dump() +
              "\n";
     if (step % 50 == 0)
-      lines += Json{{"step", step}, {"val_loss", loss + 0.11}, {"seconds", seconds}}.dump() + "\n";
+      lines += Json{{"step", step},
+                    {"val_loss", loss + 0.11},
+                    {"val_nats_per_byte", (loss + 0.11) / 2},
+                    {"seconds", seconds}}
+                   .dump() +
+               "\n";
     if (step % 100 == 0)
       lines += Json{{"event", "saved"},
                     {"step", step},

@@ -88,6 +88,10 @@ TEST_F(Report, HoldsCurvesConfigurationShardingTimelineAndProgram) {
   EXPECT_THAT(run["program"].get<std::string>(), HasSubstr("fused_0"));
   EXPECT_EQ(run["marks"][0]["kind"], "saved");
   EXPECT_EQ(run["summary"]["steps"], 400);
+  EXPECT_EQ(run["curves"]["val_nats_per_byte"]["step"].size(), 8);
+  EXPECT_NEAR(run["summary"]["nats_per_byte"].get<double>(),
+              run["summary"]["best_val_loss"].get<double>() / 2, 1e-5);
+  EXPECT_EQ(run["summary"]["nats_per_byte_step"], run["summary"]["best_val_step"]);
 }
 
 TEST_F(Report, HoldsKernelsOfAGpuBesideTheSpansOfItsHost) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 
 namespace tessera::testing {
@@ -45,6 +46,30 @@ class TrainOnCuda : public ::testing::Test {
 
   TrainingGround ground_;
 };
+
+/// Rows of several conversations, whose attention has a mask, and frozen parameters.
+TEST_F(TrainOnCuda, LearnsAnswersByAdaptersAsTheCpuDoes) {
+  const auto path = (ground_.path() / "talk.jsonl").string();
+  {
+    std::ofstream file(path);
+    for (int i = 0; i < 80; ++i) {
+      const std::string answer(static_cast<size_t>(1 + i % 7), 'a');
+      file << json({{"prompt", "say " + std::to_string(i)}, {"completion", answer}}).dump() << "\n";
+    }
+  }
+  const Words words = {"--ranks", "1", "--sft", path, "--context", "96", "--lora", "4"};
+  auto on_cpu = words;
+  on_cpu.insert(on_cpu.end(), {"--lr", "3e-3"});
+  ASSERT_TRUE(ground_.train("cpu", on_cpu).status.ok());
+  for (const auto& layout : {Words{}, Words{"--parallel", "fully_shard"}, Words{"--compile"}}) {
+    auto all = words;
+    all.insert(all.end(), layout.begin(), layout.end());
+    const auto run = "cuda" + (layout.empty() ? "" : layout.back());
+    const auto result = ground_.train(run, on_cuda(all));
+    ASSERT_TRUE(result.status.ok()) << result.output;
+    EXPECT_LT(largest_difference(ground_.losses("cpu"), ground_.losses(run)), 5e-3) << run;
+  }
+}
 
 class TrainLayoutOnCuda : public TrainOnCuda, public ::testing::WithParamInterface<Words> {};
 

@@ -1,15 +1,19 @@
 // The job from start to end, and what it leaves behind.
+#include <tessera/corpus.h>
+
 #include "train/train_run.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <fstream>
 
 namespace tessera::testing {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -46,6 +50,91 @@ TEST(TrainJob, LearnsAndLeavesARunBehind) {
     for (const auto* kind : {"data", "forward", "backward", "optimizer", "communication"})
       EXPECT_TRUE(kinds.contains(kind)) << file << " lacks " << kind;
     EXPECT_EQ(kinds.contains("operator"), std::string(file) == "trace.json");
+  }
+}
+
+std::vector<nlohmann::json> validations(const TrainingGround& ground, const std::string& run) {
+  std::vector<nlohmann::json> found;
+  std::istringstream lines(ground.read(run, "metrics.jsonl"));
+  for (std::string text; std::getline(lines, text);) {
+    const auto line = nlohmann::json::parse(text);
+    if (line.contains("val_loss")) found.push_back(line);
+  }
+  return found;
+}
+
+TEST(TrainJob, ValidatesOnTextsOfTheirOwnInNatsPerByte) {
+  const TrainingGround ground;
+  const auto other = ground.path() / "other";
+  fs::create_directory(other);
+  std::string text;
+  for (int i = 0; i < 40; ++i)
+    text += "text that nobody trains on, line " + std::to_string(i) + "\n";
+  std::ofstream(other / "held-out.txt") << text;
+  const Words words = {"--validation-data", other, "--steps", "4", "--eval-every", "2"};
+  ASSERT_TRUE(ground.train("bytes", words).status.ok());
+  for (const auto& line : validations(ground, "bytes"))
+    EXPECT_DOUBLE_EQ(line["val_loss"].get<double>(), line["val_nats_per_byte"].get<double>());
+
+  auto with_bpe = words;
+  with_bpe.insert(with_bpe.end(),
+                  {"--tokenizer", TESSERA_SOURCE_DIR "/tools/train/text/tokenizer.json"});
+  const auto result = ground.train("bpe", with_bpe);
+  ASSERT_TRUE(result.status.ok()) << result.output;
+  const auto lines = validations(ground, "bpe");
+  ASSERT_EQ(lines.size(), 2U);  // that of step 4 is that of the end
+  const auto tokenizer =
+      data::Tokenizer::from_file(TESSERA_SOURCE_DIR "/tools/train/text/tokenizer.json");
+  const auto tokens = tokenizer.encode(text);
+  const auto counted = (std::ssize(tokens) - 1) / 32 * 32;  // whole sequences of --context
+  const auto targets = at::ArrayRef<int64_t>(tokens).slice(1, static_cast<size_t>(counted));
+  const auto bytes = static_cast<double>(tokenizer.decode(targets).size());
+  for (const auto& line : lines)
+    EXPECT_NEAR(line["val_nats_per_byte"].get<double>(),
+                line["val_loss"].get<double>() * static_cast<double>(counted) / bytes, 1e-6);
+
+  std::ofstream(other / "held-out.txt") << text << "more\n";
+  const auto resumed =
+      ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run("bpe"), "--steps", "6"});
+  EXPECT_EQ(resumed.status.code, 2) << resumed.output;
+  EXPECT_THAT(resumed.output, HasSubstr("'--validation-data: held-out.txt' has other content"));
+}
+
+TEST(TrainJob, RefusesTextsToValidateOnThatAreTooShortOrNotThere) {
+  const TrainingGround ground;
+  std::ofstream(ground.path() / "short.txt") << "too short";
+  const auto result =
+      ground.train("short", {"--validation-data", (ground.path() / "short.txt").string()});
+  EXPECT_THAT(result.output, HasSubstr("--validation-data: expected at least 33 tokens (--context "
+                                       "32), got 9 in 1 file(s); give more of it"));
+  EXPECT_FALSE(result.status.ok());
+  const auto missing = ground.train("missing", {"--validation-data", "nowhere"});
+  EXPECT_EQ(missing.status.code, 2);
+  EXPECT_THAT(missing.output, HasSubstr("--validation-data: expected files and folders, got "
+                                        "'nowhere', which is not there"));
+}
+
+TEST(TrainJob, WithMuonGoesOnAsIfItHadNeverBeenStopped) {
+  const TrainingGround ground;
+  for (const char* parallel : {"replicate", "fully_shard"}) {
+    SCOPED_TRACE(parallel);
+    const std::string name = parallel;
+    const Words words = {"--optimizer", "muon", "--parallel", parallel, "--dropout", "0"};
+    const auto whole = ground.train(name, words);
+    ASSERT_TRUE(whole.status.ok()) << whole.output;
+    EXPECT_LT(ground.losses(name).at(12), ground.losses(name).at(1) - 1);
+    // The checkpoint of step 8 is all that is left.
+    fs::remove_all(ground.path() / name / "checkpoints/step-00000012");
+    const auto before = ground.losses(name);
+    const auto resumed =
+        ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run(name)});
+    ASSERT_TRUE(resumed.status.ok()) << resumed.output;
+    EXPECT_THAT(resumed.output, HasSubstr("goes on after step 8"));
+    EXPECT_EQ(ground.losses(name), before);
+    const auto other = ground.call({TESSERA_TOOL, "train", "--resume", "--run", ground.run(name),
+                                    "--optimizer", "adamw", "--steps", "20"});
+    EXPECT_EQ(other.status.code, 2) << other.output;
+    EXPECT_THAT(other.output, HasSubstr("optimizer is \"muon\", but --optimizer is \"adamw\""));
   }
 }
 

@@ -69,6 +69,7 @@ Words TrainingGround::words(const std::string& run, const Words& further) const 
   Words words = {TESSERA_TOOL, "train", "--run", this->run(run)};
   for (const auto& [name, value] : defaults) {
     if (std::ranges::count(further, name) > 0) continue;
+    if (name == "--data" && std::ranges::count(further, "--sft") > 0) continue;
     words.push_back(name);
     words.push_back(value);
   }

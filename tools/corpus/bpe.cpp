@@ -84,11 +84,12 @@ size_t Bpe::safe_cut(std::string_view text) const {
   return 0;
 }
 
-void BpeEncoder::encode(std::string_view text, std::vector<uint32_t>& tokens) {
+void BpeEncoder::encode(std::string_view text, std::vector<uint32_t>& tokens, bool has_special) {
   if (!is_utf8(text)) {
-    encode(replace_invalid_utf8(text), tokens);
+    encode(replace_invalid_utf8(text), tokens, has_special);
     return;
   }
+  const auto& parts = bpe_.parts();
   const auto with_tokens = [&tokens](const AddedTokens& added, std::string_view piece,
                                      const auto& encode_rest) {
     size_t begin = 0;
@@ -99,10 +100,11 @@ void BpeEncoder::encode(std::string_view text, std::vector<uint32_t>& tokens) {
     }
     encode_rest(piece.substr(begin));
   };
-  with_tokens(bpe_.parts().added_first, text, [&](std::string_view piece) {
-    with_tokens(bpe_.parts().added_then, piece,
-                [&](std::string_view rest) { encode_words(rest, tokens); });
-  });
+  with_tokens(has_special ? parts.added_first : parts.ordinary_first, text,
+              [&](std::string_view piece) {
+                with_tokens(has_special ? parts.added_then : parts.ordinary_then, piece,
+                            [&](std::string_view rest) { encode_words(rest, tokens); });
+              });
 }
 
 void BpeEncoder::encode_words(std::string_view text, std::vector<uint32_t>& tokens) {

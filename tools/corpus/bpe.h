@@ -52,6 +52,7 @@ struct BpeParts {
   std::unordered_map<std::string, uint32_t> words;  // with ignore_merges: tokens by bytes
   AddedTokens added_first;                          // found in the text as a whole
   AddedTokens added_then;                           // found in what the first ones left
+  AddedTokens ordinary_first, ordinary_then;        // of these, those that are not special
   std::vector<PreTokenizerStep> steps;
 };
 
@@ -91,8 +92,8 @@ class BpeEncoder {
  public:
   explicit BpeEncoder(const Bpe& bpe) : bpe_(bpe) {}
 
-  /// Appends the text's tokens.
-  void encode(std::string_view text, std::vector<uint32_t>& tokens);
+  /// Appends the text's tokens. `has_special` false: special tokens are text like any other.
+  void encode(std::string_view text, std::vector<uint32_t>& tokens, bool has_special = true);
 
  private:
   struct Symbol {

@@ -38,6 +38,24 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
   return {tokens.begin(), tokens.end()};
 }
 
+std::vector<int64_t> Tokenizer::encode_ordinary(std::string_view text) const {
+  if (is_bytes()) return encode(text);
+  std::vector<uint32_t> tokens;
+  BpeEncoder(impl_->bpe).encode(text, tokens, /*has_special=*/false);
+  return {tokens.begin(), tokens.end()};
+}
+
+std::optional<int64_t> Tokenizer::added_token(std::string_view content) const {
+  if (is_bytes()) return std::nullopt;
+  const auto& parts = impl_->bpe.parts();
+  for (const auto* added : {&parts.added_first, &parts.added_then}) {
+    for (const auto& one : added->tokens()) {
+      if (one.content == content) return one.token;
+    }
+  }
+  return std::nullopt;
+}
+
 std::string Tokenizer::decode(c10::ArrayRef<int64_t> tokens) const {
   const int64_t end = vocabulary();
   std::string text;

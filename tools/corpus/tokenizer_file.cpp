@@ -277,8 +277,8 @@ class TokenizerReader {
   void read_added_tokens() {
     const json& added = json_field(file_, "added_tokens");
     if (!added.is_null() && !added.is_array()) refuse("added_tokens that are no list");
-    std::vector<AddedToken> first;
-    std::vector<AddedToken> then;
+    std::vector<AddedToken> first, ordinary_first;
+    std::vector<AddedToken> then, ordinary_then;
     for (const json& entry : added) {
       const std::string content = json_text(entry, "content");
       if (content.empty()) refuse("the added token " + json_shown(entry));
@@ -288,9 +288,12 @@ class TokenizerReader {
       }
       const uint32_t token = added_number(token_number(json_field(entry, "id"), content), content);
       const bool special = json_flag(entry, "special", false, path_);
-      auto& list = json_flag(entry, "normalized", !special, path_) ? then : first;
-      list.push_back({content, token});
+      const bool is_late = json_flag(entry, "normalized", !special, path_);
+      (is_late ? then : first).push_back({content, token});
+      if (!special) (is_late ? ordinary_then : ordinary_first).push_back({content, token});
     }
+    parts_.ordinary_first = AddedTokens(std::move(ordinary_first));
+    parts_.ordinary_then = AddedTokens(std::move(ordinary_then));
     parts_.added_first = AddedTokens(std::move(first));
     parts_.added_then = AddedTokens(std::move(then));
   }

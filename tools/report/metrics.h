@@ -52,9 +52,9 @@ struct Metrics {
 };
 
 // What metrics.jsonl may measure; "tokens", "epoch" and names that are not here are passed over.
-constexpr const char* kMetricNames[] = {"loss",         "val_loss",   "lr",
-                                        "grad_norm",    "comm_share", "tokens_per_s",
-                                        "memory_bytes", "mfu",        "host_lead_seconds"};
+constexpr const char* kMetricNames[] = {
+    "loss",       "val_loss",     "val_nats_per_byte", "lr",  "grad_norm",
+    "comm_share", "tokens_per_s", "memory_bytes",      "mfu", "host_lead_seconds"};
 
 /// Reads a metrics.jsonl, also while a job writes it: a last line without its end is left out. A
 /// line that is no object with a step is skipped and counted. When a job has gone on from an

@@ -66,6 +66,11 @@ PageJson summary(const Metrics& metrics) {
     values["best_val_loss"] = rounded(best->value);
     values["best_val_step"] = best->step;
   }
+  if (const auto& checked = metrics.of("val_nats_per_byte"); !checked.empty()) {
+    const auto best = std::ranges::min_element(checked, {}, &Point::value);
+    values["nats_per_byte"] = rounded(best->value);
+    values["nats_per_byte_step"] = best->step;
+  }
   if (const auto& speed = metrics.of("tokens_per_s"); !speed.empty())
     values["tokens_per_s"] = rounded(median(speed));
   if (const auto& share = metrics.of("comm_share"); !share.empty())

@@ -4,7 +4,6 @@
 
 #include "base/text.h"
 #include "train/agreed.h"
-#include "train/language_model.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -16,37 +15,7 @@
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kMostValidationSequences = 64;
-
-/// Its message about folders without text names the setting, as those about wrong ones do.
-data::Corpus corpus_of(const Settings& settings) {
-  auto tokenizer = make_tokenizer(settings);
-  try {
-    return data::Corpus(settings.data, std::move(tokenizer));
-  } catch (const c10::ValueError& error) {
-    const std::string name = "Corpus: ", message = error.what_without_backtrace();
-    TORCH_CHECK_VALUE(!message.starts_with(name + "expected text"),
-                      "--data: ", message.substr(name.size()));
-    throw;
-  }
-}
-
-int64_t validation_part(const Settings& settings, int64_t sequences) {
-  if (settings.validation == 0) return 0;
-  return std::max<int64_t>(
-      1, static_cast<int64_t>(settings.validation * static_cast<double>(sequences)));
-}
-
-/// Sequences overlap by one token: the last target of one is the first token of the next.
-int64_t sequences_of(const data::Corpus& corpus, const Settings& settings) {
-  const auto sequences = (corpus.tokens() - 1) / settings.context;
-  const int64_t needed = settings.validation == 0 ? 1 : 2;
-  TORCH_CHECK_VALUE(sequences >= needed, "train: expected text of at least ",
-                    needed * settings.context + 1, " tokens (--context ", settings.context,
-                    "), got ", corpus.tokens(), " in ", corpus.files(),
-                    " file(s); give more --data or a shorter --context");
-  return sequences;
-}
+constexpr int64_t kSequencesOfTrend = 64, kSequencesAtEnd = 1024;
 
 std::string quoted(const nlohmann::json& file) {
   return "'" + printable(file.at(0).get<std::string>()) + "'";
@@ -62,11 +31,12 @@ Contents by_name(const nlohmann::json& contents) {
 
 }  // namespace
 
-nlohmann::json contents_of(const data::Corpus& corpus) {
+nlohmann::json contents_of(const Sequences& sequences) {
   constexpr size_t kMostFiles = 4096;
   auto contents = nlohmann::json::array();
-  if (corpus.contents().size() > kMostFiles) return contents;
-  for (const auto& file : corpus.contents()) contents.push_back({printable(file.name), file.hash});
+  if (sequences.contents().size() > kMostFiles) return contents;
+  for (const auto& file : sequences.contents())
+    contents.push_back({printable(file.name), file.hash});
   return contents;
 }
 
@@ -86,52 +56,68 @@ std::string difference_of_contents(const nlohmann::json& before, const nlohmann:
 
 Batches make_batches(const Settings& settings, const Layout& layout, at::Device device) {
   auto batches = agree([&] { return Batches(settings, layout, device); });
-  const auto all = gather_bytes(batches.corpus().fingerprint());
+  const auto all = gather_bytes(batches.sequences().fingerprint());
   if (std::ranges::count(all, all[0]) == std::ssize(all)) return batches;
-  const auto contents = gather_bytes(contents_of(batches.corpus()).dump());
+  const auto contents = gather_bytes(contents_of(batches.sequences()).dump());
   const auto rank =
       std::ranges::find_if(all, [&](const auto& one) { return one != all[0]; }) - all.begin();
   const auto difference =
       difference_of_contents(nlohmann::json::parse(contents[0]),
                              nlohmann::json::parse(contents[static_cast<size_t>(rank)]));
-  throw AgreedError("expected the same text on all ranks, but rank " + std::to_string(rank) +
-                    " finds other files under --data than rank 0" +
-                    (difference.empty() ? "" : ": " + difference) + "; give all hosts the same");
+  throw AgreedError(
+      "expected the same text on all ranks, but rank " + std::to_string(rank) +
+      " finds other files " + std::string(settings.sft.empty() ? "under --data" : "of --sft") +
+      " than rank 0" + (difference.empty() ? "" : ": " + difference) + "; give all hosts the same");
 }
 
 Batches::Batches(const Settings& settings, const Layout& layout, at::Device device)
-    : corpus_(corpus_of(settings)),
-      context_(settings.context),
+    : sequences_(make_sequences(settings)),
+      accumulate_(settings.accumulate),
       data_rank_(layout.data_rank),
       data_ranks_(layout.data_ranks),
       device_(device),
-      validation_sequences_(validation_part(settings, sequences_of(corpus_, settings))),
-      sampler_(sequences_of(corpus_, settings) - validation_sequences_,
-               {.seed = settings.seed,
-                .rank = static_cast<int>(layout.data_rank),
-                .world_size = static_cast<int>(layout.data_ranks)}) {
+      sampler_(sequences_->trained(), {.seed = settings.seed, .rank = 0, .world_size = 1}) {
   if (device.is_cpu()) return;
   const c10::impl::VirtualGuardImpl devices(device.type());
   copies_ = devices.getStreamFromGlobalPool(device);
 }
 
 Batches::Fetched Batches::read(const std::vector<int64_t>& sequences) const {
-  const auto windows = [&] {
-    try {
-      return corpus_.windows(sequences, context_, context_ + 1);
-    } catch (const c10::ValueError& error) {
-      throw TextError(message_of(error));
-    }
-  }();
-  const auto part = [&](int64_t first) { return windows.narrow(1, first, context_).contiguous(); };
-  Fetched fetched{.batch = {.tokens = part(0), .targets = part(1)}};
+  Fetched fetched{.batch = sequences_->read(sequences)};
   if (device_.is_cpu()) return fetched;
   const c10::StreamGuard on_copies(*copies_);
-  for (auto* tensor : {&fetched.batch.tokens, &fetched.batch.targets})
-    *tensor = tensor->pin_memory().to(device_, tensor->scalar_type(), /*non_blocking=*/true);
+  for (auto* tensor : {&fetched.batch.tokens, &fetched.batch.targets, &fetched.batch.positions}) {
+    if (tensor->defined())
+      *tensor = tensor->pin_memory().to(device_, tensor->scalar_type(), /*non_blocking=*/true);
+  }
   fetched.copied.emplace(device_.type());
   fetched.copied->record(*copies_);
   return fetched;
+}
+
+std::pair<std::vector<int64_t>, std::vector<int64_t>> Batches::draw(int64_t count) {
+  auto all = sampler_.next(count * data_ranks_);
+  const auto first = all.begin() + data_rank_ * count;
+  return {all, {first, first + count}};
+}
+
+double Batches::next_weight(const std::vector<int64_t>& all, const std::vector<int64_t>& own) {
+  const auto parts = static_cast<double>(accumulate_);
+  if (!sequences_->has_weights()) return 1 / parts;
+  const auto targets_of = [&](const std::vector<int64_t>& some) {
+    int64_t sum = 0;
+    for (const auto sequence : some) sum += sequences_->targets(sequence);
+    return sum;
+  };
+  if (parts_left_ == 0) {
+    targets_in_batch_ = targets_of(all);
+    auto ahead = sampler_;
+    for (parts_left_ = 1; parts_left_ < accumulate_; ++parts_left_)
+      targets_in_batch_ += targets_of(ahead.next(std::ssize(all)));
+  }
+  --parts_left_;
+  return static_cast<double>(targets_of(own)) * static_cast<double>(data_ranks_) /
+         static_cast<double>(targets_in_batch_);
 }
 
 Batch Batches::arrived(const Fetched& fetched) const {
@@ -139,16 +125,21 @@ Batch Batches::arrived(const Fetched& fetched) const {
     const c10::impl::VirtualGuardImpl devices(device_.type());
     const auto current = devices.getStream(device_);
     fetched.copied->block(current);
-    for (const auto& tensor : {fetched.batch.tokens, fetched.batch.targets})
-      tensor.record_stream(current);
+    for (const auto& tensor :
+         {fetched.batch.tokens, fetched.batch.targets, fetched.batch.positions}) {
+      if (tensor.defined()) tensor.record_stream(current);
+    }
   }
   return fetched.batch;
 }
 
 void Batches::prefetch(int64_t sequences) {
   Fetched fetched;
+  const auto [all, own] = draw(sequences);
+  const auto weight = next_weight(all, own);
   try {
-    fetched = read(sampler_.next(sequences));
+    fetched = read(own);
+    fetched.batch.weight = weight;
   } catch (...) {
     fetched.problem = std::current_exception();
   }
@@ -168,26 +159,35 @@ Batch Batches::next(int64_t sequences) {
 
 void Batches::seek(int64_t position) {
   fetched_.clear();
+  parts_left_ = 0;
   sampler_.seek(position);
   position_ = position;
 }
 
-int64_t Batches::validations(int64_t sequences) const {
-  const auto taken = std::min(validation_sequences_, kMostValidationSequences);
-  return (taken + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
+int64_t Batches::selected(Part part) const {
+  return std::min(sequences_->validated(), part == Part::End ? kSequencesAtEnd : kSequencesOfTrend);
 }
 
-std::pair<Batch, int64_t> Batches::validation(int64_t number, int64_t sequences) const {
-  const auto taken = std::min(validation_sequences_, kMostValidationSequences);
+int64_t Batches::validations(Part part, int64_t sequences) const {
+  return (selected(part) + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
+}
+
+HeldOut Batches::validation(Part part, int64_t number, int64_t sequences) const {
+  const auto taken = selected(part);
   const auto place = [&](int64_t i) {  // spread over the whole of it
-    return sampler_.samples() + i * validation_sequences_ / taken;
+    return sequences_->trained() + i * sequences_->validated() / taken;
   };
   std::vector<int64_t> chosen;
   const auto first = (number * data_ranks_ + data_rank_) * sequences;
   for (int64_t i = first; i < std::min(first + sequences, taken); ++i) chosen.push_back(place(i));
-  const auto counted = static_cast<int64_t>(chosen.size());
+  HeldOut part_here;
+  for (const auto sequence : chosen) {
+    part_here.targets += sequences_->targets(sequence);
+    part_here.bytes += sequences_->bytes(sequence);
+  }
   if (chosen.empty()) chosen.push_back(place(0));
-  return {arrived(read(chosen)), counted};
+  part_here.batch = arrived(read(chosen));
+  return part_here;
 }
 
 }  // namespace tessera::train

@@ -1,7 +1,9 @@
 // `tessera export`: a run's model as a Hugging Face folder.
+#include <tessera/lora.h>
 #include <tessera/serialize.h>
 
 #include "command_line.h"
+#include "train/adapters.h"
 #include "train/agreed.h"
 #include "train/language_model.h"
 #include "train/run_folder.h"
@@ -21,6 +23,7 @@ using tessera::train::Settings;
 struct ExportOptions {
   std::string from, to;
   std::string dtype = "fp32";
+  bool has_adapters = false;
 };
 
 const std::map<std::string, at::ScalarType> kDtypes = {
@@ -62,6 +65,21 @@ Settings settings_of(const fs::path& run) {
   return tessera::train::with_sizes(settings);
 }
 
+void write_adapters(const ExportOptions& options, const Source& source, const Settings& settings,
+                    tessera::train::LanguageModel& model) {
+  if (settings.lora == 0 || settings.model == "gpt")
+    throw CLI::ValidationError("--adapters",
+                               "expected a run with --lora of a published kind of "
+                               "model, got '" +
+                                   options.from + "', which has " +
+                                   (settings.lora == 0 ? "no adapters" : "layers of its own"));
+  tessera::save_lora(
+      options.to, *model.module(),
+      {.group = {}, .base_model = settings.from, .fan_in_fan_out = settings.model == "gpt2"});
+  std::cout << "wrote the adapters of " << source.checkpoint << " to " << options.to
+            << "; in Python: PeftModel.from_pretrained(model, \"" << options.to << "\")\n";
+}
+
 void write_folder(const ExportOptions& options) {
   const auto source = find_source(options.from);
   if (fs::exists(fs::path(options.to) / "config.toml"))
@@ -71,7 +89,13 @@ void write_folder(const ExportOptions& options) {
   const auto model = tessera::train::make_language_model(
       settings, tessera::train::make_tokenizer(settings).vocabulary());
   model->place(at::kCPU);
+  tessera::train::add_adapters(*model, settings);
   tessera::load(source.checkpoint, *model->module());
+  if (options.has_adapters) return write_adapters(options, source, settings, *model);
+  if (settings.lora > 0) {
+    tessera::merge_lora(*model->module());
+    tessera::remove_lora(*model->module());
+  }
   model->module()->to(kDtypes.at(options.dtype));
   model->export_to(options.to, settings.tokenizer);
   std::cout << "wrote " << model->name() << " of " << source.checkpoint << " to " << options.to
@@ -91,6 +115,8 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", options.dtype, "Of the weights")
       ->capture_default_str()
       ->check(CLI::IsMember(kDtypes));
+  app.add_flag("--adapters", options.has_adapters,
+               "Of a run with --lora: the adapters alone, as peft loads them");
   app.footer("tessera export runs/NAME model --dtype bf16");
   try {
     tessera::tool::refuse_unknown_options(app, {argv + 1, argv + argc});

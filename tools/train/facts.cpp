@@ -88,9 +88,9 @@ json facts_of(const LanguageModel& model, const Layout& layout, const Batches& b
           {"device", layout.mesh.device_type() == c10::DeviceType::CUDA ? "cuda" : "cpu"},
           {"parameters", parameter_count(model)},
           {"dataset",
-           {{"tokens", batches.corpus().tokens()},
-            {"files", batches.corpus().files()},
-            {"tokenizer", batches.corpus().tokenizer().name()}}},
+           {{"tokens", batches.sequences().tokens()},
+            {"files", batches.sequences().contents().size()},
+            {"tokenizer", batches.sequences().tokenizer().name()}}},
           {"sharding", sharding}};
 }
 
@@ -107,9 +107,21 @@ json with_starts(json facts, const std::string& earlier, int64_t first_step) {
 
 namespace {
 
-/// "1 block", "2 blocks".
-std::string counted(int64_t count, const char* thing) {
-  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+std::string in_millions(int64_t count) {
+  char text[32];
+  const auto millions = static_cast<double>(count) / 1e6;
+  std::snprintf(text, sizeof text, millions < 0.01 ? "%.4f M" : "%.2f M", millions);
+  return text;
+}
+
+/// ", 0.02 M of them in adapters of rank 8".
+std::string adapters_of(const LanguageModel& model, const Settings& settings) {
+  if (settings.lora == 0) return "";
+  int64_t count = 0;
+  for (const auto& parameter : model.module()->parameters())
+    count += parameter.requires_grad() ? parameter.numel() : 0;
+  return ", " + in_millions(count) + " of them in adapters of rank " +
+         std::to_string(settings.lora);
 }
 
 /// "2 ranks (replicate, dp=2)".
@@ -135,14 +147,10 @@ std::vector<std::string> introduction(const LanguageModel& model, const Batches&
                                       const Layout& layout, const std::vector<UsedDevice>& devices,
                                       const Settings& settings, const CompileChoice& compile,
                                       const std::string& folder) {
-  char millions[32];
-  std::snprintf(millions, sizeof millions, "%.2f M",
-                static_cast<double>(parameter_count(model)) / 1e6);
-  const auto& corpus = batches.corpus();
   std::vector<std::string> lines = {
-      model.name() + " of " + millions + " parameters (" + counted(settings.blocks, "block") +
-          ", width " + std::to_string(settings.width) + "), " + counted(corpus.tokens(), "token") +
-          " of text in " + counted(corpus.files(), "file"),
+      model.name() + " of " + in_millions(parameter_count(model)) + " parameters (" +
+          counted(settings.blocks, "block") + ", width " + std::to_string(settings.width) + ")" +
+          adapters_of(model, settings) + ", " + batches.sequences().described(),
       ranks_of(layout, settings) + place_of(devices) + (compile.is_on ? ", compiled" : "") + ", " +
           settings.precision + "; run folder " + folder};
   if (!compile.why_not.empty())

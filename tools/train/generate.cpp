@@ -39,18 +39,17 @@ std::string printable(const std::string& text) {
 }  // namespace
 
 std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
-                     const std::string& prompt, int64_t count, int64_t context, uint64_t seed,
-                     at::Device device) {
+                     const GenerateOptions& options, at::Device device) {
   const torch::NoGradGuard no_grad;
   const auto root = model.module();
   const bool was_training = root->is_training();
   root->eval();
-  auto generator = at::detail::createCPUGenerator(seed);
-  auto tokens = tokenizer.encode(prompt);
+  auto generator = at::detail::createCPUGenerator(options.seed);
+  auto tokens = options.prompt;
   if (tokens.empty()) tokens.push_back(0);
   const auto begin = tokens.size();
-  for (int64_t i = 0; i < count; ++i) {
-    const auto seen = std::min(static_cast<size_t>(context), tokens.size());
+  for (int64_t i = 0; i < options.count; ++i) {
+    const auto seen = std::min(static_cast<size_t>(options.context), tokens.size());
     const auto window =
         at::tensor(at::ArrayRef<int64_t>(tokens).slice(tokens.size() - seen), at::kLong);
     const at::Tensor last = model.logits(window.unsqueeze(0).to(device))[0][-1];
@@ -63,10 +62,25 @@ std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
     const auto chosen = at::multinomial(chances, 1, /*replacement=*/false, generator);
     // Ranks see the same numbers; one that did not would leave the others' text for good.
     const at::Tensor token = broadcast(std::get<1>(likely).index_select(0, chosen).to(device));
-    tokens.push_back(token.item<int64_t>());
+    const auto chosen_token = token.item<int64_t>();
+    if (chosen_token == options.end) break;
+    tokens.push_back(chosen_token);
   }
   root->train(was_training);
   return printable(tokenizer.decode(at::ArrayRef<int64_t>(tokens).slice(begin)));
+}
+
+std::string sample_text(LanguageModel& model, const Sequences& sequences, const Settings& settings,
+                        at::Device device) {
+  const auto text = generate(model, sequences.tokenizer(),
+                             {.prompt = sequences.prompt(settings.prompt),
+                              .end = sequences.end(),
+                              .count = settings.sample,
+                              .context = settings.context,
+                              .seed = settings.seed},
+                             device);
+  // An answer does not go on where the prompt ends.
+  return settings.prompt + (settings.sft.empty() ? "" : "\n\n") + text;
 }
 
 }  // namespace tessera::train

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <numbers>
 #include <numeric>
 
 namespace tessera::train {
@@ -30,18 +31,19 @@ std::string format_count(double count) {
 }
 
 std::string bar(double done, int width) {
-  const int full = static_cast<int>(std::floor(done * width));
+  const int halves = static_cast<int>(std::floor(2 * done * width));
   std::string text;
-  for (int i = 0; i < width; ++i) text += i < full ? "━" : "─";
+  for (int i = 0; i < width; ++i) text += 2 * i + 1 < halves ? "━" : 2 * i < halves ? "╸" : "─";
   return text;
 }
 
 /// In at most so many characters, where the step alone has room.
 std::string describe(const StepReport& report, size_t room = std::string::npos) {
-  std::array<std::string, 8> parts = {
+  std::array<std::string, 9> parts = {
       format("step %lld/%lld", static_cast<long long>(report.step),
              static_cast<long long>(report.steps)),
       format("  loss %.4f", report.loss),
+      report.nats_per_byte ? format("  %.3f nats/byte", *report.nats_per_byte) : "",
       format("  %s tokens/s", format_count(report.tokens_per_second).c_str()),
       report.ranks == 1
           ? ""
@@ -51,7 +53,7 @@ std::string describe(const StepReport& report, size_t room = std::string::npos) 
       format("  %s", format_size(report.memory).c_str()),
       format("  %s left", format_duration(report.seconds_left).c_str())};
   const auto join = [&] { return std::accumulate(parts.begin(), parts.end(), std::string()); };
-  for (const size_t least_needed : {3U, 6U, 4U, 5U, 2U, 7U, 1U}) {
+  for (const size_t least_needed : {4U, 7U, 5U, 6U, 3U, 2U, 8U, 1U}) {
     if (join().size() <= room) break;
     parts[least_needed].clear();
   }
@@ -73,6 +75,29 @@ std::string format_duration(double seconds) {
   if (whole >= 3600) return format("%lld h %02lld min", whole / 3600, whole / 60 % 60);
   if (whole >= 60) return format("%lld min %02lld s", whole / 60, whole % 60);
   return format("%lld s", whole);
+}
+
+std::string summary_of(const Result& result) {
+  auto text = format("%s of %.2f M parameters", result.model.c_str(),
+                     static_cast<double>(result.parameters) / 1e6);
+  if (result.nats_per_byte)
+    text += format(": %.3f nats (%.3f bits) per byte of unseen text", *result.nats_per_byte,
+                   *result.nats_per_byte / std::numbers::ln2);
+  return text + format(" after %s and %s tokens, %s tokens/s on %d rank%s",
+                       format_duration(result.seconds).c_str(),
+                       format_count(static_cast<double>(result.tokens)).c_str(),
+                       format_count(result.tokens_per_second).c_str(), result.ranks,
+                       result.ranks == 1 ? "" : "s");
+}
+
+std::string forecast_of(double tokens_per_second, int64_t context) {
+  constexpr double kTokens = 1e10, kHour = 3600;
+  const double hours = kTokens / tokens_per_second / kHour;
+  const bool is_long = hours >= 48;
+  return format(
+      "10 B tokens, as much as OpenWebText, would take %.1f %s at %s tokens/s (context %lld)",
+      is_long ? hours / 24 : hours, is_long ? "days" : "hours",
+      format_count(tokens_per_second).c_str(), static_cast<long long>(context));
 }
 
 Progress::Progress(int64_t log_every) : columns_(terminal_columns()), log_every_(log_every) {}
@@ -138,14 +163,21 @@ void Journal::step(const StepReport& report, const nlohmann::json& further) {
   events().flush();
 }
 
-void Journal::validation(int64_t step, double loss, double seconds) {
+void Journal::validation(int64_t step, double loss, std::optional<double> nats_per_byte,
+                         double seconds) {
   if (!is_here_) return;
-  char text[96];
-  std::snprintf(text, sizeof text, "validation loss %.4f after step %lld", loss,
-                static_cast<long long>(step));
+  auto text = format("validation loss %.4f after step %lld", loss, static_cast<long long>(step));
+  nlohmann::json line = {{"step", step}, {"val_loss", loss}, {"seconds", seconds}};
+  const auto time = wall_time();
+  events().scalar("validation_loss", loss, step, time);
+  if (nats_per_byte) {
+    text += format(": %.3f nats (%.3f bits) per byte", *nats_per_byte,
+                   *nats_per_byte / std::numbers::ln2);
+    line["val_nats_per_byte"] = *nats_per_byte;
+    events().scalar("validation_nats_per_byte", *nats_per_byte, step, time);
+  }
   progress_.say(text);
-  folder_.add_metrics({{"step", step}, {"val_loss", loss}, {"seconds", seconds}});
-  events().scalar("validation_loss", loss, step, wall_time());
+  folder_.add_metrics(line);
   events().flush();
 }
 

@@ -16,9 +16,10 @@ struct StepReport {
   double loss = 0, learning_rate = 0;
   double tokens_per_second = 0;  // of all ranks
   int ranks = 1;
-  double communication = 0;                          // share of time, mean of the ranks
-  int64_t memory = 0;                                // bytes, of the rank that has most
-  std::optional<double> utilization = std::nullopt;  // of what the devices can compute (MFU)
+  double communication = 0;                            // share of time, mean of the ranks
+  int64_t memory = 0;                                  // bytes, of the rank that has most
+  std::optional<double> utilization = std::nullopt;    // of what the devices can compute (MFU)
+  std::optional<double> nats_per_byte = std::nullopt;  // of the last validation
   double seconds_left = 0;
   double done = 0;       // share of the run
   bool is_last = false;  // no step comes after it
@@ -40,6 +41,21 @@ class Progress {
   std::string line_;  // that is there and will be rewritten
 };
 
+/// What has come of a run.
+struct Result {
+  std::string model;
+  int64_t parameters = 0;
+  double seconds = 0;
+  int64_t tokens = 0;
+  double tokens_per_second = 0;
+  int ranks = 1;
+  std::optional<double> nats_per_byte = std::nullopt;  // none: nothing to validate on
+};
+/// "GPT of 2.62 M parameters: 1.041 nats (1.502 bits) per byte of unseen text after 118 s, …".
+std::string summary_of(const Result& result);
+/// How long a training set of the size of GPT-2's would take.
+std::string forecast_of(double tokens_per_second, int64_t context);
+
 /// "12.3 MB", "1 h 02 min".
 std::string format_size(int64_t bytes);
 std::string format_duration(double seconds);
@@ -51,7 +67,8 @@ class Journal {
   Journal(RunFolder& folder, int64_t log_every);
 
   void step(const StepReport& report, const nlohmann::json& further);
-  void validation(int64_t step, double loss, double seconds);
+  /// `loss` in nats per token.
+  void validation(int64_t step, double loss, std::optional<double> nats_per_byte, double seconds);
   /// Such as "saved", "resumed", "nonfinite"; `text` is shown if it is not empty.
   void event(const std::string& kind, int64_t step, const std::string& text);
   void say(const std::string& text);

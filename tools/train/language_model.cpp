@@ -42,8 +42,10 @@ class GptModel final : public LanguageModel {
             {"blocks.*.down", RowwiseParallel()}};
   }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
-    return next_token_loss(net_(tokens), targets);
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const at::Tensor& positions) override {
+    return next_token_loss(positions.defined() ? net_->packed(tokens, positions) : net_(tokens),
+                           targets);
   }
   /// It has started on the CPU, with the same values on any device.
   void place(c10::Device device) override { net_->to(device); }
@@ -76,8 +78,10 @@ class PublishedModel final : public LanguageModel {
   std::vector<std::shared_ptr<torch::nn::Module>> blocks() const override { return net_->blocks(); }
   ParallelPlan tensor_plan() const override { return models::tensor_plan(net_); }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
-  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) override {
-    return net_->loss(tokens, targets);
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                  const at::Tensor& positions) override {
+    return positions.defined() ? net_->packed_loss(tokens, targets, positions)
+                               : net_->loss(tokens, targets);
   }
   void place(c10::Device device) override {
     models::materialize(net_, {.device = device}, start_values());

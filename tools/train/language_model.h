@@ -27,8 +27,10 @@ class LanguageModel {
 
   /// [batch, tokens] to [batch, tokens, vocabulary].
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
-  /// Mean cross entropy, in float32, of the targets that are not -100.
-  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) = 0;
+  /// Mean cross entropy, in float32, of the targets that are not -100. `positions`: of rows that
+  /// hold several samples, as nn::packed_mask takes them; undefined: each row is one.
+  virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
+                          const at::Tensor& positions) = 0;
 
   /// Memory on the device, and the values it starts with.
   virtual void place(c10::Device device) = 0;

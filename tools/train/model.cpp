@@ -40,19 +40,19 @@ BlockImpl::BlockImpl(const ModelShape& shape)
       down_(register_module("down", nn::Linear(4 * shape.width, shape.width))),
       dropout_(register_module("dropout", nn::Dropout(shape.dropout))) {}
 
-at::Tensor BlockImpl::attend(const at::Tensor& x) {
+at::Tensor BlockImpl::attend(const at::Tensor& x, const at::Tensor& mask) {
   // Under tensor parallelism this rank has some of the heads.
   // unbind, since three selects would have their gradients padded to the whole and added up.
   auto parts = qkv_(x).unflatten(-1, {-1, 3, head_size_}).unbind(3);
   for (auto& part : parts) part = part.transpose(1, 2);  // [batch, heads, tokens, head_size]
-  const auto mixed =
-      at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
-                                       /*dropout_p=*/0, /*is_causal=*/true);
+  const auto mixed = at::scaled_dot_product_attention(
+      parts[0], parts[1], parts[2], mask.defined() ? std::optional(mask) : std::nullopt,
+      /*dropout_p=*/0, /*is_causal=*/!mask.defined());
   return projection_(mixed.transpose(1, 2).flatten(2));
 }
 
-at::Tensor BlockImpl::forward(at::Tensor x) {
-  x = x + dropout_(attend(attention_norm_(x)));
+at::Tensor BlockImpl::forward(at::Tensor x, const at::Tensor& mask) {
+  x = x + dropout_(attend(attention_norm_(x), mask));
   return x + dropout_(down_(F::gelu(up_(mlp_norm_(x)))));
 }
 
@@ -70,10 +70,19 @@ GptImpl::GptImpl(const ModelShape& shape)
   start_values(*this, shape.blocks);
 }
 
-at::Tensor GptImpl::forward(const at::Tensor& tokens) {
-  auto x = tokens_(tokens) + positions_(at::arange(tokens.size(1), tokens.options()));
-  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x);
+at::Tensor GptImpl::run(const at::Tensor& tokens, const at::Tensor& positions,
+                        const at::Tensor& mask) {
+  auto x = tokens_(tokens) + positions_(positions);
+  for (const auto& block : *blocks_) x = block->as<Block>()->forward(x, mask);
   return head_(norm_(x));
+}
+
+at::Tensor GptImpl::forward(const at::Tensor& tokens) {
+  return run(tokens, at::arange(tokens.size(1), tokens.options()), /*mask=*/{});
+}
+
+at::Tensor GptImpl::packed(const at::Tensor& tokens, const at::Tensor& positions) {
+  return run(tokens, positions, nn::packed_mask(positions));
 }
 
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets) {

@@ -17,10 +17,11 @@ struct ModelShape {
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const ModelShape& shape);
-  at::Tensor forward(at::Tensor x);  // [batch, tokens, width]
+  /// x: [batch, tokens, width]; mask: as nn::packed_mask makes it, none: causal.
+  at::Tensor forward(at::Tensor x, const at::Tensor& mask);
 
  private:
-  at::Tensor attend(const at::Tensor& x);
+  at::Tensor attend(const at::Tensor& x, const at::Tensor& mask);
 
   int64_t head_size_;
   nn::LayerNorm attention_norm_, mlp_norm_;
@@ -35,11 +36,15 @@ class GptImpl : public torch::nn::Module {
  public:
   explicit GptImpl(const ModelShape& shape);
   at::Tensor forward(const at::Tensor& tokens);  // [batch, tokens] -> [batch, tokens, vocabulary]
+  /// The same of rows that hold several sequences; positions: as nn::packed_mask takes them.
+  at::Tensor packed(const at::Tensor& tokens, const at::Tensor& positions);
 
   const torch::nn::ModuleList& blocks() const { return blocks_; }
   const ModelShape& shape() const { return shape_; }
 
  private:
+  at::Tensor run(const at::Tensor& tokens, const at::Tensor& positions, const at::Tensor& mask);
+
   ModelShape shape_;
   nn::Embedding tokens_, positions_;
   torch::nn::ModuleList blocks_;
@@ -47,6 +52,7 @@ class GptImpl : public torch::nn::Module {
   nn::Linear head_;
 };
 TESSERA_MODULE(Gpt);
+TESSERA_MODULE_METHOD(Gpt, packed);
 
 /// Mean cross entropy of the next tokens, in float32.
 at::Tensor next_token_loss(const at::Tensor& logits, const at::Tensor& targets);

@@ -5,6 +5,7 @@
 #include <tessera/parallelize.h>
 #include <tessera/replicate.h>
 
+#include "train/adapters.h"
 #include "train/agreed.h"
 
 #include <ATen/Context.h>
@@ -67,8 +68,14 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
   const auto& mesh = layout.mesh;
   const auto root = model.module();
   const auto blocks = model.blocks();
+  const auto start = model.start_values();  // by the order of modules, without adapters
 
   if (has(mesh, "tp")) parallelize_module(root, mesh["tp"], model.tensor_plan());
+  try {
+    add_adapters(model, settings);
+  } catch (const c10::ValueError& error) {  // on all ranks alike
+    throw AgreedError(message_of(error), kWrongSettings);
+  }
 
   if (settings.checkpoint_activations != "none") {
     CheckpointOptions options;
@@ -87,7 +94,7 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
   }
   FullyShardOptions options;
   options.device_id = device_of(settings);
-  options.param_init_fn = model.start_values();
+  options.param_init_fn = start;
   if (settings.parallel == "hybrid") {
     options.strategy = ShardingStrategy::HYBRID_SHARD;
     options.mesh = mesh[{"replicas", "dp"}];

@@ -36,8 +36,12 @@ std::vector<std::pair<std::string, json>> identity(const Settings& settings,
           {"context", settings.context},
           {"seed", settings.seed},
           {"validation", settings.validation},
-          {"tokenizer", batches.corpus().tokenizer().name()},
-          {"data", batches.corpus().fingerprint()}};
+          {"lora", settings.lora},
+          {"lora-alpha", settings.lora_alpha},
+          {"lora-targets", settings.lora_targets},
+          {"tokenizer", batches.sequences().tokenizer().name()},
+          {"optimizer", settings.optimizer},
+          {settings.sft.empty() ? "data" : "sft", batches.sequences().fingerprint()}};
 }
 
 /// "vocabulary.json" of "vocabulary.json#checksum".
@@ -53,10 +57,10 @@ std::string difference(const std::string& name, const json& saved, const json& o
          name + " as it was";
 }
 
-std::string data_difference(const json& saved, const json& ours) {
+std::string data_difference(const std::string& name, const json& saved, const json& ours) {
   const auto file = difference_of_contents(saved, ours);
-  return "data differs: the files under --data have changed" +
-         (file.empty() ? ", or others are given" : ": " + file) +
+  return name + " differs: the files " + (name == "data" ? "under" : "of") + " --" + name +
+         " have changed" + (file.empty() ? ", or others are given" : ": " + file) +
          "; give those it was trained on, as they were";
 }
 
@@ -78,7 +82,7 @@ Extra TrainingState::extra_of(const Position& position) const {
   json own;
   for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
   const json state = {{"identity", own},
-                      {"files", contents_of(batches_.corpus())},
+                      {"files", contents_of(batches_.sequences())},
                       {"mesh", shape_of(layout_.mesh)},
                       {"step", position.step},
                       {"tokens", position.tokens},
@@ -127,9 +131,10 @@ json TrainingState::checked_state(const std::string& checkpoint, const Extra& ex
   for (const auto& [name, value] : identity(settings_, batches_)) {
     const auto theirs = saved.value(name, json());
     if (theirs == value) continue;
-    const auto what = name == "data" ? data_difference(state.value("files", json::array()),
-                                                       contents_of(batches_.corpus()))
-                                     : difference(name, theirs, value);
+    const auto what = name == "data" || name == "sft"
+                          ? data_difference(name, state.value("files", json::array()),
+                                            contents_of(batches_.sequences()))
+                          : difference(name, theirs, value);
     throw AgreedError("--resume: expected a checkpoint of this model and data, got " + checkpoint +
                           ", whose " + what + ", or train anew",
                       kWrongSettings);

@@ -23,8 +23,8 @@ struct Position {
 /// What a checkpoint is made of and loaded into.
 class TrainingState {
  public:
-  TrainingState(LanguageModel& model, optim::AdamW& optimizer, TrainStep& step, Batches& batches,
-                const Layout& layout, const Settings& settings,
+  TrainingState(LanguageModel& model, optim::Optimizer& optimizer, TrainStep& step,
+                Batches& batches, const Layout& layout, const Settings& settings,
                 std::shared_ptr<PowerSGDState> powersgd)
       : model_(model),
         optimizer_(optimizer),
@@ -54,7 +54,7 @@ class TrainingState {
   void draw_anew(uint64_t step) const;
 
   LanguageModel& model_;
-  optim::AdamW& optimizer_;
+  optim::Optimizer& optimizer_;
   TrainStep& step_;
   Batches& batches_;
   const Layout& layout_;

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace tessera::train {
 
@@ -39,38 +43,72 @@ std::optional<at::ScalarType> state_dtype_of(const Settings& settings) {
   return std::nullopt;
 }
 
-/// Of the group of matrices, and of that of vectors.
-std::vector<optim::AdamWOptions> options_of(const Settings& settings) {
-  const optim::AdamWOptions matrices{.lr = settings.lr,
-                                     .betas = {settings.beta1, settings.beta2},
-                                     .weight_decay = settings.weight_decay,
-                                     .fused = !state_dtype_of(settings),
-                                     .state_dtype = state_dtype_of(settings)};
-  auto vectors = matrices;
-  vectors.weight_decay = 0;
-  return {matrices, vectors};
+/// Which groups there are: of Muon's matrices, of other matrices, and of vectors.
+enum class Group { Muons, Matrices, Vectors };
+std::vector<Group> groups_of(const Settings& settings) {
+  if (settings.optimizer == "muon") return {Group::Muons, Group::Matrices, Group::Vectors};
+  return {Group::Matrices, Group::Vectors};
+}
+
+optim::MuonOptions muon_options(const Settings& settings) {
+  return {.lr = settings.lr,
+          .weight_decay = settings.weight_decay,
+          .adjust_lr_fn = "match_rms_adamw"};  // the rate is AdamW's as well
+}
+
+optim::AdamWOptions adamw_options(const Settings& settings, Group group) {
+  return {.lr = settings.lr,
+          .betas = {settings.beta1, settings.beta2},
+          .weight_decay = group == Group::Vectors ? 0 : settings.weight_decay,
+          .fused = settings.optimizer_state == "fp32",
+          .state_dtype = state_dtype_of(settings)};
+}
+
+optim::ParamGroup group_of(std::vector<at::Tensor> parameters, const Settings& settings,
+                           Group group) {
+  if (group == Group::Muons)
+    return optim::param_group(std::move(parameters), muon_options(settings));
+  return optim::param_group(std::move(parameters), adamw_options(settings, group));
 }
 
 }  // namespace
 
-optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings) {
-  std::vector<at::Tensor> matrices, vectors;
-  for (const auto& parameter : model.parameters())
-    (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
-  const auto options = options_of(settings);
-  return optim::AdamW(
-      {optim::param_group(matrices, options[0]), optim::param_group(vectors, options[1])},
-      options[0]);
+std::unique_ptr<optim::Optimizer> make_optimizer(const LanguageModel& model,
+                                                 const Settings& settings) {
+  std::unordered_set<const c10::TensorImpl*> in_blocks;
+  for (const auto& block : model.blocks())
+    for (const auto& parameter : block->parameters())
+      in_blocks.insert(parameter.unsafeGetTensorImpl());
+  std::map<Group, std::vector<at::Tensor>> parameters;
+  for (const auto& parameter : model.module()->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    const bool is_muons = settings.optimizer == "muon" && parameter.dim() == 2 &&
+                          in_blocks.count(parameter.unsafeGetTensorImpl()) > 0;
+    const auto group = is_muons              ? Group::Muons
+                       : parameter.dim() > 1 ? Group::Matrices
+                                             : Group::Vectors;
+    parameters[group].push_back(parameter);
+  }
+  std::vector<optim::ParamGroup> groups;
+  for (const auto group : groups_of(settings))
+    groups.push_back(group_of(parameters[group], settings, group));
+  if (settings.optimizer == "muon")
+    return std::make_unique<optim::Muon>(groups, muon_options(settings));
+  return std::make_unique<optim::AdamW>(groups, adamw_options(settings, Group::Matrices));
 }
 
-void set_options(optim::AdamW& optimizer, const Settings& settings) {
-  const auto options = options_of(settings);
-  for (size_t group = 0; group < options.size(); ++group) optimizer.options(group) = options[group];
+bool decides_on_device(const Settings& settings) {
+  return settings.optimizer == "adamw" && settings.optimizer_state == "fp32";
 }
 
-void set_learning_rate(optim::AdamW& optimizer, double rate) {
-  for (size_t group = 0; group < optimizer.param_groups().size(); ++group)
-    optimizer.options(group).lr = rate;
+void set_options(optim::Optimizer& optimizer, const Settings& settings) {
+  const auto groups = groups_of(settings);
+  for (size_t i = 0; i < groups.size(); ++i)
+    optimizer.param_groups()[i].set_options(group_of({}, settings, groups[i]).options().clone());
+}
+
+void set_learning_rate(optim::Optimizer& optimizer, double rate) {
+  for (auto& group : optimizer.param_groups()) group.options().set_lr(rate);
 }
 
 }  // namespace tessera::train

@@ -2,10 +2,10 @@
 
 #include <tessera/optim.h>
 
+#include "train/language_model.h"
 #include "train/settings.h"
 
-#include <torch/nn/module.h>
-
+#include <memory>
 #include <string>
 
 namespace tessera::train {
@@ -20,11 +20,16 @@ std::string stopped_by_time(const Settings& settings, int64_t step, const std::s
 /// Rises in a line for --warmup steps, then falls along a cosine to --min-lr; at a position from 0.
 double learning_rate(const Settings& settings, double position);
 
-/// AdamW with weight decay for matrices alone: vectors (norms and biases) have none.
-optim::AdamW make_optimizer(const torch::nn::Module& model, const Settings& settings);
+/// AdamW, or Muon for the matrices in blocks and AdamW for what is beside them, with one learning
+/// rate. Weight decay is for matrices alone: vectors (norms and biases) have none.
+std::unique_ptr<optim::Optimizer> make_optimizer(const LanguageModel& model,
+                                                 const Settings& settings);
+/// Whether the device itself leaves a step out whose gradients are not finite; else the host reads
+/// whether they are.
+bool decides_on_device(const Settings& settings);
 
 /// Gives all groups the settings' options, whatever a checkpoint said.
-void set_options(optim::AdamW& optimizer, const Settings& settings);
-void set_learning_rate(optim::AdamW& optimizer, double rate);
+void set_options(optim::Optimizer& optimizer, const Settings& settings);
+void set_learning_rate(optim::Optimizer& optimizer, double rate);
 
 }  // namespace tessera::train

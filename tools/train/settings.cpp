@@ -58,6 +58,10 @@ struct Flags {
     fields.push_back({option, &value});
     return option;
   }
+  /// Empty unless given.
+  void add_list(const char* name, std::vector<std::string>& value, const char* help) const {
+    fields.push_back({app.add_option(name, value, help)->take_all()->group(group), &value});
+  }
   template <class T>
   void add_number(const char* name, T& value, T least, T most, const char* help) const {
     auto* option = tool::add_number(app, name, value, least, most, help)->group(group);
@@ -80,10 +84,21 @@ void add_data(const Flags& flags, Settings& settings) {
                   "A TOML file with any of these settings, by the same names")
       ->group(flags.group);
   flags.add("--data", settings.data, "Files, and folders whose text files are read")->take_all();
+  flags.add_list("--sft", settings.sft,
+                 "Files with one conversation per line, as JSON, in place of --data: answers are "
+                 "learned");
+  flags
+      .add("--chat-format", settings.chat_format,
+           "How conversations are written; auto: as the tokenizer's special tokens say")
+      ->check(one_of({"auto", "chatml", "llama3", "plain"}));
   flags.add("--tokenizer", settings.tokenizer,
             "'bytes', or a tokenizer.json with byte-level BPE; auto: that of --from, else bytes");
   flags.add_number("--validation", settings.validation, 0.0, 0.9,
                    "Part of the text that is never trained on");
+  flags
+      .add("--validation-data", settings.validation_data,
+           "Files and folders to validate on, in place of --validation")
+      ->take_all();
 }
 
 void add_model(const Flags& flags, Settings& settings) {
@@ -111,6 +126,14 @@ void add_model(const Flags& flags, Settings& settings) {
   add("--context", settings.context, 1 << 24, "Tokens of a sequence");
   flags.add_number("--dropout", settings.dropout, 0.0, 0.99,
                    "Of what blocks add to the residual stream (gpt, gpt2)");
+  add("--lora", settings.lora, 1 << 16,
+      "Rank of adapters, which alone are trained; 0: the whole model is");
+  flags.add_number("--lora-alpha", settings.lora_alpha, 0.0, 1e6,
+                   "What adapters give is multiplied by it / --lora; 0: twice --lora");
+  flags.add_number("--lora-dropout", settings.lora_dropout, 0.0, 0.99,
+                   "Of what goes into adapters");
+  flags.add_list("--lora-targets", settings.lora_targets,
+                 "Linear layers that get them, e.g. q_proj v_proj; not given: all in blocks");
 }
 
 void add_training(const Flags& flags, Settings& settings) {
@@ -131,6 +154,10 @@ void add_training(const Flags& flags, Settings& settings) {
   number("--min-lr", settings.min_lr, 1e30,
          "Learning rate at the end of the cosine; not given: at most --lr");
   number("--weight-decay", settings.weight_decay, 1e6, "Of matrices; vectors have none");
+  flags
+      .add("--optimizer", settings.optimizer,
+           "Of the matrices in blocks; what is beside them is AdamW's")
+      ->check(one_of({"adamw", "muon"}));
   number("--beta1", settings.beta1, 0.999999, "Of AdamW");
   number("--beta2", settings.beta2, 0.999999, "Of AdamW");
   number("--clip", settings.clip, 1e30, "Largest norm of the gradient; 0: any");
@@ -222,6 +249,7 @@ std::string text_of(T number) {
 
 constexpr double kLearningRateOfPreset = 3e-4;
 constexpr double kLearningRateOfTuning = 2e-5;
+constexpr double kLearningRateOfAdapters = 2e-4;
 constexpr double kFall = 0.1;  // from the first to the last learning rate
 
 /// A published model has sizes of its own, and is trained by smaller steps.
@@ -239,7 +267,9 @@ void fit_model(const CLI::App& app, Settings& settings) {
     if (app.count(flag) == 0) *size = 0;
   }
   if (app.count("--lr") == 0)
-    settings.lr = is_tuned ? kLearningRateOfTuning : kLearningRateOfPreset;
+    settings.lr = settings.lora > 0 ? kLearningRateOfAdapters
+                  : is_tuned        ? kLearningRateOfTuning
+                                    : kLearningRateOfPreset;
   if (app.count("--min-lr") == 0) settings.min_lr = kFall * settings.lr;
 }
 
@@ -332,7 +362,10 @@ std::string why_eager(const Settings& settings, int world_size) {
   if (settings.steps < kFewestSteps)
     return "compiling takes longer than fewer than " + std::to_string(kFewestSteps) + " steps save";
   const std::pair<bool, const char*> untested[] = {
+      {settings.optimizer != "adamw", "--optimizer muon"},
       {settings.dropout > 0, "--dropout"},
+      {settings.lora > 0, "--lora"},
+      {!settings.sft.empty(), "--sft"},
       {settings.accumulate > 1, "--accumulate"},
       {settings.checkpoint_activations != "none", "--checkpoint-activations"},
   };

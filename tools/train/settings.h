@@ -23,8 +23,11 @@ struct Settings {
   // What is read
   std::string config;  // a file with settings
   std::vector<std::string> data = {"."};
+  std::vector<std::string> sft;  // conversations, in place of data
+  std::string chat_format = "auto";
   std::string tokenizer = "auto";
-  double validation = 0.05;  // of the text, its end
+  double validation = 0.05;                  // of the text, its end
+  std::vector<std::string> validation_data;  // in its place: texts of their own
   // The model. Sizes of 0 are those of --preset or --from, or follow from the others.
   std::string model = "auto";
   std::string preset, from;
@@ -32,10 +35,15 @@ struct Settings {
   int64_t kv_heads = 0, feed_forward = 0, vocabulary = 0;
   std::optional<bool> tie_head;  // none: as the kind of model has it
   double dropout = 0;
+  // Adapters
+  int64_t lora = 0;                         // rank; 0: none
+  double lora_alpha = 0, lora_dropout = 0;  // alpha 0: twice the rank
+  std::vector<std::string> lora_targets;    // none: the linear layers of blocks
   // Training
   int64_t steps = 1500, batch = 16, accumulate = 1, warmup = 40;
   double minutes = 0;  // 0: however long the steps take
   double lr = 3e-3, min_lr = 1e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  std::string optimizer = "adamw";
   uint64_t seed = 1;
   // How
   int ranks = 2;

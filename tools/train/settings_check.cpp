@@ -158,9 +158,10 @@ double bytes_of_value(const Settings& settings, double parts, double shards) {
   // Every rank makes the whole of a gpt before it gives parts of it away.
   const double made = is_whole_first ? kBytesOfValue : kBytesOfValue / shards;
   if (settings.device != "cpu") return is_whole_first ? made : 0;
-  const double averages = settings.optimizer_state == "fp32"   ? 8
-                          : settings.optimizer_state == "bf16" ? 4
-                                                               : 2;
+  double averages = settings.optimizer_state == "fp32"   ? 8
+                    : settings.optimizer_state == "bf16" ? 4
+                                                         : 2;
+  if (settings.optimizer == "muon") averages = std::min(averages, 4.0);
   return std::max(made, (kBytesWithGradient + averages) / parts / shards);
 }
 
@@ -201,10 +202,28 @@ void check_memory(const Settings& settings, int world_size, int ranks_here) {
 }
 
 void check_paths(const Settings& settings) {
-  for (const auto& path : settings.data) {
-    if (!is_there(path))
-      refuse_settings("--data: expected files and folders, got '" + path + "', which is not there");
+  const std::pair<const char*, const std::vector<std::string>*> texts[] = {
+      {"--data", &settings.data}, {"--validation-data", &settings.validation_data}};
+  for (const auto& [flag, paths] : texts) {
+    for (const auto& path : *paths) {
+      if (!is_there(path))
+        refuse_settings(std::string(flag) + ": expected files and folders, got '" + path +
+                        "', which is not there");
+    }
   }
+  for (const auto& path : settings.sft) {
+    if (!is_there(path))
+      refuse_settings("--sft: expected files with conversations, got '" + path +
+                      "', which is not there");
+  }
+  if (!settings.sft.empty() && settings.data != Settings().data)
+    refuse_settings("--sft: expected it without --data, which is read in its place; give one");
+  if (settings.sft.empty() && settings.chat_format != "auto")
+    refuse_settings("--chat-format: expected it with --sft, whose conversations it writes");
+  const bool has_adapter_words =
+      settings.lora_alpha != 0 || settings.lora_dropout != 0 || !settings.lora_targets.empty();
+  if (settings.lora == 0 && has_adapter_words)
+    refuse_settings("--lora-alpha, --lora-dropout, --lora-targets: expected them with --lora RANK");
   const auto& tokenizer = settings.tokenizer;
   if (tokenizer != "auto" && tokenizer != "bytes" && !is_there(tokenizer))
     refuse_settings("--tokenizer: expected 'bytes' or a tokenizer.json, got '" + tokenizer +

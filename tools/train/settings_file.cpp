@@ -121,7 +121,7 @@ std::string expected_type(const Field& field) {
 std::optional<std::vector<std::string>> texts_in(const toml::node& node) {
   if (const auto* value = node.as_string()) return std::vector{value->get()};
   const auto* array = node.as_array();
-  if (array == nullptr || array->empty()) return std::nullopt;
+  if (array == nullptr) return std::nullopt;
   std::vector<std::string> texts;
   for (const auto& element : *array) {
     if (!element.is_string()) return std::nullopt;
@@ -138,7 +138,8 @@ void set(const Field& field, const toml::node& node, const std::string& place) {
   // Set directly: CLI11 would take a name in brackets apart.
   if (auto* const* texts = std::get_if<std::vector<std::string>*>(&field.value)) {
     const auto found = texts_in(node);
-    if (!found) refuse_type();
+    // What has files unless it is told has to have some.
+    if (!found || (found->empty() && !(*texts)->empty())) refuse_type();
     **texts = *found;
     return;
   }
@@ -221,9 +222,13 @@ void read_settings(const std::string& path, const Fields& fields) {
 }
 
 std::string to_toml(const Fields& fields) {
+  const auto is_empty_list = [](const Field& field) {  // which a file can't give
+    auto* const* texts = std::get_if<std::vector<std::string>*>(&field.value);
+    return texts != nullptr && (*texts)->empty();
+  };
   std::string text;
   for (const auto& field : fields) {
-    if (field.name() != "run") text += line_of(field);
+    if (field.name() != "run" && !is_empty_list(field)) text += line_of(field);
   }
   return text;
 }

@@ -7,6 +7,7 @@
 
 #include "train/parallelize.h"
 #include "train/random_state.h"
+#include "train/schedule.h"
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -38,7 +39,7 @@ std::map<std::string, std::string> files_of(std::string code, std::string graph,
 
 }  // namespace
 
-TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings,
+TrainStep::TrainStep(Model model, optim::Optimizer& optimizer, const Settings& settings,
                      bool has_data_ranks)
     : model_(std::move(model)),
       optimizer_(optimizer),
@@ -48,20 +49,22 @@ TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& setti
       scaler_({.device = device_type_of(settings),
                .enabled = settings.precision == "fp16",
                .group = default_group()}) {
-  part_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale) {
-    return run_part(tokens, targets, scale);
-  };
-  last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
-    return finish(run_part(tokens, targets, scale), sum);
+  part_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor positions, at::Tensor weight,
+                 at::Tensor scale) { return run_part(tokens, targets, positions, weight, scale); };
+  last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor positions, at::Tensor weight,
+                 at::Tensor scale, at::Tensor sum) {
+    return finish(run_part(tokens, targets, positions, weight, scale), sum);
   };
   program_files_ = [] { return std::map<std::string, std::string>(); };
   explanation_ = [] { return std::string(); };
   if (!choice_.is_on) return;
   auto part = compile(part_, {.module = model_->module()});
   part_ = part;
-  if (scaler_.is_enabled()) {  // it looks at numbers, which a program can't
-    last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor scale, at::Tensor sum) {
-      return finish(part_(tokens, targets, scale), sum);
+  // The host looks at numbers, which a program can't.
+  if (scaler_.is_enabled() || !decides_on_device(settings)) {
+    last_ = [this](at::Tensor tokens, at::Tensor targets, at::Tensor positions, at::Tensor weight,
+                   at::Tensor scale, at::Tensor sum) {
+      return finish(part_(tokens, targets, positions, weight, scale), sum);
     };
     program_files_ = [part] { return files_of(generated_code(part), program_graph(part), ""); };
     explanation_ = [part] { return explain(part); };
@@ -77,22 +80,21 @@ TrainStep::TrainStep(Model model, optim::AdamW& optimizer, const Settings& setti
 }
 
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
+                               const at::Tensor& positions, const at::Tensor& weight,
                                const at::Tensor& scale) {
   at::Tensor loss;
   {
     const Span span(SpanKind::Forward, "forward");
     const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
-    loss = model_->loss(tokens, targets);
+    loss = model_->loss(tokens, targets, positions);
   }
   const Span span(SpanKind::Backward, "backward");
   (loss * scale).backward();
-  return loss.detach();
+  return loss.detach() * weight;
 }
 
 StepValues TrainStep::run(const std::function<Batch()>& next_part) {
   at::Tensor sum;
-  const auto one = at::full({}, 1.0 / static_cast<double>(settings_.accumulate),
-                            at::TensorOptions(device_type_of(settings_)));
   for (int64_t i = 0; i < settings_.accumulate; ++i) {
     const bool is_last = i + 1 == settings_.accumulate;
     std::optional<Batch> batch;
@@ -104,12 +106,16 @@ StepValues TrainStep::run(const std::function<Batch()>& next_part) {
     std::optional<NoSync> no_sync;
     if (is_replicated_ && !is_last) no_sync.emplace(model_->module());
     const Span span(SpanKind::Other, choice_.is_on ? "program" : "part");
-    const auto scale = scaler_.scale(one);
+    const auto weight = [&] {
+      return at::full({}, batch->weight, at::TensorOptions(device_type_of(settings_)));
+    };
+    const auto scale = scaler_.scale(weight());
     if (is_last) {
-      const auto values = last_(batch->tokens, batch->targets, scale, sum);
+      const auto values =
+          last_(batch->tokens, batch->targets, batch->positions, weight(), scale, sum);
       return {.all = values[0], .found_inf = values[1]};
     }
-    const auto loss = part_(batch->tokens, batch->targets, scale);
+    const auto loss = part_(batch->tokens, batch->targets, batch->positions, weight(), scale);
     sum = sum.defined() ? sum + loss : loss;
   }
   TORCH_INTERNAL_ASSERT(false, "a step without parts");
@@ -117,8 +123,7 @@ StepValues TrainStep::run(const std::function<Batch()>& next_part) {
 
 std::vector<at::Tensor> TrainStep::finish(const at::Tensor& loss, const at::Tensor& sum) {
   const auto total = sum.defined() ? sum + loss : loss;
-  const auto values =
-      values_of_all(total / static_cast<double>(settings_.accumulate), clip(), may_overflow());
+  const auto values = values_of_all(total, clip(), may_overflow());
   update(values.found_inf);
   return {values.all, values.found_inf};
 }
@@ -144,7 +149,7 @@ void TrainStep::update(const at::Tensor& found_inf) {
 at::Tensor TrainStep::evaluate(const Batch& batch) {
   const torch::NoGradGuard no_grad;
   const Autocast autocast(device_type_of(settings_), autocast_of(settings_));
-  return model_->loss(batch.tokens, batch.targets);
+  return model_->loss(batch.tokens, batch.targets, batch.positions);
 }
 
 std::map<std::string, std::string> TrainStep::program_files() const { return program_files_(); }

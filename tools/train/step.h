@@ -23,7 +23,8 @@ namespace tessera::train {
 /// batch, clipping and the update are one program.
 class TrainStep {
  public:
-  TrainStep(Model model, optim::AdamW& optimizer, const Settings& settings, bool has_data_ranks);
+  TrainStep(Model model, optim::Optimizer& optimizer, const Settings& settings,
+            bool has_data_ranks);
 
   /// All parts of this rank's batch, and the update.
   StepValues run(const std::function<Batch()>& next_part);
@@ -43,21 +44,25 @@ class TrainStep {
   optim::GradScaler& scaler() { return scaler_; }
 
  private:
-  using Part = std::function<at::Tensor(at::Tensor, at::Tensor, at::Tensor)>;
-  using Last =
-      std::function<std::vector<at::Tensor>(at::Tensor, at::Tensor, at::Tensor, at::Tensor)>;
+  using Part =
+      std::function<at::Tensor(at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor)>;
+  using Last = std::function<std::vector<at::Tensor>(at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                                                     at::Tensor, at::Tensor)>;
 
-  /// What follows the last part, given its loss and the sum of those before it: all ranks' values
-  /// and found_inf.
+  /// What follows the last part, given its loss and the sum of those before it, as they weigh: all
+  /// ranks' values and found_inf.
   std::vector<at::Tensor> finish(const at::Tensor& loss, const at::Tensor& sum);
   /// The norm of the gradient before clipping, of all ranks.
   at::Tensor clip();
   /// Unless `found_inf`, a number on the device, is 1. Forgets the gradients either way.
   void update(const at::Tensor& found_inf);
-  at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets, const at::Tensor& scale);
+  /// Gives the loss times `weight`; the gradient is that of the loss times `scale`.
+  at::Tensor run_part(const at::Tensor& tokens, const at::Tensor& targets,
+                      const at::Tensor& positions, const at::Tensor& weight,
+                      const at::Tensor& scale);
 
   Model model_;
-  optim::AdamW& optimizer_;
+  optim::Optimizer& optimizer_;
   const Settings& settings_;
   bool is_replicated_;
   CompileChoice choice_;

@@ -3,11 +3,8 @@
 #include <tessera/comm.h>
 #include <tessera/trace.h>
 
-#include "base/text.h"
-#include "own_program.h"
 #include "train/agreed.h"
 #include "train/facts.h"
-#include "train/generate.h"
 #include "train/schedule.h"
 #include "train/signals.h"
 #include "train/step.h"
@@ -27,12 +24,13 @@ using nlohmann::json;
 
 constexpr int kMostSkippedInARow = 20;
 constexpr size_t kStepsForSpeed = 20;  // over which times are averaged
+constexpr int64_t kStepsBeforeForecast = 60;
 
 Model make_model(const Settings& settings, const Batches& batches, const Layout& layout,
                  const std::shared_ptr<PowerSGDState>& powersgd) {
   torch::manual_seed(settings.seed);
   auto model = agree(
-      [&] { return make_language_model(settings, batches.corpus().tokenizer().vocabulary()); });
+      [&] { return make_language_model(settings, batches.sequences().tokenizer().vocabulary()); });
   parallelize(*model, layout, settings, powersgd);
   // Ranks of one model draw the same masks, parts of the batch others.
   torch::manual_seed(settings.seed + 1 + static_cast<uint64_t>(layout.data_rank));
@@ -63,11 +61,11 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       batches_(make_batches(settings, layout_, device_)),
       powersgd_(make_powersgd(settings)),
       model_(make_model(settings, batches_, layout_, powersgd_)),
-      optimizer_(make_optimizer(*model_->module(), settings)),
-      step_(model_, optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
+      optimizer_(make_optimizer(*model_, settings)),
+      step_(model_, *optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      training_(*model_, optimizer_, step_, batches_, layout_, settings, powersgd_),
+      training_(*model_, *optimizer_, step_, batches_, layout_, settings, powersgd_),
       devices_(used_devices(device_)),
       peak_flops_(peak_of(devices_, settings.precision)),
       work_per_token_(flops_per_token({.weights = model_->weights_in_products(),
@@ -195,7 +193,7 @@ void Trainer::train_steps() {
     if (is_last || !issued_.empty()) continue;
     // After a step that was left out the model may be one that has come to nothing.
     if (is_due(settings_.save_every, step) && last_is_finite_) save();
-    if (is_due(settings_.eval_every, step)) validate();
+    if (is_due(settings_.eval_every, step)) validate(Batches::Part::Trend);
   }
   if (last_is_finite_ && std::max(saved_step_, saving_step_) != position_.step) save();
 }
@@ -213,7 +211,7 @@ IssuedStep Trainer::issue_step() {
   // Always by the time two steps before, whether or not the one between is read already.
   const double elapsed = issued_.empty() ? elapsed_before_ : position_.elapsed;
   const double rate = learning_rate(settings_, schedule_position(settings_, step, elapsed));
-  set_learning_rate(optimizer_, rate);
+  set_learning_rate(*optimizer_, rate);
   const auto place = batches_.position();
   std::vector<Batch> batches;
   const auto values = step_.run([&] {
@@ -327,27 +325,15 @@ void Trainer::log(const Measured& measured) {
        .communication = measured.told.communication,
        .memory = measured.told.memory,
        .utilization = utilization,
+       .nats_per_byte = nats_per_byte_,
        .seconds_left = left,
        .done = is_over() ? 1
                          : schedule_position(settings_, position_.step, position_.elapsed) /
                                static_cast<double>(settings_.steps),
        .is_last = is_over() && issued_.empty()},
       further);
-}
-
-void Trainer::validate() {
-  const auto count = batches_.validations(sequences_per_part());
-  if (count == 0) return;
-  model_->module()->eval();
-  double sum = 0, sequences = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto [batch, counted] = batches_.validation(i, sequences_per_part());
-    sum += step_.evaluate(batch).item<double>() * static_cast<double>(counted);
-    sequences += static_cast<double>(counted);
-  }
-  model_->module()->train();
-  const auto all = all_reduce(at::tensor({sum, sequences}, at::kDouble).to(device_)).to(at::kCPU);
-  journal_.validation(position_.step, (all[0] / all[1]).item<double>(), position_.seconds);
+  if (++steps_read_ == kStepsBeforeForecast && !device_.is_cpu())
+    journal_.say(forecast_of(speed, settings_.context));
 }
 
 void Trainer::save() {
@@ -362,39 +348,6 @@ void Trainer::finish_saving() {
   agree_on_save([&] { training_.finish_saving(); });
   saved_step_ = step;
   journal_.event("saved", saved_step_, "");
-}
-
-Ending Trainer::finish_stopped() {
-  const auto step = std::to_string(position_.step);
-  std::string stopped = std::string("stopped by ") + signal_name(stop_.signal);
-  if (stop_.sender != 0)
-    stopped += ", which process " + std::to_string(stop_.sender) + " sent to rank " +
-               std::to_string(stop_.rank) + ",";
-  finish_saving();
-  if (saved_step_ != position_.step)
-    throw AgreedError(stopped + " after step " + step + ", which was left out; nothing was saved",
-                      kNotSaved);
-  journal_.say(stopped + " after step " + step + "; " + what_is_saved());
-  return {.exit_code = 128 + stop_.signal, .first = stop_.sender == 0 ? -1 : stop_.rank};
-}
-
-Ending Trainer::finish() {
-  journal_.settle();
-  if (stop_.signal != 0) return finish_stopped();
-  validate();
-  finish_saving();
-  if (settings_.sample > 0) {
-    const auto text = generate(*model_, batches_.corpus().tokenizer(), settings_.prompt,
-                               settings_.sample, settings_.context, settings_.seed, device_);
-    journal_.say("\n" + printable(settings_.prompt + text, "\n\t") + "\n");
-    journal_.file("sample.txt", settings_.prompt + text);
-  }
-  const auto last = latest_checkpoint(folder_.checkpoints());
-  if (position_.step < settings_.steps)
-    journal_.say(stopped_by_time(settings_, position_.step, last ? folder_.path() : ""));
-  journal_.say((last ? "saved in " + *last : "nothing is saved") +
-               "; look at it: " + tool::tessera_command() + " report " + folder_.path());
-  return {};
 }
 
 }  // namespace tessera::train

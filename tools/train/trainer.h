@@ -75,7 +75,7 @@ class Trainer {
   void settle(size_t left = 0);
   void handle_nonfinite(const Measured& measured, const std::vector<Batch>& batches);
   void log(const Measured& measured);
-  void validate();
+  void validate(Batches::Part part);
   void save();
   void finish_saving();
   /// What a failed run leaves, as the disk has it, and under which condition it can go on.
@@ -95,7 +95,7 @@ class Trainer {
   Batches batches_;
   std::shared_ptr<PowerSGDState> powersgd_;
   Model model_;
-  optim::AdamW optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   TrainStep step_;
   RunFolder folder_;  // outlives what writes into it
   Journal journal_;
@@ -115,7 +115,9 @@ class Trainer {
   int64_t saved_step_ = -1;  // of the last whole checkpoint
   int64_t saving_step_ = -1;
   int skipped_in_a_row_ = 0;
-  std::vector<double> recent_seconds_;  // of steps, for the time that is left
+  std::vector<double> recent_seconds_;   // of steps, for the time that is left
+  int64_t steps_read_ = 0;               // of this start
+  std::optional<double> nats_per_byte_;  // of the last validation
 };
 
 }  // namespace tessera::train

@@ -13,8 +13,10 @@ namespace tessera::models {
 class DecoderLayerImpl : public torch::nn::Module {
  public:
   explicit DecoderLayerImpl(const DecoderConfig& config);
-  /// x: [batch, length, hidden_size]; cos, sin: of a RotaryEmbedding.
-  at::Tensor forward(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin);
+  /// x: [batch, length, hidden_size]; cos, sin: of a RotaryEmbedding; mask: as
+  /// GroupedQueryAttention.
+  at::Tensor forward(at::Tensor x, const at::Tensor& cos, const at::Tensor& sin,
+                     const at::Tensor& mask);
 
  private:
   nn::RMSNorm input_layernorm_;
@@ -22,25 +24,29 @@ class DecoderLayerImpl : public torch::nn::Module {
   nn::RMSNorm post_attention_layernorm_;
   nn::SwiGLU mlp_;
 };
-TESSERA_MODULE(DecoderLayer, "x", "cos", "sin");
+TESSERA_MODULE(DecoderLayer, "x", "cos", "sin", "mask");
 
 /// Llama and Qwen without their head: tokens [batch, length] to [batch, length, hidden_size].
+/// Positions, [batch, length], are those of nn::packed_mask; none: each row is a sequence.
 class DecoderImpl : public torch::nn::Module {
  public:
   explicit DecoderImpl(const DecoderConfig& config);
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions = {});
 
   nn::Embedding embed_tokens{nullptr};
   torch::nn::ModuleList layers;
   nn::RMSNorm norm{nullptr};
   nn::RotaryEmbedding rotary_emb{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
 };
-TESSERA_MODULE(Decoder, "tokens");
+TESSERA_MODULE(Decoder, "tokens", "positions");
 
 class GPT2AttentionImpl : public torch::nn::Module {
  public:
   explicit GPT2AttentionImpl(const DecoderConfig& config);
-  at::Tensor forward(const at::Tensor& x);
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask);  // none: causal
 
   nn::Linear c_attn{nullptr}, c_proj{nullptr};
 
@@ -48,7 +54,7 @@ class GPT2AttentionImpl : public torch::nn::Module {
   int64_t head_dim_;
   double dropout_;
 };
-TESSERA_MODULE(GPT2Attention, "x");
+TESSERA_MODULE(GPT2Attention, "x", "mask");
 
 class GPT2MLPImpl : public torch::nn::Module {
  public:
@@ -65,7 +71,7 @@ TESSERA_MODULE(GPT2MLP, "x");
 class GPT2BlockImpl : public torch::nn::Module {
  public:
   explicit GPT2BlockImpl(const DecoderConfig& config);
-  at::Tensor forward(at::Tensor x);
+  at::Tensor forward(at::Tensor x, const at::Tensor& mask);
 
  private:
   nn::LayerNorm ln_1_;
@@ -74,21 +80,24 @@ class GPT2BlockImpl : public torch::nn::Module {
   GPT2MLP mlp_;
   nn::Dropout dropout_;
 };
-TESSERA_MODULE(GPT2Block, "x");
+TESSERA_MODULE(GPT2Block, "x", "mask");
 
-/// GPT-2 without its head.
+/// GPT-2 without its head. Positions as for Decoder.
 class GPT2Impl : public torch::nn::Module {
  public:
   explicit GPT2Impl(const DecoderConfig& config);
-  at::Tensor forward(const at::Tensor& tokens);
+  at::Tensor forward(const at::Tensor& tokens, const at::Tensor& positions = {});
 
   nn::Embedding wte{nullptr}, wpe{nullptr};
   torch::nn::ModuleList h;
   nn::LayerNorm ln_f{nullptr};
 
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
+
  private:
   nn::Dropout dropout_;
 };
-TESSERA_MODULE(GPT2, "tokens");
+TESSERA_MODULE(GPT2, "tokens", "positions");
 
 }  // namespace tessera::models

@@ -82,6 +82,11 @@ struct RotaryEmbeddingImpl : torch::nn::Cloneable<RotaryEmbeddingImpl> {
 };
 TESSERA_MODULE(RotaryEmbedding, "x", "positions");
 
+/// What attention sees in rows that hold several sequences: [batch, 1, length, length], true where
+/// both positions are of one sequence and the key is not behind the query. positions: [batch,
+/// length], of each token in its sequence; where there is a 0 another one begins.
+at::Tensor packed_mask(const at::Tensor& positions);
+
 struct GroupedQueryAttentionOptions {
   int64_t d_model;
   int64_t heads;
@@ -102,10 +107,13 @@ struct GroupedQueryAttentionOptions {
 /// k_proj, v_proj and o_proj around scaled_dot_product_attention. x: [batch, length,
 /// d_model]. Queries and keys are turned by `cos` and `sin`, of a RotaryEmbedding that layers may
 /// share, or by its own tables (`rotary_emb`).
-/// A plan that shards the projections by heads leaves each rank with as many as their outputs have.
+/// `mask`, of booleans that broadcast to [batch, heads, length, length]: which keys a query sees,
+/// in place of `causal`; packed_mask makes one. A plan that shards the projections by heads leaves
+/// each rank with as many as their outputs have.
 struct GroupedQueryAttentionImpl : torch::nn::Cloneable<GroupedQueryAttentionImpl> {
   explicit GroupedQueryAttentionImpl(GroupedQueryAttentionOptions options);
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& cos = {}, const at::Tensor& sin = {});
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& cos = {}, const at::Tensor& sin = {},
+                     const at::Tensor& mask = {});
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
@@ -116,9 +124,10 @@ struct GroupedQueryAttentionImpl : torch::nn::Cloneable<GroupedQueryAttentionImp
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())},
-                           {2, torch::nn::AnyValue(at::Tensor())})
+                           {2, torch::nn::AnyValue(at::Tensor())},
+                           {3, torch::nn::AnyValue(at::Tensor())})
 };
-TESSERA_MODULE(GroupedQueryAttention, "x", "cos", "sin");
+TESSERA_MODULE(GroupedQueryAttention, "x", "cos", "sin", "mask");
 
 struct SwiGLUOptions {
   int64_t d_model;

@@ -27,7 +27,9 @@ ParamGroup param_group(std::vector<at::Tensor> params, MuonOptions options);
 /// matrices of hidden layers; embeddings, heads, biases and norms are AdamW's. Matrices of one
 /// shape are iterated together. Sharded ones are dealt out: each rank gets its share of them whole,
 /// and gives the results back in shards, so that every rank of their mesh calls step(), with
-/// gradients for the same parameters.
+/// gradients for the same parameters. Groups with AdamWOptions are updated as AdamW does, whatever
+/// their shapes: one optimizer for all parameters. Where a processor has no instructions for
+/// products of bfloat16, they are made in float32 and rounded.
 class Muon : public Optimizer {
  public:
   explicit Muon(std::vector<at::Tensor> params, MuonOptions options = {});

@@ -5,6 +5,7 @@ report.runs.forEach((run, index) => (run.index = index));
 
 // The charts beside the loss: metric, title, how its values are written, ticks, whether its axis begins at 0.
 const measures = [
+  ["val_nats_per_byte", "Nats per byte of unseen text", plain, null, false],
   ["tokens_per_s", "Tokens per second", compact, compactTicks, true],
   ["mfu", "Model FLOPs utilization", percent, percentTicks, true],
   ["host_lead_seconds", "Work that the GPU still has when a step is issued", seconds, null, true],

@@ -27,6 +27,7 @@ function drawNotes(runs) {
 
 // One row per figure of a run: what it is called, how it is written, what is said under it.
 const figures = [
+  ["Nats per byte", (s) => s.nats_per_byte != null && lossText(s.nats_per_byte), (s) => `${lossText(s.nats_per_byte / Math.LN2)} bits, of unseen text`],
   ["Training loss", (s) => s.last_loss != null && lossText(s.last_loss), (s) => `from ${lossText(s.first_loss)}` + (s.smoothing > 1 ? `, mean of about ${s.smoothing} steps` : "")],
   ["Best validation loss", (s) => s.best_val_loss != null && lossText(s.best_val_loss), (s) => `at step ${grouped(s.best_val_step)}`],
   ["Steps", (s) => grouped(s.steps), (s) => (s.steps > 0 && s.seconds > 0 ? micros((1e6 * s.seconds) / s.steps) + " each" : "")],

@@ -74,7 +74,7 @@ def unpack(folder):
         with tarfile.open(ARCHIVE) as archive:
             for entry in archive:
                 path = made / entry.name
-                if not entry.isfile() or ".." in path.parts:
+                if not entry.isfile() or ".." in path.parts or not path.is_relative_to(made):
                     sys.exit(f"main_job_text: expected plain files in {ARCHIVE}, got {entry.name}")
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(entry).read())

@@ -60,7 +60,7 @@ M lora(M&& module, const LoraOptions& options = {}) {
 std::vector<at::Tensor> lora_parameters(nn::ModuleRef module);
 
 /// Adds adapters to the weights of their layers, in these' dtype: calls cost what they cost without
-/// adapters, and can't train them. Saved checkpoints hold merged weights then: remove_lora before,
+/// adapters, and can't train them. save and load refuse them then: remove_lora before,
 /// or unmerge_lora. Outside of forward and backward of sharded units, which stay sharded. Every
 /// rank calls both. A ValueError if a weight is shared with another module.
 void merge_lora(nn::ModuleRef module);

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -21,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMostThreads = 256;
 constexpr int64_t kMostPrefetched = 65536;
+constexpr std::chrono::hours kLongestTimeout(24 * 365);
 
 void check(const LoaderOptions& options) {
   TORCH_CHECK_VALUE(options.batch_size >= 1, "Loader: expected a batch_size of at least 1, got ",
@@ -137,10 +139,9 @@ struct Loader::Impl {
     return order;
   }
 
-  /// What has been asked of threads and not been given, up to `prefetch` and the one that next()
-  /// is to give.
+  /// Asks threads for what is not asked of them yet.
   void order_ahead() {
-    while (std::ssize(ahead) <= options.prefetch) {
+    while (std::ssize(ahead) < options.prefetch) {
       ahead.push_back(make_order());
       const std::lock_guard lock(mutex);
       waiting.push_back(ahead.back());
@@ -160,7 +161,9 @@ struct Loader::Impl {
     auto order = ahead.front();
     const auto begin = Clock::now();
     std::unique_lock lock(mutex);
-    const bool is_done = changed.wait_for(lock, options.timeout, [&] { return order->is_done; });
+    // As nanoseconds the longest of milliseconds would overflow.
+    const auto timeout = std::min<std::chrono::milliseconds>(options.timeout, kLongestTimeout);
+    const bool is_done = changed.wait_for(lock, timeout, [&] { return order->is_done; });
     lock.unlock();
     waited += std::chrono::duration<double>(Clock::now() - begin).count();
     if (!is_done) start_again();

@@ -35,6 +35,11 @@ struct LoraLayer final : nn::ComposableState {
   HookHandle hook;
 
   double scale() const;
+  std::string why_not_saved() const override {
+    if (!is_merged) return {};
+    return "adapters that are not merged, for weights that have them are given them again by who "
+           "loads; unmerge_lora before, or remove_lora";
+  }
 };
 
 /// A layer that has an adapter, and its dotted name.

@@ -138,15 +138,39 @@ void refuse_unknown(const state::FileName& name, const Json& config) {
     return value.is_null() || value == false || value == "none" ||
            ((value.is_object() || value.is_array()) && value.empty());
   };
-  for (const char* field :
-       {"use_dora", "bias", "modules_to_save", "rank_pattern", "alpha_pattern", "layer_replication",
-        "lora_bias", "trainable_token_indices", "target_parameters", "use_qalora",
-        "exclude_modules", "layers_to_transform"}) {
+  for (const char* field : {"use_dora",
+                            "bias",
+                            "modules_to_save",
+                            "rank_pattern",
+                            "alpha_pattern",
+                            "layer_replication",
+                            "lora_bias",
+                            "trainable_token_indices",
+                            "target_parameters",
+                            "use_qalora",
+                            "exclude_modules",
+                            "layers_to_transform",
+                            "alora_invocation_tokens",
+                            "arrow_config",
+                            "kasa_config",
+                            "lora_ga_config",
+                            "megatron_config",
+                            "monteclora_config",
+                            "use_bdlora",
+                            "velora_config"}) {
     const auto found = config.find(field);
     name.require(found == config.end() || is_off(*found), "expected no ", field,
                  ", which is not known here, got ",
                  found == config.end() ? "" : state::in_quotes(found->dump()));
   }
+  // Others change the weights that they start from (PiSSA, OLoRA, LoftQ, …).
+  const auto start = config.find("init_lora_weights");
+  name.require(
+      start == config.end() || start->is_null() || start->is_boolean() || *start == "gaussian" ||
+          *start == "eva" || *start == "orthogonal",
+      "expected adapters of the weights as they are, got init_lora_weights ",
+      start == config.end() ? "" : state::in_quotes(start->dump()),
+      "; convert them with peft (save_pretrained with path_initial_model_for_weight_conversion)");
   const auto kind = config.find("peft_type");
   name.require(kind != config.end() && *kind == "LORA", "expected peft_type LORA, got ",
                kind == config.end() ? "none" : state::in_quotes(kind->dump()));

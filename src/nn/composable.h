@@ -20,6 +20,8 @@ namespace tessera::nn {
 class ComposableState {
  public:
   virtual ~ComposableState() = default;
+  /// Why the module's values are none to be saved or loaded now, and what to do; empty: they are.
+  virtual std::string why_not_saved() const { return {}; }
 };
 
 /// States of one module, in the order of application.

@@ -289,7 +289,7 @@ void export_folder(const std::string& function, const std::string& folder,
       [&] {
         TORCH_CHECK_VALUE(!folder.empty(), function, ": expected the path of a folder, got none");
         place = std::filesystem::absolute(folder).lexically_normal();
-        holdings = hold_module(function, module);
+        holdings = form.is_left_out ? hold_values(function, module) : hold_module(function, module);
         check_all_here(function, holdings);
         auto tensors = named_tensors(holdings, form.is_transposed);
         if (form.is_left_out)

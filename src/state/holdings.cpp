@@ -92,6 +92,14 @@ std::vector<HeldBox> whole_pieces(const at::Tensor& parameter) {
 }
 
 Holdings hold_module(const std::string& function, const torch::nn::Module& module) {
+  for (const auto& state : nn::find_all_states<nn::ComposableState>(module)) {
+    const auto reason = state->why_not_saved();
+    TORCH_CHECK_VALUE(reason.empty(), function, ": expected ", reason);
+  }
+  return hold_values(function, module);
+}
+
+Holdings hold_values(const std::string& function, const torch::nn::Module& module) {
   for (const auto& state : nn::find_all_states<detail::fully_shard::State>(module))
     state->unit().require_sharded(function.c_str());
   Holdings holdings;

@@ -51,8 +51,11 @@ struct Holdings {
   std::map<std::string, std::string> aliases;  // further names -> the name it is held under
 };
 
-/// Of a module. Throws if a fully sharded unit's parameters are whole, or a name is reserved.
+/// Of a module. Throws if a fully sharded unit's parameters are whole, or a name is reserved; and
+/// if a function that was applied to the module has its values as none to be saved now.
 Holdings hold_module(const std::string& function, const torch::nn::Module& module);
+/// The same whatever was applied: for whole models, of which that is left out.
+Holdings hold_values(const std::string& function, const torch::nn::Module& module);
 /// Of the state of an optimizer of the module's parameters.
 Holdings hold_optimizer(const std::string& function, const torch::nn::Module& module,
                         const torch::optim::Optimizer& optimizer);

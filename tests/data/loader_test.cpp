@@ -133,7 +133,8 @@ TEST(Loader, ReadsAheadWhileNobodyAsks) {
   Loader loader(100, read, {.batch_size = 2, .threads = 2, .prefetch = 5});
   loader.next();
   std::unique_lock lock(mutex);
-  EXPECT_TRUE(changed.wait_for(lock, 60s, [&] { return reads >= 6; })) << reads;
+  EXPECT_TRUE(changed.wait_for(lock, 60s, [&] { return reads == 6; })) << reads;
+  EXPECT_FALSE(changed.wait_for(lock, 50ms, [&] { return reads > 6; })) << "one is given, 5 ahead";
 }
 
 TEST(Loader, CountsWhatNextHasWaitedFor) {
@@ -141,6 +142,15 @@ TEST(Loader, CountsWhatNextHasWaitedFor) {
   EXPECT_EQ(loader.waited(), 0);
   loader.next();
   EXPECT_GT(loader.waited(), 0);
+}
+
+TEST(Loader, WaitsForEverIfToldSo) {
+  Loader loader(10, numbers,
+                {.batch_size = 2,
+                 .timeout = std::chrono::milliseconds::max(),
+                 .sampler = {.shuffle = false}});
+  for (int i = 0; i < 5; ++i)
+    EXPECT_EQ(samples_of(loader.next()), (std::vector<int64_t>{2 * i, 2 * i + 1}));
 }
 
 TEST(LoaderErrors, NameAReadThatDoesNotReturn) {

@@ -52,6 +52,20 @@ class TrainFlags(unittest.TestCase):
     def value(self, flag, words):
         return words[words.index(flag) + 1]
 
+    def test_texts_and_models_of_ones_own(self):
+        for flag in ("--data=mine", "--sft=talk.jsonl"):
+            self.assertNotIn("--data", self.flags(flag))
+            self.assertNotIn("--validation-data", self.flags(flag))
+        self.assertNotIn("--validation-data", self.flags("--validation-data", "mine"))
+        self.assertIn("--data", self.flags("--validation-data", "mine"))
+        self.make_gpus(1)
+        for flag in ("--from", "--preset", "--model"):
+            for device in ("cpu", "cuda"):
+                words = self.flags(flag, "x", *(["--device", "cpu"] if device == "cpu" else []))
+                for left_out in ("--blocks", "--tokenizer", "--optimizer", "--model"):
+                    self.assertNotIn(left_out, words)
+                self.assertEqual("cuda" in words, device == "cuda")
+
     def test_the_cpu_without_a_gpu_or_without_cuda(self):
         small = self.flags()
         self.assertEqual(self.value("--optimizer", small), "muon")

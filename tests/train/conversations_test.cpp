@@ -259,7 +259,7 @@ TEST_F(Conversations, ErrorsNameFileAndLine) {
   const std::pair<const char*, const char*> rows[] = {
       {"{\"prompt\": ", "expected a line of JSON in UTF-8"},
       {"{\"prompt\": \"\xff\"}", "expected a line of JSON in UTF-8"},
-      {"[1, 2]", "expected an object with messages, or with prompt and completion, got [1,2]"},
+      {"[1, 2]", "expected an object with messages, or with prompt and completion, got a list"},
       {"{\"text\": \"a\"}", "expected an object with messages, or with prompt and completion"},
       {"{\"prompt\": \"a\"}", "expected a string for completion, got none"},
       {"{\"messages\": {}}", "expected messages to be a list, got {}"},

@@ -160,6 +160,8 @@ TEST_F(FineTuning, RefusesWhatDoesNotGoTogether) {
   };
   EXPECT_THAT(refused(words({"--data", ground_.path().string()})),
               HasSubstr("--sft: expected it without --data"));
+  EXPECT_THAT(refused(words({"--validation-data", ground_.path().string()})),
+              HasSubstr("--validation-data: expected it with --data"));
   EXPECT_THAT(refused({"--sft", "nowhere.jsonl"}),
               HasSubstr("'nowhere.jsonl', which is not there"));
   EXPECT_THAT(refused({"--chat-format", "plain"}), HasSubstr("expected it with --sft"));

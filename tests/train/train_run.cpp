@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <thread>
 
@@ -149,12 +150,12 @@ ExitStatus end_of(Subprocess& job) {
 }
 
 double largest_difference(const std::map<int, double>& left, const std::map<int, double>& right) {
-  double largest = 0;
+  double largest = -1;
   for (const auto& [step, loss] : left) {
     const auto other = right.find(step);
     if (other != right.end()) largest = std::max(largest, std::abs(other->second - loss));
   }
-  return largest;
+  return largest < 0 ? std::numeric_limits<double>::infinity() : largest;
 }
 
 }  // namespace tessera::testing

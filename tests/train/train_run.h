@@ -48,7 +48,8 @@ std::vector<pid_t> ranks_of(pid_t launcher);
 /// How a job ended, which it must do before long.
 ExitStatus end_of(Subprocess& job);
 
-/// Largest difference of losses at equal steps, of those that both have.
+/// Largest difference of losses at equal steps, of those that both have; infinity if there are
+/// none.
 double largest_difference(const std::map<int, double>& left, const std::map<int, double>& right);
 
 }  // namespace tessera::testing

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace tessera::train {
@@ -29,6 +30,18 @@ void add_adapters(LanguageModel& model, const Settings& settings) {
   options.filter = [&](const std::string&, const torch::nn::LinearImpl& layer) {
     return in_blocks.contains(&layer);
   };
+  for (const auto& target : settings.lora_targets) {
+    const auto modules = model.module()->named_modules();
+    const auto is_named = [&](const auto& item) {
+      return item.key() == target || item.key().ends_with("." + target);
+    };
+    const auto is_outside = [&](const auto& item) {
+      return is_named(item) && !in_blocks.contains(item.value().get());
+    };
+    TORCH_CHECK_VALUE(std::none_of(modules.begin(), modules.end(), is_outside),
+                      "--lora-targets: expected layers of blocks, got '", target,
+                      "', which lies outside of them; leave it out");
+  }
   // Whatever was drawn before, which hangs on the layout.
   torch::manual_seed(settings.seed + kSeedOfAdapters);
   try {

@@ -29,6 +29,7 @@ constexpr int64_t kNoTarget = -100;
 /// For messages: not long.
 std::string shown(const json& value) {
   constexpr size_t kMost = 80;
+  if (value.is_structured()) return value.is_array() ? "a list" : "an object";  // of any depth
   auto text = value.dump(-1, ' ', /*ensure_ascii=*/true);
   return text.size() > kMost ? text.substr(0, kMost) + "…" : text;
 }

@@ -45,8 +45,10 @@ Source find_source(const fs::path& path) {
     source.checkpoint = *newest;
     return source;
   }
-  source.run = fs::absolute(path).lexically_normal().parent_path().parent_path();
-  source.checkpoint = path.string();
+  auto place = fs::absolute(path).lexically_normal();
+  if (!place.has_filename()) place = place.parent_path();  // it ended by a slash
+  source.run = place.parent_path().parent_path();
+  source.checkpoint = place.string();
   if (!fs::exists(source.run / "config.toml"))
     throw CLI::ValidationError(
         "RUN",
@@ -73,6 +75,12 @@ void write_adapters(const ExportOptions& options, const Source& source, const Se
                                "model, got '" +
                                    options.from + "', which has " +
                                    (settings.lora == 0 ? "no adapters" : "layers of its own"));
+  if (settings.from.empty())
+    throw CLI::ValidationError("--adapters",
+                               "expected a run with --from, whose weights its adapters are for; "
+                               "of this one export the whole model, without --adapters");
+  if (options.dtype != "fp32")
+    throw CLI::ValidationError("--dtype", "expected it without --adapters, which are in fp32");
   tessera::save_lora(
       options.to, *model.module(),
       {.group = {}, .base_model = settings.from, .fan_in_fan_out = settings.model == "gpt2"});

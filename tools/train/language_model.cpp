@@ -56,6 +56,7 @@ class GptModel final : public LanguageModel {
   void export_to(const std::string& folder, const std::string& tokenizer) override {
     export_pretrained(as_gpt2(net_), folder, tokenizer);
   }
+  std::string config() const override { return {}; }
   std::string name() const override { return "GPT"; }
   /// qkv, projection, up and down of each block. Looking embeddings up multiplies nothing.
   double weights_in_products() const override {
@@ -101,6 +102,7 @@ class PublishedModel final : public LanguageModel {
   void export_to(const std::string& folder, const std::string& tokenizer) override {
     export_pretrained(net_, folder, tokenizer);
   }
+  std::string config() const override { return models::config_text(net_->config()); }
   std::string name() const override { return models::name_of(net_->config().family); }
   double weights_in_products() const override {
     const auto& config = net_->config();

@@ -41,6 +41,8 @@ class LanguageModel {
   /// Writes such a folder; see `tessera export`.
   virtual void export_to(const std::string& folder, const std::string& tokenizer) = 0;
 
+  /// What a checkpoint of it depends on besides its sizes; empty: on nothing.
+  virtual std::string config() const = 0;
   /// "GPT", "qwen2".
   virtual std::string name() const = 0;
   /// Numbers of the matrices that a token is multiplied by, the head among them.

@@ -2,6 +2,7 @@
 
 #include <tessera/dtensor.h>
 
+#include "corpus/content_hash.h"
 #include "train/agreed.h"
 #include "train/random_state.h"
 #include "train/schedule.h"
@@ -23,8 +24,11 @@ constexpr const char* kDeviceRandom = "device_random_state";
 
 /// What a model and its data are, as far as a checkpoint depends on it, by the names of flags. The
 /// tokenizer before the data: another one makes other data, too.
-std::vector<std::pair<std::string, json>> identity(const Settings& settings,
+std::vector<std::pair<std::string, json>> identity(const LanguageModel& model,
+                                                   const Settings& settings,
                                                    const Batches& batches) {
+  data::ContentHash config;
+  config.add(model.config());
   return {{"model", settings.model},
           {"blocks", settings.blocks},
           {"width", settings.width},
@@ -33,6 +37,7 @@ std::vector<std::pair<std::string, json>> identity(const Settings& settings,
           {"feed-forward", settings.feed_forward},
           {"vocabulary", settings.vocabulary},
           {"tie-head", settings.tie_head ? json(*settings.tie_head) : json()},
+          {settings.from.empty() ? "preset" : "from", config.text()},  // its config.json
           {"context", settings.context},
           {"seed", settings.seed},
           {"validation", settings.validation},
@@ -80,7 +85,7 @@ c10::Device place_of(const LanguageModel& model) {
 
 Extra TrainingState::extra_of(const Position& position) const {
   json own;
-  for (auto& [name, value] : identity(settings_, batches_)) own[name] = std::move(value);
+  for (auto& [name, value] : identity(model_, settings_, batches_)) own[name] = std::move(value);
   const json state = {{"identity", own},
                       {"files", contents_of(batches_.sequences())},
                       {"mesh", shape_of(layout_.mesh)},
@@ -128,7 +133,7 @@ json TrainingState::checked_state(const std::string& checkpoint, const Extra& ex
                       kWrongSettings);
   auto state = json::parse(found->second);
   const auto& saved = state.at("identity");
-  for (const auto& [name, value] : identity(settings_, batches_)) {
+  for (const auto& [name, value] : identity(model_, settings_, batches_)) {
     const auto theirs = saved.value(name, json());
     if (theirs == value) continue;
     const auto what = name == "data" || name == "sft"

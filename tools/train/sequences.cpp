@@ -1,5 +1,6 @@
 #include "train/sequences.h"
 
+#include "base/text.h"
 #include "train/agreed.h"
 #include "train/conversations.h"
 #include "train/language_model.h"
@@ -7,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace tessera::train {
 namespace {
@@ -84,8 +86,16 @@ class TextSequences final : public Sequences {
     TORCH_CHECK_VALUE(validated_ > 0, "--validation-data: expected at least ", context_ + 1,
                       " tokens (--context ", context_, "), got ", held_out_->tokens(), " in ",
                       held_out_->files(), " file(s); give more of it or a shorter --context");
-    for (const auto& file : held_out_->contents())
+    std::unordered_set<std::string> trained;
+    for (const auto& file : corpus_.contents()) trained.insert(file.hash);
+    for (const auto& file : held_out_->contents()) {
+      TORCH_CHECK_VALUE(!trained.contains(file.hash),
+                        "--validation-data: expected text that is not trained on, got '",
+                        printable(file.name),
+                        "', whose content --data has, too; leave it out of "
+                        "one of the two");
       files_.push_back({"--validation-data: " + file.name, file.hash});
+    }
   }
 
   /// All of them to train on, or none.

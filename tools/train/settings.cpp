@@ -362,7 +362,10 @@ std::string why_eager(const Settings& settings, int world_size) {
   if (settings.steps < kFewestSteps)
     return "compiling takes longer than fewer than " + std::to_string(kFewestSteps) + " steps save";
   const std::pair<bool, const char*> untested[] = {
+      {settings.model != "auto" && settings.model != "gpt" && settings.model != "gpt2",
+       "--model, --preset or --from"},
       {settings.optimizer != "adamw", "--optimizer muon"},
+      {settings.optimizer_state != "fp32", "--optimizer-state"},
       {settings.dropout > 0, "--dropout"},
       {settings.lora > 0, "--lora"},
       {!settings.sft.empty(), "--sft"},

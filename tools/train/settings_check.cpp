@@ -161,6 +161,7 @@ double bytes_of_value(const Settings& settings, double parts, double shards) {
   double averages = settings.optimizer_state == "fp32"   ? 8
                     : settings.optimizer_state == "bf16" ? 4
                                                          : 2;
+  if (settings.lora > 0) return std::max(made, kBytesOfValue / parts / shards);  // frozen
   if (settings.optimizer == "muon") averages = std::min(averages, 4.0);
   return std::max(made, (kBytesWithGradient + averages) / parts / shards);
 }
@@ -218,6 +219,9 @@ void check_paths(const Settings& settings) {
   }
   if (!settings.sft.empty() && settings.data != Settings().data)
     refuse_settings("--sft: expected it without --data, which is read in its place; give one");
+  if (!settings.sft.empty() && !settings.validation_data.empty())
+    refuse_settings(
+        "--validation-data: expected it with --data; of --sft the end is kept, see --validation");
   if (settings.sft.empty() && settings.chat_format != "auto")
     refuse_settings("--chat-format: expected it with --sft, whose conversations it writes");
   const bool has_adapter_words =

@@ -37,6 +37,15 @@ Model make_model(const Settings& settings, const Batches& batches, const Layout&
   return model;
 }
 
+/// Beside adapters all are, the head among them.
+double frozen_weights(const LanguageModel& model, const Settings& settings) {
+  if (settings.lora == 0) return 0;
+  double trained = 0;
+  for (const auto& parameter : model.module()->parameters())
+    trained += parameter.requires_grad() ? static_cast<double>(parameter.numel()) : 0;
+  return std::max(0.0, model.weights_in_products() - trained);
+}
+
 /// A save fails on all ranks alike, unless a rank is lost.
 template <class F>
 void agree_on_save(F save) {
@@ -69,6 +78,7 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       devices_(used_devices(device_)),
       peak_flops_(peak_of(devices_, settings.precision)),
       work_per_token_(flops_per_token({.weights = model_->weights_in_products(),
+                                       .frozen = frozen_weights(*model_, settings),
                                        .blocks = settings.blocks,
                                        .attention_width = model_->attention_width(),
                                        .context = settings.context})) {
@@ -332,7 +342,8 @@ void Trainer::log(const Measured& measured) {
                                static_cast<double>(settings_.steps),
        .is_last = is_over() && issued_.empty()},
       further);
-  if (++steps_read_ == kStepsBeforeForecast && !device_.is_cpu())
+  const bool is_of_text = settings_.sft.empty() && settings_.lora == 0;
+  if (++steps_read_ == kStepsBeforeForecast && !device_.is_cpu() && is_of_text)
     journal_.say(forecast_of(speed, settings_.context));
 }
 

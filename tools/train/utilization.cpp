@@ -78,9 +78,9 @@ std::string hexadecimal(const std::string& bytes) {
 }  // namespace
 
 double flops_per_token(const TokenWork& work) {
-  return 6 * work.weights + 12 * static_cast<double>(work.blocks) *
-                                static_cast<double>(work.attention_width) *
-                                static_cast<double>(work.context);
+  return 6 * work.weights - 2 * work.frozen +
+         12 * static_cast<double>(work.blocks) * static_cast<double>(work.attention_width) *
+             static_cast<double>(work.context);
 }
 
 std::optional<double> peak_flops(const std::string& name) {

@@ -13,12 +13,13 @@ namespace tessera::train {
 /// What a token costs.
 struct TokenWork {
   double weights = 0;  // that it is multiplied by
+  double frozen = 0;   // of these; they have no gradient
   int64_t blocks = 0, attention_width = 0, context = 0;
 };
 
 /// Floating-point operations of forward and backward per token, by convention: 6 for each weight of
-/// a matrix product, and 12 * blocks * width * context for attention as if it were not causal. What
-/// is computed again does not count.
+/// a matrix product (4 if it is frozen), and 12 * blocks * width * context for attention as if it
+/// were not causal. What is computed again does not count.
 double flops_per_token(const TokenWork& work);
 
 /// The dense matrix products per second that a GPU's maker promises in bf16 and fp16, by the name

@@ -11,6 +11,7 @@
 #include "state/export_files.h"
 #include "state/files/disk.h"
 #include "state/files/json_text.h"
+#include "state/holdings.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -70,6 +71,14 @@ std::vector<NamedMatrix> matrices_of(const std::vector<AdaptedLayer>& layers) {
     all.push_back({parameter_name(layer, kB), layer.state->b->weight});
   }
   return all;
+}
+
+void require_here(const char* function, const std::vector<AdaptedLayer>& layers) {
+  for (const auto& [name, parameter] : matrices_of(layers))
+    TORCH_CHECK_VALUE(!state::is_elsewhere(parameter), function,
+                      ": expected adapters of which each rank has a part, but '", name,
+                      "' is on other ranks, as in a pipeline; save() the net, load() it without a "
+                      "pipeline, and write that");
 }
 
 /// By the last parts of the names, where these name no other linear layer.
@@ -250,7 +259,9 @@ void load_dict(const std::string& caller, torch::nn::Module& module, const char*
 
 StateDict lora_state_dict(nn::ModuleRef module) {
   StateDict dict;
-  for (const auto& [name, parameter] : matrices_of(require_adapted("lora_state_dict", module)))
+  const auto layers = require_adapted("lora_state_dict", module);
+  require_here("lora_state_dict", layers);
+  for (const auto& [name, parameter] : matrices_of(layers))
     dict.insert(name, whole_value(parameter));
   return dict;
 }
@@ -268,6 +279,7 @@ void save_lora(const std::string& folder, nn::ModuleRef module, const SaveLoraOp
       [&] {
         const auto layers = require_adapted(kFunction, module);
         check_alike(layers);
+        require_here(kFunction, layers);
         config = config_text(module, layers, options);
         return std::string();
       },

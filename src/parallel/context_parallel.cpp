@@ -93,7 +93,8 @@ at::Tensor redirected_attention(const at::Tensor& query, const at::Tensor& key,
   TORCH_CHECK_NOT_IMPLEMENTED(!attn_mask || !attn_mask->defined(), kContextStyle,
                               ": expected attention without attn_mask, or with is_causal, got a "
                               "mask of ",
-                              attn_mask->sizes(), "; the ranks have parts of it only");
+                              attn_mask->sizes(),
+                              "; the ranks have parts of it only, and packed rows can't be cut");
   TORCH_CHECK_NOT_IMPLEMENTED(dropout_p == 0, kContextStyle,
                               ": expected attention without dropout, got dropout_p = ", dropout_p,
                               "; make the module without, or call eval()");

@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <set>
 
 namespace tessera::detail::pipeline {
 namespace {
@@ -15,6 +16,9 @@ using Kind = PipelineAction::Kind;
 /// A form travels as numbers: dtype, whether it requires grad, how many dimensions, and these.
 constexpr int64_t kMostDims = 12;
 constexpr int64_t kFormLength = 3 + kMostDims;
+
+/// Of `rank` in the group that it has with `other`.
+int place_in_pair(int rank, int other) { return rank > other ? 1 : 0; }
 
 /// What an action sends; none if its stage is the last of its way.
 std::optional<MessageKey> sent_by(const PipelineAction& action, int stages) {
@@ -34,9 +38,20 @@ std::string to_string(const MessageForm& form) {
 
 Messages::Messages(const Group& group, const PipelineTable& table)
     : table_(table), rank_(rank(group)) {
-  if (world_size(group) == 1) return;
-  up_ = new_group(ranks(group), {.description = "pipeline, to higher ranks"});
-  down_ = new_group(ranks(group), {.description = "pipeline, to lower ranks"});
+  const auto& owners = table.stage_ranks;
+  std::set<std::pair<int, int>> pairs;  // in one order on all ranks
+  for (size_t stage = 1; stage < owners.size(); ++stage) {
+    if (owners[stage - 1] != owners[stage])
+      pairs.insert(std::minmax({owners[stage - 1], owners[stage]}));
+  }
+  const auto all = ranks(group);
+  for (const auto& [low, high] : pairs) {
+    if (low != rank_ && high != rank_) continue;
+    const std::vector<int> both{all[static_cast<size_t>(low)], all[static_cast<size_t>(high)]};
+    auto up = new_group(both, {.description = "pipeline, to higher ranks"});
+    auto down = new_group(both, {.description = "pipeline, to lower ranks"});
+    pairs_.emplace(std::pair(low, high), Pair{std::move(up), std::move(down)});
+  }
 }
 
 void Messages::begin(const std::vector<std::vector<PipelineAction>>& actions, c10::Device device,
@@ -61,7 +76,8 @@ int Messages::source_of(const MessageKey& key) const {
 }
 
 const Group& Messages::group_to(int source, int destination) const {
-  return source < destination ? up_ : down_;
+  const auto& pair = pairs_.at(std::minmax(source, destination));
+  return source < destination ? pair.up : pair.down;
 }
 
 std::string Messages::describe(const MessageKey& key, bool is_sender) const {
@@ -107,7 +123,8 @@ void Messages::send_form(const MessageKey& key, const MessageForm& form, int des
 MessageForm Messages::receive_form(const MessageKey& key, int source) {
   std::vector<at::Tensor> numbers{
       at::empty({kFormLength}, at::TensorOptions(device_).dtype(at::kLong))};
-  wait(*group_to(source, rank_)->recv(numbers, source, 0), key, /*is_sender=*/false);
+  wait(*group_to(source, rank_)->recv(numbers, place_in_pair(source, rank_), 0), key,
+       /*is_sender=*/false);
   const auto host = numbers[0].cpu();
   const auto* values = host.const_data_ptr<int64_t>();
   return {.dtype = static_cast<at::ScalarType>(values[0]),
@@ -117,7 +134,7 @@ MessageForm Messages::receive_form(const MessageKey& key, int source) {
 
 void Messages::send_bytes(const MessageKey& key, const at::Tensor& tensor, int destination) {
   std::vector<at::Tensor> one{tensor};
-  auto work = group_to(rank_, destination)->send(one, destination, 0);
+  auto work = group_to(rank_, destination)->send(one, place_in_pair(destination, rank_), 0);
   outgoing_.push_back({tensor, std::move(work), key});
 }
 
@@ -150,7 +167,7 @@ void Messages::post(const MessageKey& key, int source) {
   if (find_form(key) == nullptr) forms_->emplace(key, receive_form(key, source));
   const auto& form = *find_form(key);
   std::vector<at::Tensor> room{at::empty(form.sizes, at::TensorOptions(device_).dtype(form.dtype))};
-  auto work = group_to(source, rank_)->recv(room, source, 0);
+  auto work = group_to(source, rank_)->recv(room, place_in_pair(source, rank_), 0);
   incoming_[key] = {room[0], std::move(work)};
 }
 
@@ -165,6 +182,7 @@ void Messages::post_until(const MessageKey& key, int source) {
 }
 
 void Messages::expect(const MessageKey& key) {
+  if (!looks_ahead_) return;
   const int source = source_of(key);
   if (source == rank_ || incoming_.contains(key)) return;
   // What comes before it has to be known, too.
@@ -197,6 +215,7 @@ void Messages::reap() {
 void Messages::end() {
   for (const auto& sent : outgoing_) wait(*sent.work, sent.key, /*is_sender=*/true);
   outgoing_.clear();
+  looks_ahead_ = looks_ahead_ || forms_ == &known_;  // what trains sends both ways
 }
 
 }  // namespace tessera::detail::pipeline

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 /// Activations and gradients on their way between ranks.
@@ -31,8 +32,9 @@ std::string to_string(const MessageForm& form);
 // Note [order of messages]
 // Between two ranks messages come in the order in which they were sent; NCCL knows no other. Each
 // rank knows the table of all, so it knows that order, and posts receives in it: up to the one it
-// needs. What goes from a lower rank to a higher one and what goes the other way travel in groups
-// of their own, or on a GPU a send would stand in the way of what it waits for.
+// needs. Each pair of ranks has a group of its own for each direction: on a GPU a receive that was
+// posted early would otherwise stand before a send that it waits for. The first message of a group
+// may hold both ranks up until both are there; so in the first step nothing is posted early.
 class Messages {
  public:
   /// Collective over the group.
@@ -75,14 +77,18 @@ class Messages {
   void send_form(const MessageKey& key, const MessageForm& form, int destination);
   void send_bytes(const MessageKey& key, const at::Tensor& tensor, int destination);
   void reap();
+  /// Of these two ranks, of which this is one.
   const Group& group_to(int source, int destination) const;
   std::string describe(const MessageKey& key, bool is_sender) const;
   void wait(c10d::Work& work, const MessageKey& key, bool is_sender) const;
 
   const PipelineTable& table_;
   int rank_;
-  Group up_;  // to ranks that are higher
-  Group down_;
+  struct Pair {
+    Group up, down;  // to the higher of the two ranks, and to the lower
+  };
+  std::map<std::pair<int, int>, Pair> pairs_;  // of this rank, by the lower and the higher one
+  bool looks_ahead_ = false;                   // all pairs have met
   c10::Device device_{c10::kCPU};
   using Forms = std::map<MessageKey, MessageForm>;  // of activations that come and go
   Forms known_;                                     // of training, since the first step

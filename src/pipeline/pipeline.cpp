@@ -96,9 +96,9 @@ class Pipeline::Impl {
   }
 
   at::Tensor loss(RunKind kind, const at::Tensor& inputs, const at::Tensor& targets) {
-    TORCH_CHECK_VALUE(options_.loss_fn,
-                      "pipeline: expected loss_fn in the options, got none; pass "
-                      "one, or call forward(inputs)");
+    TORCH_CHECK_VALUE(!has_last() || options_.loss_fn,
+                      "pipeline: expected loss_fn in the options of the rank with the last stage, "
+                      "got none; pass one, or call forward(inputs)");
     const auto* function = kind == RunKind::Train ? "step" : "eval";
     if (has_last()) check_batch(function, "targets", targets, table_.microbatches);
     if (has_first() && has_last())
@@ -193,6 +193,8 @@ class Pipeline::Impl {
 
 at::Tensor Pipeline::Impl::clip_grad_norm(double max_norm, double norm_type,
                                           bool error_if_nonfinite) {
+  TORCH_CHECK_VALUE(norm_type > 0, "Pipeline::clip_grad_norm_: expected a norm_type above 0, got ",
+                    norm_type, "; 2 is usual, infinity takes the largest element");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients;
   for (const auto& stage : stages_) {

@@ -11,6 +11,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -75,6 +76,10 @@ StageSync::StageSync(torch::nn::Module& stage) {
     can_split_ = can_split_ && !nn::find_state(*module, "fully_shard") &&
                  !nn::find_state(*module, "checkpoint") &&
                  !(replicated && replicated->searches_unused());
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !replicated || !replicated->lowers_precision(),
+        "pipeline: expected stages replicated without mixed_precision, which raises parameters "
+        "after each backward, while other microbatches need them lowered; use Autocast in forward");
   }
   for (auto& state : nn::find_all_states<nn::SyncsGradients>(stage)) {
     if (!state->syncs_gradients()) continue;  // NoSync around the step
@@ -179,7 +184,8 @@ double Run::weight_of(int microbatch) const {
 
 void Run::finish_last_stage(const at::Tensor& output, int microbatch, Flight& flight) {
   if (kind_ == RunKind::Forward) {
-    outputs_.push_back(output);
+    outputs_.resize(static_cast<size_t>(settings_.table.microbatches));
+    outputs_[static_cast<size_t>(microbatch)] = output;
     return;
   }
   auto loss = settings_.options.loss_fn(output, targets_[static_cast<size_t>(microbatch)]);

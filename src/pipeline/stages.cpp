@@ -13,6 +13,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <exception>
 #include <sstream>
 #include <unordered_map>
 #include <unordered_set>
@@ -146,6 +147,27 @@ void place(nn::Sequential& stage, const PipelineOptions& options) {
   stage->to(*options.device);
 }
 
+/// `make` on every rank; if it throws on one, all do, each rank its own error.
+template <class F>
+void agree_on(const Group& group, F make) {
+  std::exception_ptr own;
+  std::string problem;
+  try {
+    make();
+  } catch (const c10::Error& error) {
+    own = std::current_exception();
+    problem = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    problem = error.what();
+  }
+  const auto problems = gather_bytes(problem, group);
+  if (own) std::rethrow_exception(own);
+  for (size_t other = 0; other < problems.size(); ++other)
+    TORCH_CHECK(problems[other].empty(), "pipeline: rank ", other,
+                " could not place its stages: ", problems[other]);
+}
+
 }  // namespace
 
 std::vector<size_t> find_borders(const SequentialImpl& net, const PipelineOptions& options,
@@ -201,17 +223,20 @@ std::vector<nn::Sequential> take_stages(SequentialImpl& net, const std::vector<s
   const int own_rank = rank(group);
   const auto names = child_names(net);
   std::vector<nn::Sequential> stages;
-  std::unordered_set<const at::TensorImpl*> done;
-  for (size_t stage = 0; stage < borders.size(); ++stage) {
-    const int owner = table.stage_ranks[stage];
-    if (owner == own_rank) {
+  agree_on(group, [&] {  // before another stage loses its memory
+    for (size_t stage = 0; stage < borders.size(); ++stage) {
+      if (table.stage_ranks[stage] != own_rank) continue;
       nn::Sequential own;
       for (size_t i = borders[stage]; i < end_of(net, borders, stage); ++i)
         own->push_back(names[i], *(net.begin() + static_cast<std::ptrdiff_t>(i)));
       place(own, options);
       stages.push_back(std::move(own));
-      continue;
     }
+  });
+  std::unordered_set<const at::TensorImpl*> done;
+  for (size_t stage = 0; stage < borders.size(); ++stage) {
+    const int owner = table.stage_ranks[stage];
+    if (owner == own_rank) continue;
     const int64_t world_rank = ranks(group)[static_cast<size_t>(owner)];
     for_each_tensor(net, borders, stage, [&](const std::string&, const at::Tensor& tensor) {
       if (tensor.defined() && done.insert(tensor.unsafeGetTensorImpl()).second)

@@ -39,6 +39,7 @@ void Iteration::begin_local() {
   // A forward before this one may still wait for its backward, which is to be averaged; if not,
   // this one's is, which changes no sum.
   if (phase_ != Phase::Sync) phase_ = Phase::Local;
+  has_local_ = true;
 }
 
 bool Iteration::begin(const std::vector<size_t>& unused) {
@@ -55,6 +56,7 @@ bool Iteration::begin(const std::vector<size_t>& unused) {
 }
 
 void Iteration::end() {
+  has_local_ = false;
   phase_ = Phase::Idle;
   is_taking_ = false;
 }
@@ -100,12 +102,16 @@ void Iteration::settle_uses() {
 std::vector<bool> Iteration::agree_on_used() const {
   std::vector<bool> is_used(size(), true);
   if (!may_miss()) return is_used;
+  // What backwards before this one have added up is to be averaged, too.
+  const auto has_gradient = [&](size_t i) {
+    return !is_missing_[i] || (has_local_ && parameters_.tensors[i].grad().defined());
+  };
   if (settings_.group->getSize() == 1) {
-    for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = !is_missing_[i];
+    for (size_t i = 0; i < is_used.size(); ++i) is_used[i] = has_gradient(i);
     return is_used;
   }
   std::vector<int32_t> counts;
-  for (const bool is_missing : is_missing_) counts.push_back(is_missing ? 0 : 1);
+  for (size_t i = 0; i < size(); ++i) counts.push_back(has_gradient(i) ? 1 : 0);
   const auto device = parameters_.tensors[0].device();
   std::vector<at::Tensor> used{at::tensor(counts, at::kInt).to(device)};
   c10d::AllreduceOptions options;

@@ -100,6 +100,7 @@ class Iteration {
   IterationSettings settings_;
   std::atomic<bool> requires_sync_ = true;
   Phase phase_ = Phase::Idle;
+  bool has_local_ = false;      // since the last average gradients may have been added up
   bool is_taking_ = false;      // a gradient has come
   bool learns_uses_;            // in the first of a static graph
   std::vector<int> expected_;   // gradients still to come, by parameter

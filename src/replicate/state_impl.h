@@ -48,6 +48,7 @@ class State final : public nn::ComposableState,
   void set_syncs_gradients(bool syncs) override;
   /// Whether the outputs of a forward tell which parameters get no gradient.
   bool searches_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  bool lowers_precision() const { return options_.mixed_precision.has_value(); }
   /// The backward that comes next, of these outputs, is averaged, and gradients stay so until they
   /// are not: for several forwards before their backwards.
   void begin_backward(const std::vector<at::Tensor>& outputs);

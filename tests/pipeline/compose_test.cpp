@@ -56,6 +56,43 @@ TEST_P(PipelineComposedOnDevices, AveragesWhereUnusedParametersAreSearched) {
   });
 }
 
+constexpr int64_t kRows = 14;  // two halves, of microbatches with 4 and 3 rows
+
+/// Has work for the first microbatch of a half alone.
+struct OfFirstRowsImpl : torch::nn::Module {
+  OfFirstRowsImpl() : linear(register_module("linear", nn::Linear(6, 6))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (x.size(0) == 3) return x;
+    if (x.size(0) == 4) return linear(x);
+    const auto place = at::arange(kRows, x.options().dtype(at::kLong)).remainder(7).unsqueeze(1);
+    return at::where(place < 4, linear(x), x);
+  }
+  nn::Linear linear;
+};
+TESSERA_MODULE(OfFirstRows, "x");
+
+TEST_P(PipelineComposedOnDevices, AveragesWhatTheLastMicrobatchDoesNotUse) {
+  run_on(GetParam(), [] {
+    const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "pp"});
+    const auto make = [] {
+      return seeded(5, [] {
+        nn::Sequential net(nn::Linear(6, 6), OfFirstRows(), nn::Tanh(), nn::Linear(6, 6));
+        net->to(run_device(), at::kDouble);
+        return net;
+      });
+    };
+    PipelineTwins twins(make(), make());
+    twins.batch = [&](const at::Tensor& whole) {
+      return whole.chunk(2)[static_cast<size_t>(mesh.local_rank("dp"))];
+    };
+    auto pipe =
+        pipeline(twins.net,
+                 {.mesh = mesh["pp"], .n_microbatches = 2, .split_points = {"2"}, .loss_fn = mse});
+    replicate(pipe.stages()[0], {.mesh = mesh["dp"], .find_unused_parameters = true});
+    twins.train(&pipe, 0, 3, kRows, "of first rows");
+  });
+}
+
 TEST_P(PipelineComposedOnDevices, AveragesStepsOfNoSyncWithTheNext) {
   run_on(GetParam(), [] {
     const auto mesh = init_device_mesh(run_device().type(), {2, 2}, {"dp", "pp"});

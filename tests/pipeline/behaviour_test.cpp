@@ -67,7 +67,7 @@ TEST(Pipeline, GivesOutputsInTheOrderOfRows) {
   run_processes(2, [] {
     auto table = make_pipeline_table(PipelineSchedule::GPipe, 2, 3);
     for (auto& actions : table.actions) std::reverse(actions.begin(), actions.begin() + 3);
-    const auto reference = make_chain();
+    auto reference = make_chain();
     auto pipe = pipeline(make_chain(), {.table = table, .loss_fn = mse});
     const auto x = drawn_rows(7, 1);
     const auto output = pipe.forward(x);

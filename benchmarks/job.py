@@ -327,6 +327,9 @@ def parse_options():
     parser.add_argument("--python", default=os.environ.get("TESSERA_PYTHON", str(ROOT / ".venv/bin/python")))
     parser.add_argument("settings", nargs="*", help="for both sides, after --, e.g. -- --blocks 2")
     options = parser.parse_args()
+    unknown = [mode for mode in options.modes.split(",") if mode not in MODES]
+    if unknown:
+        parser.error(f"expected modes of {', '.join(MODES)}, got {unknown[0]}")
     options.recipe, options.full_steps = recipe_of_main_job()
     options.validation_data = None
     if options.data is None:
@@ -335,9 +338,6 @@ def parse_options():
             parser.error(f"expected the text in {TEXT}; make it with scripts/main_job_text.py unpack {TEXT}")
     else:
         options.minutes = 0
-    unknown = [mode for mode in options.modes.split(",") if mode not in MODES]
-    if unknown:
-        parser.error(f"expected modes of {', '.join(MODES)}, got {unknown[0]}")
     if options.steps <= options.skip:
         parser.error(f"expected more --steps than --skip {options.skip}, got {options.steps}")
     for program in (options.tool, options.python):

@@ -45,7 +45,11 @@ def is_held_out(path):
 def texts_at(commit):
     """Path and content of the text files at a commit, in order of kind and path: equals beside each other pack best."""
     git = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *TEXTS]
-    with tarfile.open(fileobj=io.BytesIO(subprocess.run(git, check=True, capture_output=True).stdout)) as files:
+    made = subprocess.run(git, capture_output=True)
+    if made.returncode != 0:
+        sys.exit(f"main_job_text: expected commit {commit} in this repository, of which git says: "
+                 f"{made.stderr.decode().strip()}; fetch the whole history, or name another by --commit")
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as files:
         found = [(pathlib.PurePosixPath(each.name), files.extractfile(each).read()) for each in files if each.isfile()]
     own = HOME.relative_to(ROOT)
     texts = [(path, text) for path, text in found if text and b"\0" not in text and not path.is_relative_to(own)]
@@ -53,9 +57,10 @@ def texts_at(commit):
 
 
 def pack(commit):
+    texts = texts_at(commit)  # before the archive that is there is opened
     HOME.mkdir(parents=True, exist_ok=True)
     with tarfile.open(ARCHIVE, "w:xz", format=tarfile.USTAR_FORMAT, preset=9) as archive:
-        for path, content in texts_at(commit):
+        for path, content in texts:
             entry = tarfile.TarInfo(f"{'validation' if is_held_out(path) else 'train'}/{path}")
             entry.size, entry.mode = len(content), 0o644
             archive.addfile(entry, io.BytesIO(content))

@@ -225,6 +225,18 @@ TEST(Utilization, KnowsDevicesByTheWordsOfTheirNames) {
   EXPECT_EQ(peak_flops(""), std::nullopt);
 }
 
+TEST(Utilization, MeasuresAPeakWithoutDrawingNumbers) {
+  const auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  run_threads(2, [&] {
+    const auto before = generator.get_state();
+    const double peak = measured_peak(at::kCPU, "fp32");
+    EXPECT_GT(peak, 1e8);
+    EXPECT_LT(peak, 1e15);
+    EXPECT_TRUE(at::equal(generator.get_state(), before));
+    EXPECT_EQ(gather_bytes(std::to_string(peak))[0], gather_bytes(std::to_string(peak))[1]);
+  });
+}
+
 TEST(Utilization, CountsDevicesByUuidNotByIndex) {
   const auto device = [](const char* uuid, int index, const char* host = "a") {
     return UsedDevice{.uuid = uuid, .name = "NVIDIA H200", .host = host, .index = index};

@@ -296,9 +296,10 @@ TEST(TrainByTime, OfMakeIsThatOfTheUserIfThereIsOne) {
   if (run_program({.arguments = {"make", "--version"}}).status.code == 127)
     GTEST_SKIP() << "no make(1)";
   for (const std::string words : {"--steps 50", "--minutes 6", "--resume"}) {
-    const auto result = run_program({.arguments = {"make", "-n", "train", "ARGS=" + words},
-                                     .environment = {{"MAKEFLAGS", std::nullopt}},
-                                     .folder = TESSERA_SOURCE_DIR});
+    const auto result =
+        run_program({.arguments = {"make", "--no-print-directory", "-n", "train", "ARGS=" + words},
+                     .environment = {{"MAKEFLAGS", std::nullopt}},
+                     .folder = TESSERA_SOURCE_DIR});
     EXPECT_THAT(result.output, HasSubstr("flags=$(scripts/train_flags.sh " + words + ") && "));
     EXPECT_THAT(result.output, EndsWith("/tessera train $flags " + words + "\n"));
   }

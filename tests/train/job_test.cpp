@@ -158,8 +158,9 @@ TEST(TrainJob, MetricsTellOfEachStep) {
   std::getline(lines, first);
   const auto line = nlohmann::json::parse(first);
   for (const auto* field : {"step", "loss", "lr", "tokens_per_s", "comm_share", "memory_bytes",
-                            "tokens", "grad_norm", "seconds", "epoch"})
+                            "tokens", "grad_norm", "seconds", "epoch", "mfu"})
     EXPECT_TRUE(line.contains(field)) << field;
+  EXPECT_GT(line["mfu"], 0);
   EXPECT_EQ(line["tokens"], 4 * 32);
   EXPECT_GE(line["comm_share"], 0);
   EXPECT_LE(line["comm_share"], 1);

@@ -82,6 +82,7 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
                                        .blocks = settings.blocks,
                                        .attention_width = model_->attention_width(),
                                        .context = settings.context})) {
+  if (!peak_flops_) peak_flops_ = measured_peak(device_, settings.precision);
   for (const auto& line :
        introduction(*model_, batches_, layout_, devices_, settings, step_.choice(), folder))
     journal_.say(line);

@@ -101,7 +101,7 @@ class Trainer {
   Journal journal_;
   TrainingState training_;
   std::vector<UsedDevice> devices_;   // of all ranks; none on the CPU
-  std::optional<double> peak_flops_;  // of all devices; none: not known
+  std::optional<double> peak_flops_;  // of all devices, promised or measured
   double work_per_token_;             // floating-point operations
   std::deque<IssuedStep> issued_;     // and not read, at most two
   std::optional<DeviceEvent>

@@ -43,6 +43,10 @@ std::vector<UsedDevice> used_devices(c10::Device device);
 /// Of all of them, where they are known and --precision has 16 bits.
 std::optional<double> peak_of(const std::vector<UsedDevice>& devices, const std::string& precision);
 
+/// What products of large matrices reach here, of all ranks at once, where no peak is known. Takes
+/// some hundredths of a second. Every rank calls it.
+double measured_peak(c10::Device device, const std::string& precision);
+
 /// "2 ranks share GPU 0 (NVIDIA H200): for tests, not for speed"; empty if each rank has its own.
 std::string sharing_of(const std::vector<UsedDevice>& devices);
 

@@ -83,7 +83,7 @@ struct PipelineOptions {
   /// Names of the children at which stages begin, but for the first: {"2", "4"} makes three. Empty:
   /// borders that make the largest stage's parameters as few as can be.
   std::vector<std::string> split_points = {};
-  /// Of the last stage's output and the targets, of one microbatch. Called where the last stage is.
+  /// Of the last stage's output and its targets, by microbatch, on its rank. All ranks give it.
   std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)> loss_fn = {};
   /// What loss_fn does over rows: a mean of microbatches is weighted by their rows.
   PipelineReduction loss_reduction = PipelineReduction::Mean;

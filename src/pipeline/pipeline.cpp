@@ -96,9 +96,9 @@ class Pipeline::Impl {
   }
 
   at::Tensor loss(RunKind kind, const at::Tensor& inputs, const at::Tensor& targets) {
-    TORCH_CHECK_VALUE(!has_last() || options_.loss_fn,
-                      "pipeline: expected loss_fn in the options of the rank with the last stage, "
-                      "got none; pass one, or call forward(inputs)");
+    TORCH_CHECK_VALUE(options_.loss_fn,
+                      "pipeline: expected loss_fn in the options, got none; pass "
+                      "one, or call forward(inputs)");
     const auto* function = kind == RunKind::Train ? "step" : "eval";
     if (has_last()) check_batch(function, "targets", targets, table_.microbatches);
     if (has_first() && has_last())

@@ -203,6 +203,7 @@ void check_agreement(const SequentialImpl& net, const std::vector<size_t>& borde
       {"parameters of the net", parameters.str()},
       {"borders between stages", c10::str(c10::Join(" ", borders))},
       {"schedule", c10::str(table)},
+      {"loss_fn (every rank gives it)", options.loss_fn ? "one" : "none"},
       {"loss_reduction", std::to_string(static_cast<int>(options.loss_reduction))}};
   for (const auto& [what, own] : facts) {
     const auto all = gather_bytes(own, group);

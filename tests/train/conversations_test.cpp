@@ -256,18 +256,19 @@ TEST_F(Conversations, ErrorsNameFileAndLine) {
     const auto path = write(line_of("a", "b") + line + "\n" + line_of("a", "b"));
     return message_of([&] { read_conversations({path}, ChatFormat({}, "plain")); });
   };
-  const std::pair<const char*, const char*> rows[] = {
+  const std::pair<std::string, const char*> rows[] = {
       {"{\"prompt\": ", "expected a line of JSON in UTF-8"},
       {"{\"prompt\": \"\xff\"}", "expected a line of JSON in UTF-8"},
       {"[1, 2]", "expected an object with messages, or with prompt and completion, got a list"},
+      {std::string(1000000, '[') + std::string(1000000, ']'), "got a list"},
       {"{\"text\": \"a\"}", "expected an object with messages, or with prompt and completion"},
       {"{\"prompt\": \"a\"}", "expected a string for completion, got none"},
-      {"{\"messages\": {}}", "expected messages to be a list, got {}"},
+      {"{\"messages\": {}}", "expected messages to be a list, got an object"},
       {"{\"messages\": [3]}", "expected messages to be objects, got 3"},
       {"{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}",
        "expected the role system, user or assistant, got \"tool\""},
       {"{\"messages\": [{\"role\": \"user\", \"content\": [1]}]}",
-       "expected a string for content, got [1]"},
+       "expected a string for content, got a list"},
       {"{\"messages\": [{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": []}]}",
        "without tool_calls"},
       {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}",

@@ -92,11 +92,11 @@ class GPT2Impl : public torch::nn::Module {
   torch::nn::ModuleList h;
   nn::LayerNorm ln_f{nullptr};
 
- protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
-
  private:
   nn::Dropout dropout_;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
 };
 TESSERA_MODULE(GPT2, "tokens", "positions");
 

@@ -38,7 +38,7 @@ define build
 	@cmake --build $(folder) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -136,20 +136,16 @@ test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses
 	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20 \
 	  $(if $(TESSERA_TEST_SEED),--seed $(TESSERA_TEST_SEED))
 
-test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
-	$(call build,asan)
+test-asan: setup  ## tests with ranks as threads, under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call build,asan,sanitize_tests)
 	@ctest --preset asan
-
-test-ubsan: setup  ## the same tests under UndefinedBehaviorSanitizer
-	$(call build,ubsan)
-	@ctest --preset ubsan
 
 test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under two sanitizers (MINUTES=2: as many as fit)
 	$(call build,asan,fuzz_readers)
 	@build/asan/bin/fuzz_readers 100000 $(or $(TESSERA_TEST_SEED),20240229) $(MINUTES)
 
 test-tsan: setup  ## tests with ranks as threads, under ThreadSanitizer
-	$(call build,tsan)
+	$(call build,tsan,sanitize_tests)
 	@$(STEADY_ADDRESSES) ctest --preset tsan
 
 test-clang: setup-tests setup  ## all tests, built by clang 16 or newer (CLANG=clang++-18) into build/clang

@@ -16,7 +16,7 @@ if(TESSERA_SANITIZE)
   target_compile_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -g1)
   target_link_options(tessera_options INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
-if(TESSERA_SANITIZE STREQUAL "undefined")
+if(TESSERA_SANITIZE MATCHES "undefined")
   # libtorch keeps the type information of some of its classes to itself.
   target_compile_options(tessera_options INTERFACE -fno-sanitize-recover=all -fno-sanitize=vptr)
 endif()

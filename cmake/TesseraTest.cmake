@@ -11,7 +11,8 @@ include(GoogleTest)
 #                [COST 100]                            # about how many seconds they take: the longest start first
 #                [SERIAL])                             # nothing runs beside these: for tests that measure time
 #
-# Binaries with tests labelled cuda are what the target cuda_tests builds and scripts/test_cuda.sh runs.
+# Binaries with tests labelled cuda are what the target cuda_tests builds and scripts/test_cuda.sh runs; those with tests
+# labelled sanitize are the target sanitize_tests.
 function(tessera_test)
   cmake_parse_arguments(PARSE_ARGV 0 test "SERIAL" "NAME;COST" "SOURCES;CPU_SOURCES;LABELS;LIBRARIES;FILTER_LABELS")
   if(NOT test_NAME OR NOT test_SOURCES OR NOT (test_LABELS OR test_FILTER_LABELS) OR test_UNPARSED_ARGUMENTS)
@@ -51,6 +52,12 @@ function(tessera_test)
     string(REPLACE "," ";" labels "${CMAKE_MATCH_2}")
     if("cuda" IN_LIST labels)
       _tessera_add_cuda_test(${test_NAME} "${pattern}")
+    endif()
+    if("sanitize" IN_LIST labels)
+      if(NOT TARGET sanitize_tests)
+        add_custom_target(sanitize_tests)
+      endif()
+      add_dependencies(sanitize_tests ${test_NAME})
     endif()
     _tessera_register(${test_NAME} "${pattern}" "${taken}" ${test_SERIAL} ${test_COST} ${test_LABELS} ${labels})
     list(APPEND taken "${pattern}")

@@ -91,15 +91,21 @@ end_mps() {
     unset mps_folder CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-# A client that lost its server has errors 805 to 810 of CUDA, whatever its test does.
-tell_if_mps_broke() {
-    local logs
-    logs=$({
-        grep -lE 'cudaErrorMps|CUDA_ERROR_MPS|MPS (client|server)|error:? (80[5-9]|810)\b' "$results"/*.log || true
-        grep -liE 'fatal|exception' "$results"/mps/*.log || true
-    } 2>/dev/null | paste -sd' ')
-    [[ -z $logs ]] || echo "MPS broke down, so tests may have failed by what another one did; with --no-mps they are" \
-        "apart: $logs"
+# A client that lost its server has errors 805 to 810 of CUDA, whatever its test does. Its process runs again without
+# MPS; what it wrote under it stays as <process>.mps.log.
+run_again_if_mps_broke() {
+    local lost='cudaErrorMps|CUDA_ERROR_MPS|MPS (client|server)|error:? (80[5-9]|810)\b' status process broken=()
+    for status in "$results"/*.status; do
+        process=$(basename "$status" .status)
+        if [[ $(<"$status") != 0 ]] && grep -qsE "$lost" "$results/$process.log"; then
+            mv "$results/$process.log" "$results/$process.mps.log"
+            broken+=("$process")
+        fi
+    done
+    ((${#broken[@]} > 0)) || return 0
+    echo "MPS broke down, by a test of one of these, which run again without it: ${broken[*]}"
+    printf '1 %s\n' "${broken[@]}" >"$results/order.3"
+    run_all "$results/order.3"
 }
 
 find_sanitizer() {
@@ -228,7 +234,7 @@ deal_tests
 run_all "$results/order.1"
 if [[ -n $mps ]]; then
     end_mps
+    run_again_if_mps_broke
     run_all "$results/order.2"
-    tell_if_mps_broke
 fi
 python3 scripts/summarize_tests.py "$results" --seconds $((SECONDS - begin))

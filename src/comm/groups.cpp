@@ -23,20 +23,6 @@
 
 namespace tessera::comm {
 
-/// One call of new_group: the `count`-th of this list on this rank, from 0.
-struct GroupCall {
-  std::vector<int> ranks;  // of the world
-  int count = 0;
-};
-
-/// "ranks 0,1 #2": keeps groups apart in the store and tells them apart in errors.
-std::string name_of(const GroupCall& call);
-
-/// Returns when all listed ranks have made this call, at most after `timeout`. Throws on all of
-/// them at once, naming both lists, if two wait for each other with different ones.
-void rendezvous_for_group(Context& context, const GroupCall& call,
-                          std::chrono::milliseconds timeout);
-
 namespace {
 
 using std::chrono::milliseconds;
@@ -105,7 +91,8 @@ class GroupRendezvous {
     const auto& missing = missing_;
     for (const int rank : missing) {
       const auto elsewhere = call_that_waits_for_us(rank);
-      if (!elsewhere) continue;
+      // It may have come since, and be at its next call.
+      if (!elsewhere || store_.check({arrival_of(rank)})) continue;
       const auto text = describe(rank, *elsewhere);
       store_.set(verdict, text);  // for those whom neither list keeps waiting
       TORCH_CHECK_VALUE(false, text);

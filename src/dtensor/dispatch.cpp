@@ -64,11 +64,11 @@ std::string hint_of_mix(const c10::FunctionSchema& schema, std::span<const c10::
     if (!owner) continue;
     // As torch::nn::init's that make a whole matrix do.
     if (schema.name() == "aten::copy_" && &value == arguments.data())
-      return c10::str("; the target is ", *owner,
+      return c10::str("; the target is ", owner->name,
                       ", which is sharded: give it whole values before it is sharded, inside a "
                       "SummonFullParams scope, or with load_state_dict(module, values); so also "
                       "torch::nn::init::orthogonal_ and others that compute the whole");
-    return c10::str("; the distributed one is ", *owner,
+    return c10::str("; the distributed one is ", owner->name,
                     ", which is sharded outside of that module's forward: call the module itself, "
                     "not its parts nor a reference to its base class, and name further entry "
                     "points with TESSERA_MODULE_METHOD");

@@ -125,7 +125,7 @@ void begin_write(const char* caller, const at::Tensor& tensor) {
       "of its own and what is written into it would not reach its base; write to the base, ",
       "or redistribute the base to Replicate before taking the view");
   if (part.writes) ++*part.writes;
-  if (part.before_write) part.before_write();
+  if (part.owner) part.owner->before_write();
 }
 
 namespace {

@@ -22,6 +22,15 @@ namespace tessera::dtensor {
 
 inline constexpr auto kKey = c10::DispatchKey::PrivateUse3;
 
+/// Who keeps copies of a part, or lets other ranks read its memory.
+struct Owner {
+  std::string name;  // for messages: "parameter 'weight' of Linear"
+  /// Called before an operator writes to the part or to a view of it.
+  std::function<void()> before_write;
+  /// Called before the caller is given the memory itself, which it may read or write from then on.
+  std::function<void()> before_expose;
+};
+
 /// What a rank holds of a distributed tensor.
 class Part final : public c10::BackendMeta {
  public:
@@ -45,12 +54,8 @@ class Part final : public c10::BackendMeta {
   /// A view that had to be moved: it has memory of its own, so what is written into it would not
   /// reach its base.
   bool is_lost_view = false;
-  /// Whose it or its base is, for messages, if fully_shard has it: "parameter 'weight' of Linear".
-  std::shared_ptr<const std::string> owner;
-  /// Called before an operator writes to the part, if other ranks may read its memory.
-  std::function<void()> before_write;
-  /// Called before the caller is given the memory itself, which it may read or write from then on.
-  std::function<void()> before_expose;
+  /// Whose it or its base is, if fully_shard has it. Views have their base's: they are its memory.
+  std::shared_ptr<const Owner> owner;
   /// Of such a view: what counts the writes to its base, and how many there had been.
   c10::VariableVersion base_version;
   std::shared_ptr<uint32_t> base_writes;

@@ -187,7 +187,7 @@ Keep State::kept_after_forward(bool expects_backward) const {
   if (!expects_backward) return Keep::Nothing;
   if (reshard_after_forward && reshard_after_forward->frees())
     return reshard_after_forward->ranks() ? Keep::Part : Keep::Nothing;
-  const bool keeps = reshard_after_forward || is_root_ ||
+  const bool keeps = reshard_after_forward || is_root_ || tree_->runs_last(*this) ||
                      strategy_ == ShardingStrategy::SHARD_GRAD_OP ||
                      strategy_ == ShardingStrategy::HYBRID_SHARD_ZERO2;
   return keeps ? Keep::All : Keep::Nothing;

@@ -97,6 +97,10 @@ void Tree::prefetch_forward(State& state) {
   if (const auto after = order_[next].lock()) after->gather_ahead(Use::Forward);
 }
 
+bool Tree::runs_last(const State& state) const {
+  return !order_.empty() && order_.back().lock().get() == &state;
+}
+
 void Tree::prefetch_backward(State& state) {
   for (size_t i = order_.size(); i-- > 1;) {
     if (order_[i].lock().get() != &state) continue;

@@ -24,6 +24,8 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void enter(State& state);
   /// Starts to gather what came after this one last time.
   void prefetch_forward(State& state);
+  /// Whether it was the last to run last time: its backward comes first.
+  bool runs_last(const State& state) const;
   void prefetch_backward(State& state);
 
   /// Inside a backward: finish() what is left when it ends.

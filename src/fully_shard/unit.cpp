@@ -175,15 +175,16 @@ void Unit::attach() {
     auto& parameter = parameters_[i];
     parameter.to_sharded();
     if (!has_part(parameter.sharded())) continue;
-    part_of(parameter.sharded()).owner = std::make_shared<const std::string>(
-        c10::str("parameter '", names_[i], "' of ", settings_.name));
-    part_of(parameter.sharded()).before_write = [weak = weak_from_this()] {
-      const auto self = weak.lock();
-      if (self) self->note_writing();
-    };
-    part_of(parameter.sharded()).before_expose = [weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->expose_shards();
-    };
+    part_of(parameter.sharded()).owner = std::make_shared<const dtensor::Owner>(
+        dtensor::Owner{.name = c10::str("parameter '", names_[i], "' of ", settings_.name),
+                       .before_write =
+                           [weak = weak_from_this()] {
+                             if (const auto self = weak.lock()) self->note_writing();
+                           },
+                       .before_expose =
+                           [weak = weak_from_this()] {
+                             if (const auto self = weak.lock()) self->expose_shards();
+                           }});
   }
   hook_gradients();
 }

@@ -1,4 +1,6 @@
 // Groups made from rank lists: their names, order, independence and ends.
+#include "comm/groups.h"
+
 #include "comm/collective_bodies.h"
 #include "comm/context.h"
 #include "support/random.h"
@@ -8,8 +10,11 @@
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 namespace tessera {
 namespace {
@@ -163,6 +168,43 @@ void join_again() {
     shutdown();
     EXPECT_FALSE(is_initialized());
   }
+}
+
+/// Far away: what it answers is old when it comes.
+class DistantStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  bool check(const std::vector<std::string>& keys) override {
+    const bool found = PrefixStore::check(keys);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return found;
+  }
+};
+
+/// As with NCCL, which connects later: a rank may be at the next call while others look for it.
+TEST(NewGroupOnThreads, MayFollowEachOtherFast) {
+  run_threads(2,
+              [] {
+                auto options = testing::rank_init_options();
+                if (testing::run_rank() == 0)
+                  options.store = c10::make_intrusive<DistantStore>("far", options.store);
+                else
+                  options.store = c10::make_intrusive<c10d::PrefixStore>("far", options.store);
+                init(options);
+                const auto context = comm::require_context("new_group");
+                const std::vector<int> both{0, 1};
+                for (int i = 0; i < 40; ++i) {
+                  // Late by what may lie between two looks of the other, then twice in a row.
+                  if (rank() == 1 && i % 2 == 0)
+                    std::this_thread::sleep_for(std::chrono::milliseconds(i / 2 % 10));
+                  {
+                    const std::lock_guard lock(context->mutex);
+                    context->group_counts[both] = i + 1;
+                  }
+                  comm::rendezvous_for_group(*context, {.ranks = both, .count = i}, 20s);
+                }
+              },
+              {.init = false});
 }
 
 TEST_P(GroupsOnThreads, WorkAgainAfterShutdownAndInit) {

@@ -91,8 +91,33 @@ TEST_P(FullyShardSettings, PrefetchListsChangeNothingButTheOrder) {
                             .local_batch_of = default_group(),
                             .full = whole,
                             .tolerance = kClose});
-    for (size_t i = 0; i < 3; ++i)
+    for (size_t i = 0; i < 2; ++i)
       EXPECT_EQ(fully_shard_state(net->block(i))->stats().gathers, 8) << "none is dropped";
+    EXPECT_EQ(fully_shard_state(net->block(2))->stats().gathers, 5) << "kept from step two on";
+  });
+}
+
+TEST_P(FullyShardSettings, TheUnitThatRanLastIsKeptForItsBackwardUnlessToldOtherwise) {
+  run([] {
+    const auto train = [](const FullyShardOptions& options) {
+      auto [reference, net] = twins<Stack>(3);
+      shard(net, options);
+      expect_training_parity(reference, net,
+                             {.steps = 3,
+                              .input = {12, 5},
+                              .local_batch_of = default_group(),
+                              .full = whole,
+                              .tolerance = kClose});
+      {
+        const torch::NoGradGuard evaluation;
+        net(own_batch(0));
+      }
+      EXPECT_EQ(fully_shard_state(net->block(0))->stats().gathers, 7);
+      return fully_shard_state(net->block(2))->stats().gathers;
+    };
+    EXPECT_EQ(train({}), 5)
+        << "twice in the first step, when nobody knew, then once; once to evaluate";
+    EXPECT_EQ(train({.reshard_after_forward = true}), 7);
   });
 }
 
@@ -100,7 +125,7 @@ TEST_P(FullyShardSettings, ReshardAfterForwardMayBeSetLater) {
   run([] {
     auto [reference, net] = twins<Stack>(4);
     shard(net);
-    const auto gathers = [&] { return fully_shard_state(net->block(1))->stats().gathers; };
+    const auto gathers = [&] { return fully_shard_state(net->block(2))->stats().gathers; };
     const auto step = [&](int number) {
       const auto before = gathers();
       net(own_batch(number)).square().mean().backward();

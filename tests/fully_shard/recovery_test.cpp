@@ -166,5 +166,34 @@ TEST_P(FullyShardRecovery, WhatIsWrittenIntoALocalTensorIsSeenByTheNextForward) 
   });
 }
 
+TEST_P(FullyShardRecovery, WhatIsWrittenIntoAViewIsSeenByTheNextForward) {
+  run([] {
+    for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP}) {
+      auto [reference, sharded] = twins<Stack>(9);
+      shard(sharded, {.strategy = strategy});
+      auto check = [&, step = 0](const char* written) mutable {
+        // Without a backward units stay whole that wait for theirs.
+        expect_equal(sharded(own_batch(step)), reference(own_batch(step)), written, kClose);
+        ++step;
+      };
+      check("nothing");
+      check("nothing yet");
+      const auto write = [&](const auto& change) {
+        const torch::NoGradGuard no_grad;
+        for (auto* net : {&reference, &sharded}) {
+          change((*net)->first->weight);
+          change((*net)->block(2)->up->weight);
+        }
+      };
+      write([](const at::Tensor& weight) { weight.detach().mul_(2); });
+      check("detached");
+      write([](const at::Tensor& weight) { weight.data().mul_(2); });
+      check("data");
+      write([](const at::Tensor& weight) { weight.detach().t().mul_(0.5); });
+      check("a view of a view");
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing

@@ -50,6 +50,13 @@ void leave_graph_memory_unregistered() {
   c10::utils::set_env("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/false);
 }
 
+/// NCCL moves what goes over TCP by one thread and one socket per peer and channel, which a fast
+/// network, and two ranks of one host, are not busy with. What the user has set stays.
+void use_several_sockets() {
+  c10::utils::set_env("NCCL_SOCKET_NTHREADS", "4", /*overwrite=*/false);
+  c10::utils::set_env("NCCL_NSOCKS_PERTHREAD", "4", /*overwrite=*/false);
+}
+
 EnginePtr make_engine(const BackendRequest& request) {
   auto options = Engine::Options::create(/*is_high_priority_stream=*/true);
   options->timeout = request.timeout + kAfterOurs;
@@ -92,6 +99,7 @@ c10::intrusive_ptr<c10d::Backend> make(const BackendRequest& request) {
   // Here, in init(): the environment is not to change later, with threads about.
   tame_watchdog();
   leave_graph_memory_unregistered();
+  use_several_sockets();
   auto backend = c10::make_intrusive<NcclBackend>(request);
   if (request.binds_device) backend->connect_now();
   return backend;

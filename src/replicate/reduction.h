@@ -66,6 +66,8 @@ class BucketReduction final : public Reduction {
   Announce announce_;
   double factor_ = 1;  // of results
   int64_t iterations_ = 0;
+  std::vector<double> bucket_seconds_;  // since buckets are as they are
+  int64_t timed_iterations_ = 0;
   Clock::time_point began_, last_gradient_, first_launch_, done_;
 };
 

@@ -41,6 +41,9 @@ class GptModel final : public LanguageModel {
             {"blocks.*.up", ColwiseParallel()},
             {"blocks.*.down", RowwiseParallel()}};
   }
+  ParallelPlan context_plan() const override {
+    return {{"blocks.*", ContextParallel()}, {"positions", ContextParallel()}};
+  }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {
@@ -78,6 +81,7 @@ class PublishedModel final : public LanguageModel {
   std::shared_ptr<torch::nn::Module> module() const override { return net_.ptr(); }
   std::vector<std::shared_ptr<torch::nn::Module>> blocks() const override { return net_->blocks(); }
   ParallelPlan tensor_plan() const override { return models::tensor_plan(net_); }
+  ParallelPlan context_plan() const override { return models::context_plan(net_); }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {
@@ -187,10 +191,15 @@ DecoderConfig config_of(const Settings& settings) {
   return config;
 }
 
-/// Of --from, unless the user says.
+/// Of --from or of token shards, unless the user says.
 std::string tokenizer_of(const Settings& settings) {
   if (settings.tokenizer != "auto") return settings.tokenizer;
-  if (settings.from.empty()) return "bytes";
+  if (settings.from.empty()) {
+    const bool has_data = settings.sft.empty() && !settings.data.empty();
+    const auto of_shards =
+        has_data ? data::Corpus::tokenizer_of_shards(settings.data.front()) : std::nullopt;
+    return of_shards.value_or("bytes");
+  }
   const auto file = fs::path(settings.from) / "tokenizer.json";
   std::error_code ignored;
   TORCH_CHECK_VALUE(fs::exists(file, ignored), "--from: expected a tokenizer.json in '",

@@ -24,6 +24,8 @@ class LanguageModel {
   /// What activation checkpointing computes again, and fully_shard gathers, at a time.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
   virtual ParallelPlan tensor_plan() const = 0;
+  /// Of sequences in parts, whose loss is the mean over this rank's targets.
+  virtual ParallelPlan context_plan() const = 0;
 
   /// [batch, tokens] to [batch, tokens, vocabulary].
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;

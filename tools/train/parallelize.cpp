@@ -54,10 +54,15 @@ Layout make_layout(const Settings& settings) {
   }
   Layout layout{.mesh = init_device_mesh(device_type_of(settings), shape, names)};
   for (const auto& [name, size] : dims) {
-    if (name == "tp") continue;
+    if (name == "tp" || name == "cp") continue;
     layout.data_rank = layout.data_rank * size + layout.mesh.local_rank(name);
     layout.data_ranks *= size;
   }
+  const auto& mesh = layout.mesh;
+  if (has(mesh, "cp")) layout.context = mesh["cp"];
+  if (has(mesh, "dp")) layout.gradients = mesh["dp"];
+  if (layout.context)
+    layout.gradients = has(mesh, "dp") ? mesh[{"dp", "cp"}].flatten() : *layout.context;
   return layout;
 }
 
@@ -71,6 +76,7 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
   const auto start = model.start_values();  // by the order of modules, without adapters
 
   if (has(mesh, "tp")) parallelize_module(root, mesh["tp"], model.tensor_plan());
+  if (layout.context) parallelize_module(root, *layout.context, model.context_plan());
   try {
     add_adapters(model, settings);
   } catch (const c10::ValueError& error) {  // on all ranks alike
@@ -84,9 +90,9 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     for (const auto& block : blocks) checkpoint(block, options);
   }
 
-  if (!has(mesh, "dp") || mesh.root().size() == 1) return;
+  if (!layout.gradients || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
-    replicate(root, {.mesh = mesh["dp"]});
+    replicate(root, {.mesh = *layout.gradients});
     if (settings.comm_hook == "fp16") register_comm_hook(root, fp16_compress_hook);
     if (settings.comm_hook == "bf16") register_comm_hook(root, bf16_compress_hook);
     if (powersgd) register_comm_hook(root, powersgd->hook());
@@ -99,7 +105,7 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     options.strategy = ShardingStrategy::HYBRID_SHARD;
     options.mesh = mesh[{"replicas", "dp"}];
   } else {
-    options.mesh = mesh["dp"];
+    options.mesh = *layout.gradients;
   }
   for (const auto& block : blocks) fully_shard(block, options);
   fully_shard(root, options);

@@ -43,6 +43,7 @@ struct Settings {
   int64_t steps = 1500, batch = 16, accumulate = 1, warmup = 40;
   double minutes = 0;  // 0: however long the steps take
   double lr = 3e-3, min_lr = 1e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  double ema = 0;  // what a step leaves of the averages of weights; 0: there are none
   std::string optimizer = "adamw";
   uint64_t seed = 1;
   // How

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <tessera/fully_shard/state.h>
-#include <tessera/trace.h>
 
 #include "dtensor/spec.h"
 #include "fully_shard/reduction.h"
@@ -16,19 +15,6 @@
 #include <vector>
 
 namespace tessera::detail::fully_shard {
-
-/// Adds what this thread is in messages for while it lives.
-class Timed {
- public:
-  explicit Timed(double& seconds) : seconds_(seconds), begun_(communication_seconds()) {}
-  ~Timed() { seconds_ += communication_seconds() - begun_; }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
-
- private:
-  double& seconds_;
-  double begun_;
-};
 
 /// Parameters that are gathered together and whose gradients are reduced together. Knows nothing of
 /// modules and hooks: State and Tree tell it what comes.

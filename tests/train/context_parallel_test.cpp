@@ -82,7 +82,7 @@ TEST_F(TrainContextParallel, RefusesWhatItDoesNotGoWith) {
       {{"--mesh", "cp=2", "--context", "30"},
        "--context: expected a multiple of 4 (two chunks of a sequence for each rank along cp), got "
        "30; the nearest is 32"},
-      {{"--mesh", "cp=2,dp=1"}, "expected replicas, dp, cp and tp once each, in this order"},
+      {{"--mesh", "cp=2,dp=1"}, "expected pp, replicas, dp, cp and tp once each, in this order"},
       {{"--ranks", "4", "--mesh", "replicas=2,cp=2", "--parallel", "hybrid"},
        "--mesh: expected cp without --parallel hybrid"}};
   for (const auto& [words, message] : refusals) {

@@ -44,9 +44,25 @@ class GptModel final : public LanguageModel {
   ParallelPlan context_plan() const override {
     return {{"blocks.*", ContextParallel()}, {"positions", ContextParallel()}};
   }
-  at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
+  at::Tensor logits(const at::Tensor& tokens) override {
+    if (!pipeline_) return net_(tokens);
+    auto own = pipeline_->forward(enough_rows(tokens));
+    const auto& shape = net_->shape();
+    own = own.defined() ? own.narrow(0, 0, tokens.size(0)).contiguous()
+                        : at::empty({tokens.size(0), tokens.size(1), shape.vocabulary},
+                                    tokens.options().dtype(at::kFloat));
+    return broadcast(own, pipeline_->table().stage_ranks.back(), stages_->group());
+  }
+  void cut(PipelineOptions options) override {
+    options.loss_fn = next_token_loss;
+    stages_ = options.mesh;
+    chain_ = net_->chain();
+    pipeline_ = tessera::pipeline(chain_, std::move(options));
+  }
+  Pipeline* pipeline() override { return pipeline_ ? &*pipeline_ : nullptr; }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {
+    if (pipeline_) return pipeline_->eval(enough_rows(tokens), enough_rows(targets));
     return next_token_loss(positions.defined() ? net_->packed(tokens, positions) : net_(tokens),
                            targets);
   }
@@ -71,7 +87,16 @@ class GptModel final : public LanguageModel {
   int64_t attention_width() const override { return net_->shape().width; }
 
  private:
+  /// One for each microbatch; all are there equally often, so that means stay what they are.
+  at::Tensor enough_rows(const at::Tensor& rows) const {
+    const auto least = pipeline_->table().microbatches, own = static_cast<int>(rows.size(0));
+    return own >= least ? rows : rows.repeat({(least + own - 1) / own, 1});
+  }
+
   Gpt net_;
+  nn::Sequential chain_ = nullptr;  // of net_, where it is cut
+  std::optional<Pipeline> pipeline_;
+  std::optional<DeviceMesh> stages_;
 };
 
 class PublishedModel final : public LanguageModel {
@@ -82,6 +107,10 @@ class PublishedModel final : public LanguageModel {
   std::vector<std::shared_ptr<torch::nn::Module>> blocks() const override { return net_->blocks(); }
   ParallelPlan tensor_plan() const override { return models::tensor_plan(net_); }
   ParallelPlan context_plan() const override { return models::context_plan(net_); }
+  void cut(PipelineOptions /*options*/) override {
+    TORCH_INTERNAL_ASSERT(false, "settings refuse it");
+  }
+  Pipeline* pipeline() override { return nullptr; }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {

@@ -54,7 +54,7 @@ Layout make_layout(const Settings& settings) {
   }
   Layout layout{.mesh = init_device_mesh(device_type_of(settings), shape, names)};
   for (const auto& [name, size] : dims) {
-    if (name == "tp" || name == "cp") continue;
+    if (name == "tp" || name == "cp" || name == "pp") continue;
     layout.data_rank = layout.data_rank * size + layout.mesh.local_rank(name);
     layout.data_ranks *= size;
   }
@@ -67,6 +67,22 @@ Layout make_layout(const Settings& settings) {
 }
 
 namespace {
+
+PipelineSchedule schedule_of(const std::string& name) {
+  return name == "gpipe"         ? PipelineSchedule::GPipe
+         : name == "1f1b"        ? PipelineSchedule::OneFOneB
+         : name == "interleaved" ? PipelineSchedule::Interleaved1F1B
+         : name == "zero-bubble" ? PipelineSchedule::ZeroBubble
+                                 : PipelineSchedule::ZBVZeroBubble;
+}
+
+void cut(LanguageModel& model, const Layout& layout, const Settings& settings) {
+  model.cut({.mesh = layout.mesh["pp"],
+             .schedule = schedule_of(settings.pipeline_schedule),
+             .n_microbatches = static_cast<int>(settings.microbatches)});
+  if (!layout.gradients) return;
+  for (auto stage : model.pipeline()->stages()) replicate(stage, {.mesh = *layout.gradients});
+}
 
 void spread(LanguageModel& model, const Layout& layout, const Settings& settings,
             const std::shared_ptr<PowerSGDState>& powersgd) {
@@ -90,6 +106,10 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     for (const auto& block : blocks) checkpoint(block, options);
   }
 
+  if (has(mesh, "pp")) {
+    cut(model, layout, settings);
+    return;
+  }
   if (!layout.gradients || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
     replicate(root, {.mesh = *layout.gradients});

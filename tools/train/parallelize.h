@@ -12,7 +12,7 @@ namespace tessera::train {
 
 /// The ranks, by what they are for.
 struct Layout {
-  DeviceMesh mesh;        // replicas, dp, cp, tp, as far as asked for
+  DeviceMesh mesh;        // pp, replicas, dp, cp, tp, as far as asked for
   int64_t data_rank = 0;  // which part of the batch is this rank's
   int64_t data_ranks = 1;
   std::optional<DeviceMesh> context;  // along which each sequence is cut

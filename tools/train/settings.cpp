@@ -181,11 +181,17 @@ void add_parallelism(const Flags& flags, Settings& settings) {
                    "Ranks to start here, unless a launcher already has");
   flags
       .add("--mesh", settings.mesh,
-           "Ranks per dimension: replicas, dp, cp (parts of sequences) and tp, e.g. dp=2,tp=2; "
+           "Ranks per dimension: pp (stages), replicas, dp, cp (parts of sequences) and tp, e.g. "
+           "dp=2,tp=2; "
            "empty: all along dp")
       ->check(mesh_text());
   choice("--parallel", settings.parallel, {"replicate", "fully_shard", "hybrid"},
          "What ranks along dp keep: copies, shards, or (hybrid) copies of shards");
+  choice("--pipeline-schedule", settings.pipeline_schedule,
+         {"gpipe", "1f1b", "interleaved", "zero-bubble", "zbv-zero-bubble"},
+         "Which stage does what when, with pp in --mesh");
+  flags.add_number<int64_t>("--microbatches", settings.microbatches, 1, 1 << 16,
+                            "Parts of a batch that flow through the stages, with pp in --mesh");
   flags.add_switch(
       "--compile,!--no-compile", settings.compile,
       "Run the step as a compiled program [where it is known to be faster; a line says "

@@ -50,6 +50,8 @@ struct Settings {
   int ranks = 2;
   std::string mesh;  // "dp=2,tp=2"; empty: all ranks along dp
   std::string parallel = "replicate";
+  std::string pipeline_schedule = "1f1b";
+  int64_t microbatches = 8;
   std::optional<bool> compile;  // none: where it is known to be faster
   std::string checkpoint_activations = "none";
   std::string precision = "fp32";

@@ -118,10 +118,14 @@ void BucketReduction::deliver() {
   ++timed_iterations_;
   if (buckets_.learns_order()) {
     const int source = announce_step(Step::Order);
-    buckets_.follow_order(iteration_.order(), source);
-    bucket_seconds_.clear();
-    timed_iterations_ = 0;
+    follow_order(iteration_.order(), source);
   }
+}
+
+void BucketReduction::follow_order(std::vector<size_t> order, int source) {
+  buckets_.follow_order(std::move(order), source);
+  bucket_seconds_.clear();
+  timed_iterations_ = 0;
 }
 
 void BucketReduction::announce_by(Announce announce) {
@@ -156,7 +160,7 @@ void BucketReduction::shadow(Step step, size_t bucket, int first) {
     iteration_.set_missing(std::vector<bool>(iteration_.size(), true));
     iteration_.agree_on_used();
   } else if (step == Step::Order) {
-    buckets_.follow_order({}, first);
+    follow_order({}, first);
   }
 }
 

@@ -55,6 +55,7 @@ class BucketReduction final : public Reduction {
   void launch_complete();
   void launch(size_t index);
   void deliver();
+  void follow_order(std::vector<size_t> order, int source);
   int announce_step(Step step, size_t bucket = 0);  // the rank whose word counts
 
   const ManagedParameters& parameters_;

@@ -89,6 +89,7 @@ TEST_F(TrainReadouts, AreInTheReport) {
   const auto made =
       ground_.call({TESSERA_TOOL, "report", ground_.run("run"), "-o", page, "--open", "no"});
   ASSERT_TRUE(made.status.ok()) << made.output;
+  EXPECT_THAT(made.output, Not(HasSubstr("could not be read")));
   std::ifstream file(page);
   const std::string text(std::istreambuf_iterator<char>(file), {});
   EXPECT_THAT(text, HasSubstr("\"communication\":[{\"unit\":\"the rest\""));

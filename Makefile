@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 FILES ?=
 ARGS ?=
 JOBS ?= $(shell scripts/jobs.sh)
-INSTALLED := tessera tessera_corpus tessera_models tessera_tool tessera_train tessera_inspect tessera_export tessera_bench_comm tessera_bench_compile \
+INSTALLED := tessera tessera_corpus tessera_models tessera_tool tessera_train tessera_inspect tessera_export tessera_tokenize tessera_bench_comm tessera_bench_compile \
   tessera_bench_hooks tessera_bench_memory tessera_bench_save
 
 # TESSERA_TORCH_VERSION=2.14.1: that libtorch, in an environment of its own, .venv-2.14.1, and built into build/torch-2.14.1.

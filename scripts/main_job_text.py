@@ -11,11 +11,11 @@ a header, its source and the page of that name, so that no half of a pair tells 
 """
 
 import argparse
+import fcntl
 import hashlib
 import io
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -84,7 +84,18 @@ def unpack(folder):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(entry).read())
         (made / stamp.name).write_text(checksum)
-        shutil.rmtree(folder, ignore_errors=True)
+        take_place(made, folder, checksum)
+
+
+def take_place(made, folder, checksum):
+    """One of several that unpack at the same time comes first; the others find its folder, and leave it to its readers."""
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = folder / ".of"
+        if stamp.is_file() and stamp.read_text() == checksum:
+            return
+        if folder.exists():  # of another archive; it goes with what was made aside
+            os.replace(folder, made.parent / "before")
         os.replace(made, folder)
 
 

@@ -54,6 +54,10 @@ struct CorpusOptions {
   std::string cache = {};
 };
 
+struct ShardOptions {
+  int64_t shard_tokens = int64_t{1} << 27;  // in a file, at most; of GPT-2's tokenizer 256 MiB
+};
+
 /// A file of a corpus.
 struct FileContent {
   std::string name;  // inside of the folder that was named
@@ -71,8 +75,19 @@ class Corpus {
   /// a file that is named is taken as it is. A BPE tokenizer's tokens are made once, by one of the
   /// processes that ask for them at the same time, into a file in the cache that is found again by
   /// the contents of files and tokenizer.
+  /// Or folders of write_shards, whose tokens are neither made nor read as a whole, and which are
+  /// of this tokenizer. A shard that is missing, cut short or another one's is an error.
   explicit Corpus(const std::vector<std::string>& paths, Tokenizer tokenizer = {},
                   CorpusOptions options = {});
+
+  /// Writes the tokens that the corpus of these texts would have into files of a new folder, which
+  /// appears when it is whole: shards, an index of them and the tokenizer. `tokenizer`: "bytes", or
+  /// the path of a tokenizer.json.
+  static void write_shards(const std::vector<std::string>& paths, const std::string& tokenizer,
+                           const std::string& folder, const ShardOptions& options = {});
+  /// The tokenizer that write_shards was given for this folder, as it lies there: "bytes", or the
+  /// path of its tokenizer.json. None: the folder has no shards.
+  static std::optional<std::string> tokenizer_of_shards(const std::string& folder);
 
   int64_t tokens() const;
   int64_t files() const;

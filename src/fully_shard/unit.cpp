@@ -245,6 +245,7 @@ void Unit::start(Use use) {
 }
 
 void Unit::prefetch(Use use) {
+  const Timed timed(stats_.communication_seconds);
   if (life_.values() == Values::Gathering || is_unsharded() || !works_in_background()) return;
   notice_writes();
   if (life_.values() == Values::Kept && !is_stale_) return;
@@ -282,6 +283,8 @@ void Unit::gather(Use use) {
     throw;
   }
   ++stats_.gathers;
+  if (!recorded_ && source_->works_in_background() && group_->getSize() > 1)
+    stats_.communicated_bytes += static_cast<int64_t>(source_->private_bytes());
 }
 
 void Unit::finish_gather() {
@@ -298,6 +301,7 @@ void Unit::finish_gather() {
 
 void Unit::unshard(Use use) {
   if (is_empty() || is_unsharded()) return;
+  const Timed timed(stats_.communication_seconds);
   require_sharded("fully_shard: forward, backward or unshard()");
   check_unexchanged(*this);
   choose_source(use);
@@ -355,6 +359,7 @@ bool Unit::show_shards() {
 
 void Unit::reshard(Keep keep, bool expects_backward) {
   if (is_empty()) return;
+  const Timed timed(stats_.communication_seconds);
   const bool was_unsharded = show_shards();
   if (keep == Keep::Part && life_.values() == Values::Kept) source().keep_part();
   if (keep != Keep::All) free();

@@ -188,6 +188,13 @@ void Unit::reduce(bool in_background) {
   reducing_ = &choose_reduction();
   std::optional<comm::CallNote> note;
   if (reducing_ == reduction_.get()) note.emplace(describe_reduction());
+  const bool is_told = reducing_ == reduction_.get() && !reduction_->settings().is_alone();
+  for (size_t i = 0; i < rows_.size() && is_told; ++i) {
+    if (reduction_->is_member(i))
+      stats_.communicated_bytes +=
+          rows_[i].numel() * static_cast<int64_t>(c10::elementSize(reduction_->dtype(i)));
+  }
+  const Timed timed(stats_.communication_seconds);
   try {
     reducing_->start(gradients, in_background);
   } catch (c10::OutOfMemoryError& error) {
@@ -214,6 +221,7 @@ void Unit::deliver() {
   if (is_empty()) return life_.deliver();
   std::vector<at::Tensor> parts(parameters_.size());
   if (life_.is_reducing()) {
+    const Timed timed(stats_.communication_seconds);
     life_.end_reduction();
     parts = reducing_->finish();
   }

@@ -1,12 +1,26 @@
 #pragma once
 
 #include <tessera/fully_shard/options.h>
+#include <tessera/trace.h>
 
 #include <c10/util/Exception.h>
 
 #include <string>
 
 namespace tessera::detail::fully_shard {
+
+/// Adds what this thread is in messages for while it lives.
+class Timed {
+ public:
+  explicit Timed(double& seconds) : seconds_(seconds), begun_(communication_seconds()) {}
+  ~Timed() { seconds_ += communication_seconds() - begun_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  double& seconds_;
+  double begun_;
+};
 
 /// Where a unit's values are; FSDP2's sharded state.
 enum class Values {

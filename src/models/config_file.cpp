@@ -86,6 +86,7 @@ class Fields {
 
   static std::string shown(const Json& value) {
     if (value.is_null()) return "none";
+    if (value.is_structured()) return value.is_array() ? "a list" : "an object";  // of any depth
     const auto text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
     return text.size() > 60 ? text.substr(0, 60) + "…" : text;
   }

@@ -1,6 +1,8 @@
 // Averages in buckets, while backward runs.
 #include "replicate/reduction.h"
 
+#include <tessera/trace.h>
+
 #include "base/capture.h"
 #include "comm/call_check.h"
 #include "comm/functional.h"
@@ -68,7 +70,10 @@ void BucketReduction::launch(size_t index) {
   std::optional<comm::CallNote> note;
   const auto progress = index == 0 ? progress_.describe(parameters_.tensors) : std::nullopt;
   if (progress) note.emplace(*progress);
+  const auto before = communication_seconds();
   bucket.launch(index, buckets_.is_last(index), hook_);
+  bucket_seconds_.resize(buckets_.all().size());
+  bucket_seconds_[index] += communication_seconds() - before;
 }
 
 bool BucketReduction::finish() {
@@ -98,7 +103,9 @@ void BucketReduction::deliver() {
   TORCH_INTERNAL_ASSERT(next_launch_ == buckets.size());
   for (size_t i = 0; i < buckets.size(); ++i) {
     if (buckets[i].is_sparse()) announce_step(Step::Bucket, i);
+    const auto before = communication_seconds();
     buckets[i].wait();
+    bucket_seconds_[i] += communication_seconds() - before;
     if (factor_ != 1) buckets[i].scale(factor_);
   }
   if (iteration_.may_miss()) announce_step(Step::Used);
@@ -108,10 +115,17 @@ void BucketReduction::deliver() {
   iteration_.end();
   announce_ ? progress_.forget() : progress_.restart(parameters_.tensors);
   ++iterations_;
+  ++timed_iterations_;
   if (buckets_.learns_order()) {
     const int source = announce_step(Step::Order);
-    buckets_.follow_order(iteration_.order(), source);
+    follow_order(iteration_.order(), source);
   }
+}
+
+void BucketReduction::follow_order(std::vector<size_t> order, int source) {
+  buckets_.follow_order(std::move(order), source);
+  bucket_seconds_.clear();
+  timed_iterations_ = 0;
 }
 
 void BucketReduction::announce_by(Announce announce) {
@@ -146,7 +160,7 @@ void BucketReduction::shadow(Step step, size_t bucket, int first) {
     iteration_.set_missing(std::vector<bool>(iteration_.size(), true));
     iteration_.agree_on_used();
   } else if (step == Step::Order) {
-    buckets_.follow_order({}, first);
+    follow_order({}, first);
   }
 }
 
@@ -162,6 +176,8 @@ ReplicateStats BucketReduction::stats() const {
     auto& names = stats.bucket_parameters.emplace_back();
     for (const size_t member : bucket.members()) names.push_back(parameters_.names[member]);
   }
+  for (size_t i = 0; i < bucket_seconds_.size() && timed_iterations_ > 0; ++i)
+    stats.bucket_seconds.push_back(bucket_seconds_[i] / static_cast<double>(timed_iterations_));
   if (iterations_ == 0) return stats;
   stats.backward_compute_seconds = seconds(began_, last_gradient_);
   stats.communication_seconds = seconds(first_launch_, done_);

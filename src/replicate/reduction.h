@@ -55,6 +55,7 @@ class BucketReduction final : public Reduction {
   void launch_complete();
   void launch(size_t index);
   void deliver();
+  void follow_order(std::vector<size_t> order, int source);
   int announce_step(Step step, size_t bucket = 0);  // the rank whose word counts
 
   const ManagedParameters& parameters_;
@@ -66,6 +67,8 @@ class BucketReduction final : public Reduction {
   Announce announce_;
   double factor_ = 1;  // of results
   int64_t iterations_ = 0;
+  std::vector<double> bucket_seconds_;  // since buckets are as they are
+  int64_t timed_iterations_ = 0;
   Clock::time_point began_, last_gradient_, first_launch_, done_;
 };
 

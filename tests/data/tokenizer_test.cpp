@@ -2,6 +2,7 @@
 
 #include "corpus/bpe.h"
 #include "corpus/tokenizer_file.h"
+#include "support/message_of.h"
 #include "support/random.h"
 #include "support/temporary_folder.h"
 #include "tokenizer_json.h"
@@ -103,6 +104,21 @@ TEST(Tokenizer, IsNamedByFileAndContents) {
 TEST(Tokenizer, TakesAWordOfAMegabyte) {
   const Tokenizer tokenizer = make(kHello);
   EXPECT_EQ(tokenizer.encode(std::string(1 << 20, 'l')), Tokens(1 << 19, 257));
+}
+
+/// The message shows what was found, whose nesting may be deeper than the stack.
+TEST(Tokenizer, ShowsTheBeginningOfWhatIsNestedWithoutEnd) {
+  constexpr size_t kDepth = 1000000;
+  TokenizerJson json = kHello;
+  std::string objects;
+  for (size_t i = 0; i < kDepth; ++i) objects += "{\"a\":";
+  for (const auto& nested : {std::string(kDepth, '[') + std::string(kDepth, ']'),
+                             objects + "1" + std::string(kDepth, '}')}) {
+    json.pre_tokenizer = R"({"type": "Split", "pattern": )" + nested + "}";
+    const auto message = tessera::testing::message_of([&] { make(json); });
+    EXPECT_NE(message.find("Split with the pattern "), std::string::npos) << message;
+    EXPECT_LT(message.size(), 1000U);
+  }
 }
 
 TEST(Bpe, CutsTextsWhereTheTokensStayTheSame) {

@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -39,6 +40,20 @@ class MainJobText(unittest.TestCase):
         main_job_text.unpack(self.folder)
         self.assertFalse((self.folder / "old.txt").exists())
         self.assertTrue((self.folder / "validation").is_dir())
+
+    def test_unpacks_once_for_all_who_come_at_the_same_time(self):
+        for before in (None, "another checksum"):
+            with self.subTest(before=before):
+                if before:
+                    (self.folder / ".of").write_text(before)
+                command = [sys.executable, SCRIPT, "unpack", self.folder]
+                all = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(6)]
+                for one in all:
+                    output, _ = one.communicate(timeout=120)
+                    self.assertEqual((one.returncode, output), (0, b""))
+                texts = self.unpacked()
+                self.assertEqual(len(texts), sum(map(len, main_job_text.archived().values())) + 1)
+                self.assertEqual([path.name for path in self.folder.parent.iterdir() if path.is_dir()], ["text"])
 
     def test_holds_out_whole_groups(self):
         parts = main_job_text.archived()

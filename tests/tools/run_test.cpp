@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(
                             {},
                             2,
                             "tessera: expected one of the subcommands run, train, inspect, bench, "
-                            "report, adopt, export; see tessera"},
+                            "report, adopt, export, tokenize; see tessera"},
                     Refusal{"UnknownProgram",
                             {"run", "-n", "3", "--", "no-such-program"},
                             127,

@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "corpus/corpus_cache.h"
 #include "corpus/text_file.h"
+#include "corpus/token_shards.h"
 #include "corpus/tokenizer.h"
 
 #include <ATen/ops/empty.h>
@@ -15,20 +16,6 @@
 namespace tessera::data {
 
 namespace {
-
-/// Programs may hold 65530 maps on Linux, and libtorch needs some, too.
-constexpr size_t kMostMaps = 16384;
-
-std::vector<TextFile> open_texts(const std::vector<FoundText>& found) {
-  std::vector<TextFile> texts;
-  texts.reserve(found.size());
-  for (const FoundText& text : found) {
-    const auto access =
-        texts.size() < kMostMaps ? TextFile::Access::Mapped : TextFile::Access::Direct;
-    texts.emplace_back(text.path, access, "Corpus");
-  }
-  return texts;
-}
 
 /// Where tokens and hashes are kept. None if it can't be used: then a warning says so, once per
 /// process, unless the user has chosen it and tokens are to be kept there.
@@ -50,32 +37,6 @@ std::optional<PrivateFolder> open_cache(const std::string& chosen, bool keeps_to
   return std::nullopt;
 }
 
-/// Makes the tokens of a file in pieces that end where words do, so that it need not fit in memory.
-void encode_text(const TextFile& text, const Bpe& bpe, BpeEncoder& encoder,
-                 const ContentHash::Value& expected, const TakeTokens& take) {
-  ContentHash hash;
-  std::string waiting;
-  std::vector<uint32_t> tokens;
-  const auto encode = [&](std::string_view piece) {
-    tokens.clear();
-    encoder.encode(piece, tokens);
-    take(tokens);
-  };
-  text.for_each_piece(0, "Corpus", [&](std::string_view piece) {
-    hash.add(piece);
-    const size_t cut = bpe.safe_cut(piece);
-    if (cut == 0) {
-      waiting += piece;
-      return;
-    }
-    encode(waiting.append(piece.substr(0, cut)));
-    waiting = piece.substr(cut);
-  });
-  if (!waiting.empty()) encode(waiting);
-  TORCH_CHECK_VALUE(hash.value() == expected, "Corpus: expected '", printable(text.path()),
-                    "' to stay as it is while its tokens are made, but it has changed; try again");
-}
-
 TokenFile tokens_of(const std::vector<TextFile>& texts,
                     const std::vector<ContentHash::Value>& contents, const Bpe& bpe,
                     const std::string& checksum, const PrivateFolder& folder) {
@@ -86,12 +47,10 @@ TokenFile tokens_of(const std::vector<TextFile>& texts,
     key.add_number(contents[i][0]);
     key.add_number(contents[i][1]);
   }
-  const TokenFileKind kind{.key = key.value(),
-                           .width = bpe.parts().bytes.size() <= 1U << 16 ? 2U : 4U};
+  const TokenFileKind kind{.key = key.value(), .width = token_width(&bpe)};
   return cached_tokens(folder, kind, [&](const TakeTokens& take) {
-    BpeEncoder encoder(bpe);
-    for (size_t i = 0; i < texts.size(); ++i)
-      encode_text(texts[i], bpe, encoder, contents[i], take);
+    TextEncoder encoder(&bpe);
+    for (size_t i = 0; i < texts.size(); ++i) encoder.encode(texts[i], contents[i], take);
   });
 }
 
@@ -106,6 +65,44 @@ PrivateFolder temporary_cache() {
 
 }  // namespace
 
+uint64_t token_width(const Bpe* bpe) {
+  if (bpe == nullptr) return sizeof(uint8_t);
+  return bpe->parts().bytes.size() <= 1U << 16 ? sizeof(uint16_t) : sizeof(uint32_t);
+}
+
+TextEncoder::TextEncoder(const Bpe* bpe) : bpe_(bpe) {
+  if (bpe != nullptr) encoder_.emplace(*bpe);
+}
+
+void TextEncoder::encode_piece(std::string_view piece, const TakeTokens& take) {
+  tokens_.clear();
+  if (encoder_) {
+    encoder_->encode(piece, tokens_);
+  } else {
+    for (const char byte : piece) tokens_.push_back(static_cast<unsigned char>(byte));
+  }
+  take(tokens_);
+}
+
+void TextEncoder::encode(const TextFile& text, const ContentHash::Value& expected,
+                         const TakeTokens& take) {
+  ContentHash hash;
+  std::string waiting;
+  text.for_each_piece(0, "Corpus", [&](std::string_view piece) {
+    hash.add(piece);
+    const size_t cut = bpe_ == nullptr ? piece.size() : bpe_->safe_cut(piece);
+    if (cut == 0) {
+      waiting += piece;
+      return;
+    }
+    encode_piece(waiting.append(piece.substr(0, cut)), take);
+    waiting = piece.substr(cut);
+  });
+  if (!waiting.empty()) encode_piece(waiting, take);
+  TORCH_CHECK_VALUE(hash.value() == expected, "Corpus: expected '", printable(text.path()),
+                    "' to stay as it is while its tokens are made, but it has changed; try again");
+}
+
 struct Corpus::Impl {
   Tokenizer tokenizer;
   int64_t tokens = 0;
@@ -113,32 +110,49 @@ struct Corpus::Impl {
   int64_t bytes = 0;
   std::string fingerprint;
   std::vector<FileContent> contents;
-  std::vector<TextFile> texts;    // whose bytes are the tokens
-  std::vector<int64_t> starts;    // first token of each
-  std::optional<TokenFile> made;  // instead, by a BPE tokenizer
+  std::vector<TextFile> texts;  // whose bytes are the tokens
+  std::vector<TokenFile> made;  // instead: of a BPE tokenizer, or shards
+  std::vector<int64_t> starts;  // first token of each text, or of each made
 
   void take_tokens(const std::vector<ContentHash::Value>& hashes,
                    const std::optional<PrivateFolder>& cache);
 
+  void take_shards(const std::vector<std::string>& folders);
+
   void read(int64_t first, int64_t count, int64_t* out, const char* caller) const {
-    if (count == 0) return;
-    if (made) {
-      made->read(first, count, out, caller);
-      return;
-    }
-    std::string piece;
-    auto text = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), first) -
-                                    starts.begin() - 1);
-    for (; count > 0; ++text) {
-      const int64_t offset = first - starts[text];
-      const int64_t here = std::min(count, texts[text].size() - offset);
-      piece.resize(static_cast<size_t>(here));
-      texts[text].read(offset, here, piece.data(), caller);
-      out = std::transform(piece.begin(), piece.end(), out,
-                           [](char c) { return static_cast<unsigned char>(c); });
+    auto place = static_cast<size_t>(std::upper_bound(starts.begin(), starts.end(), first) -
+                                     starts.begin() - 1);
+    for (; count > 0; ++place) {
+      const int64_t offset = first - starts[place];
+      const int64_t here = std::min(count, size_of(place) - offset);
+      read_within(place, offset, here, out, caller);
+      out += here;
       first += here;
       count -= here;
     }
+  }
+
+ private:
+  int64_t size_of(size_t place) const {
+    return made.empty() ? texts[place].size() : made[place].tokens();
+  }
+
+  void read_within(size_t place, int64_t first, int64_t count, int64_t* out,
+                   const char* caller) const {
+    if (!made.empty()) {
+      made[place].read(first, count, out, caller);
+      const auto vocabulary = tokenizer.vocabulary();
+      TORCH_CHECK_VALUE(
+          std::all_of(out, out + count, [&](auto token) { return token < vocabulary; }), caller,
+          ": expected tokens below ", vocabulary,
+          ", those of the tokenizer, got others: a shard is damaged; copy it again, "
+          "or write the folder anew");
+      return;
+    }
+    std::string piece(static_cast<size_t>(count), '\0');
+    texts[place].read(first, count, piece.data(), caller);
+    std::transform(piece.begin(), piece.end(), out,
+                   [](char c) { return static_cast<unsigned char>(c); });
   }
 };
 
@@ -147,18 +161,43 @@ void Corpus::Impl::take_tokens(const std::vector<ContentHash::Value>& hashes,
                                const std::optional<PrivateFolder>& cache) {
   const std::optional<PrivateFolder> temporary =
       cache ? std::nullopt : std::optional(temporary_cache());
-  made.emplace(tokens_of(texts, hashes, tokenizer.impl_->bpe, tokenizer.impl_->checksum,
-                         cache ? *cache : *temporary));
-  tokens = made->tokens();
+  made.push_back(tokens_of(texts, hashes, tokenizer.impl_->bpe, tokenizer.impl_->checksum,
+                           cache ? *cache : *temporary));
+  tokens = made[0].tokens();
   texts.clear();
-  starts.clear();
+  starts = {0};
+}
+
+void Corpus::Impl::take_shards(const std::vector<std::string>& folders) {
+  ContentHash all;
+  std::vector<ContentHash::Value> seen;
+  for (const auto& folder : folders) {
+    auto shards = open_shards(folder, tokenizer);
+    if (std::ranges::count(seen, shards.key) > 0) continue;  // each once, as files
+    seen.push_back(shards.key);
+    bytes += shards.bytes;
+    for (size_t i = 0; i < shards.files.size(); ++i) {
+      starts.push_back(tokens);
+      tokens += shards.files[i].tokens();
+      all.add_text(shards.contents[i].hash);
+      made.push_back(std::move(shards.files[i]));
+      contents.push_back(std::move(shards.contents[i]));
+    }
+  }
+  files = std::ssize(made);
+  fingerprint = all.text();
 }
 
 Corpus::Corpus(const std::vector<std::string>& paths, Tokenizer tokenizer, CorpusOptions options) {
   TORCH_CHECK_VALUE(!paths.empty(), "Corpus: expected at least one file or folder, got none");
-  const FoundTexts found = find_texts(paths);
   auto impl = std::make_shared<Impl>();
   impl->tokenizer = std::move(tokenizer);
+  if (are_shards(paths)) {
+    impl->take_shards(paths);
+    impl_ = std::move(impl);
+    return;
+  }
+  const FoundTexts found = find_texts(paths);
   const bool is_bpe = !impl->tokenizer.is_bytes();
   impl->texts = open_texts(found.files);
   for (const TextFile& text : impl->texts) {

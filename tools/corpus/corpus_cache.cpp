@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -25,18 +24,6 @@ namespace tessera::data {
 namespace {
 
 constexpr const char* kReader = "Corpus";
-constexpr std::array<char, 16> kMagic = {'t', 'e', 's', 's', 'e', 'r', 'a', ' ',
-                                         't', 'o', 'k', 'e', 'n', 's', ' ', '1'};
-
-struct TokenHeader {
-  std::array<char, 16> magic = kMagic;
-  TokenFileKind kind{};
-  uint64_t tokens = 0;
-  ContentHash::Value contents{};
-};
-static_assert(sizeof(TokenHeader) == 64);
-constexpr int64_t kHeaderBytes = sizeof(TokenHeader);
-
 [[noreturn]] void throw_cache_error(const PrivateFolder& folder, const std::string& name,
                                     const char* what) {
   TORCH_CHECK_VALUE(false, "Corpus: can't ", what, " '", printable(folder.path() + "/" + name),
@@ -50,20 +37,15 @@ std::optional<TokenFile> open_whole(const PrivateFolder& folder, const std::stri
   const OpenFile opened(folder.open_file(name, O_RDONLY));
   if (opened.descriptor() < 0) return std::nullopt;
   TextFile file(opened, folder.path() + "/" + name, TextFile::Access::Mapped, kReader);
-  TokenHeader header;
-  if (file.size() < kHeaderBytes) return std::nullopt;
-  file.read(0, kHeaderBytes, reinterpret_cast<char*>(&header), kReader);
-  const auto payload = static_cast<uint64_t>(file.size() - kHeaderBytes);
-  if (header.magic != kMagic || header.kind.key != kind.key || header.kind.width != kind.width ||
-      payload % kind.width != 0 || header.tokens != payload / kind.width) {
+  const auto header = token_header_of(file, kReader);
+  if (!header || header->kind != kind ||
+      static_cast<uint64_t>(file.size()) != bytes_of_tokens(*header))
     return std::nullopt;
-  }
   ContentHash contents;
-  file.for_each_piece(kHeaderBytes, kReader,
+  file.for_each_piece(sizeof *header, kReader,
                       [&contents](std::string_view piece) { contents.add(piece); });
-  if (contents.value() != header.contents) return std::nullopt;
-  file.expect_content(kHeaderBytes, header.contents);
-  return TokenFile(std::move(file), kind.width);
+  if (contents.value() != header->contents) return std::nullopt;
+  return TokenFile(std::move(file), *header);
 }
 
 /// Opens and locks the file that is written to; waits while another process holds it. None: that
@@ -93,65 +75,7 @@ std::optional<int> lock_partial(const PrivateFolder& folder, const std::string& 
   return std::nullopt;
 }
 
-class TokenWriter {
- public:
-  TokenWriter(int descriptor, const PrivateFolder& folder, const std::string& name,
-              const TokenFileKind& kind)
-      : descriptor_(descriptor), folder_(folder), name_(name) {
-    header_.kind = kind;
-    require(ftruncate(descriptor_, 0) == 0);
-    require(write_all(descriptor_, &header_, sizeof header_));  // its numbers come at the end
-  }
-
-  void take(const std::vector<uint32_t>& tokens) {
-    header_.tokens += tokens.size();
-    if (header_.kind.width == sizeof(uint32_t)) {
-      put(tokens.data(), tokens.size() * sizeof(uint32_t));
-      return;
-    }
-    const std::vector<uint16_t> narrow(tokens.begin(), tokens.end());
-    put(narrow.data(), narrow.size() * sizeof(uint16_t));
-  }
-
-  void finish() {
-    header_.contents = contents_.value();
-    require(lseek(descriptor_, 0, SEEK_SET) == 0);
-    require(write_all(descriptor_, &header_, sizeof header_));
-    require(fsync(descriptor_) == 0);
-  }
-
- private:
-  void put(const void* bytes, size_t count) {
-    contents_.add({static_cast<const char*>(bytes), count});
-    require(write_all(descriptor_, bytes, count));
-  }
-  void require(bool is_written) const {
-    if (!is_written) throw_cache_error(folder_, name_, "write");
-  }
-
-  int descriptor_;
-  const PrivateFolder& folder_;
-  const std::string& name_;
-  TokenHeader header_;
-  ContentHash contents_;
-};
-
 }  // namespace
-
-int64_t TokenFile::tokens() const {
-  return (file_.size() - kHeaderBytes) / static_cast<int64_t>(width_);
-}
-
-void TokenFile::read(int64_t first, int64_t count, int64_t* out, const char* caller) const {
-  const auto widen = [&]<class Narrow>(Narrow) {
-    std::vector<Narrow> narrow(static_cast<size_t>(count));
-    const auto width = static_cast<int64_t>(sizeof(Narrow));
-    file_.read(kHeaderBytes + first * width, count * width, reinterpret_cast<char*>(narrow.data()),
-               caller);
-    std::copy(narrow.begin(), narrow.end(), out);
-  };
-  width_ == sizeof(uint16_t) ? widen(uint16_t{}) : widen(uint32_t{});
-}
 
 TokenFile cached_tokens(const PrivateFolder& folder, const TokenFileKind& kind,
                         const std::function<void(const TakeTokens&)>& make) {
@@ -169,8 +93,8 @@ TokenFile cached_tokens(const PrivateFolder& folder, const TokenFileKind& kind,
       return std::move(*found);
     }
     try {
-      TokenWriter writer(*descriptor, folder, partial, kind);
-      make([&writer](const std::vector<uint32_t>& tokens) { writer.take(tokens); });
+      TokenWriter writer(*descriptor, kind, [&] { throw_cache_error(folder, partial, "write"); });
+      make([&writer](c10::ArrayRef<uint32_t> tokens) { writer.take(tokens); });
       writer.finish();
       if (!folder.rename_file(partial, whole)) throw_cache_error(folder, partial, "rename");
     } catch (...) {

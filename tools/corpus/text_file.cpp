@@ -276,11 +276,12 @@ class TextSearch {
                       printable(folder.string()), "', got: ", error.message());
   }
 
-  /// What is built, what training itself has written, and others' code.
+  /// What is built, what training itself and write_shards have written, and others' code.
   static bool is_skipped(const fs::directory_entry& folder) {
     std::error_code ignored;
     return std::ranges::count(kSkippedFolders, folder.path().filename().string()) > 0 ||
-           fs::exists(folder.path() / "metrics.jsonl", ignored);
+           fs::exists(folder.path() / "metrics.jsonl", ignored) ||
+           fs::exists(folder.path() / kShardIndex, ignored);
   }
 
   void take_listed(FoundText text) {
@@ -316,6 +317,20 @@ std::string LeftOut::text() const {
   add(empty, "empty");
   add(no_file, "no files, or links to folders");
   return text.empty() ? "nothing" : text;
+}
+
+TextFile::Access access_to(size_t number) {
+  constexpr size_t kMostMaps = 16384;
+  return number < kMostMaps ? TextFile::Access::Mapped : TextFile::Access::Direct;
+}
+
+std::vector<TextFile> open_texts(const std::vector<FoundText>& found) {
+  std::vector<TextFile> texts;
+  texts.reserve(found.size());
+  for (const FoundText& text : found) {
+    texts.emplace_back(text.path, access_to(texts.size()), kCaller);
+  }
+  return texts;
 }
 
 FoundTexts find_texts(const std::vector<std::string>& paths) {

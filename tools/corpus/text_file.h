@@ -117,4 +117,12 @@ struct FoundTexts {
 /// missing or can't be read.
 FoundTexts find_texts(const std::vector<std::string>& paths);
 
+/// All of them.
+std::vector<TextFile> open_texts(const std::vector<FoundText>& found);
+/// Of so many files the next one: programs may hold 65530 maps on Linux, and libtorch needs some.
+TextFile::Access access_to(size_t number);
+
+/// A folder that has this file is one of token shards, see Corpus::write_shards.
+constexpr const char* kShardIndex = "token-shards.json";
+
 }  // namespace tessera::data

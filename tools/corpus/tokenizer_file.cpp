@@ -108,9 +108,29 @@ std::string json_text(const json& object, const char* name) {
   return value.is_string() ? value.get<std::string>() : std::string();
 }
 
+namespace {
+
+/// The value's beginning down to some depth: dump() calls itself for each level, and a file may
+/// have more of them than the stack has room for.
+json beginning_of(const json& value, int levels, size_t most) {
+  if (!value.is_structured()) return value;
+  if (levels == 0) return value.is_array() ? "a list" : "an object";
+  auto beginning = value.is_array() ? json::array() : json::object();
+  for (const auto& [key, part] : value.items()) {
+    if (beginning.size() == most) break;
+    auto shown = beginning_of(part, levels - 1, most);
+    value.is_array() ? beginning.push_back(std::move(shown))
+                     : void(beginning[key] = std::move(shown));
+  }
+  return beginning;
+}
+
+}  // namespace
+
 std::string json_shown(const json& value) {
   constexpr size_t kMost = 200;
-  std::string text = value.dump(-1, ' ', /*ensure_ascii=*/true);
+  constexpr int kLevels = 4;
+  std::string text = beginning_of(value, kLevels, kMost).dump(-1, ' ', /*ensure_ascii=*/true);
   if (text.size() > kMost) text.replace(kMost, std::string::npos, " …");
   return text;
 }

@@ -119,7 +119,7 @@ class MetricsReader {
       if (value->is_number()) add(name, {at, seconds, value->get<double>()});
     }
     if (is_train) moments_.push_back({at, seconds, 0});
-    return has_value;
+    return has_value || line.contains("communication");  // which the page has from its own file
   }
 
   bool take_mark(const Json& line, std::int64_t at) {

@@ -169,6 +169,23 @@ PageJson sharding(const nlohmann::json& all) {
   return rows;
 }
 
+/// What each unit cost in a step.
+PageJson communication(const nlohmann::json& all) {
+  PageJson rows = PageJson::array();
+  for (const auto& entry : all) {
+    if (!entry.is_object()) continue;
+    const auto number = [&](const char* key) {
+      const auto found = entry.find(key);
+      return found != entry.end() && found->is_number() ? found->get<double>() : 0;
+    };
+    rows.push_back({{"unit", entry.contains("unit") ? text_of(entry["unit"]) : ""},
+                    {"parameters", number("parameters")},
+                    {"bytes", number("bytes")},
+                    {"seconds", number("seconds")}});
+  }
+  return rows;
+}
+
 /// Texts that occur often, each written once.
 class TextTable {
  public:
@@ -247,7 +264,8 @@ nlohmann::ordered_json page_data(const std::vector<Run>& runs) {
                       {"config", config(run)},
                       {"curves", curves(run.metrics)},
                       {"marks", marks(run.metrics)},
-                      {"sharding", sharding(run.facts)}};
+                      {"sharding", sharding(run.facts)},
+                      {"communication", communication(run.communication)}};
     if (run.timeline && !run.timeline->spans.empty()) entry["timeline"] = timeline(*run.timeline);
     if (run.program) entry["program"] = *run.program;
     if (run.sample) entry["sample"] = *run.sample;

@@ -43,6 +43,12 @@ Json parse_object(const std::string& text) {
   return value;
 }
 
+nlohmann::json parse_array(const std::string& text) {
+  auto value = parse_json<nlohmann::json>(text);
+  if (!value.is_array()) throw ReportError("expected an array");
+  return value;
+}
+
 void note_lines(Run& run) {
   const auto& metrics = run.metrics;
   if (metrics.broken_lines > 0) {
@@ -77,6 +83,8 @@ Run read_run(const fs::path& folder) {
   run.facts = read_optional(run, "run.json", kMostFactBytes, parse_object<nlohmann::json>)
                   .value_or(nlohmann::json::object());
   run.timeline = read_optional(run, "timeline.json", kMostTimelineBytes, read_timeline);
+  run.communication =
+      read_optional(run, "communication.json", kMostFactBytes, parse_array).value_or(nullptr);
   run.program = read_optional(run, "program.cpp", kMostProgramBytes,
                               [](const std::string& text) { return text; });
   run.sample = read_optional(run, "sample.txt", kMostSampleBytes,

@@ -20,6 +20,7 @@ struct Run {
   nlohmann::ordered_json config;       // config.json, in its order; an object
   nlohmann::json facts;                // run.json; an object
   std::optional<Timeline> timeline;    // timeline.json
+  nlohmann::json communication;        // communication.json; an array, or null
   std::optional<std::string> program;  // program.cpp
   std::optional<std::string> sample;   // sample.txt, text that the model wrote
   std::vector<std::string> notes;      // what was skipped or could not be read, for the reader

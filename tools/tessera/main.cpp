@@ -20,7 +20,7 @@ constexpr void (*kCommands[])(CLI::App&, CommandLine&) = {
     tessera::tool::add_run_command,     tessera::tool::add_train_command,
     tessera::tool::add_inspect_command, tessera::tool::add_bench_command,
     tessera::tool::add_report_command,  tessera::tool::add_adopt_command,
-    tessera::tool::add_export_command,
+    tessera::tool::add_export_command,  tessera::tool::add_tokenize_command,
 };
 
 /// CLI11's own words tell of its types and counts.

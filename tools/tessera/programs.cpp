@@ -125,6 +125,10 @@ void add_export_command(CLI::App& app, CommandLine& /*line*/) {
   add_program(app, "export", "Write the model of a run as a Hugging Face folder");
 }
 
+void add_tokenize_command(CLI::App& app, CommandLine& /*line*/) {
+  add_program(app, "tokenize", "Write a large text's tokens as shards that tessera train reads");
+}
+
 namespace {
 
 namespace fs = std::filesystem;

@@ -16,6 +16,9 @@ void add_inspect_command(CLI::App& app, CommandLine& line);
 /// Registers `tessera export`: the program tessera-export that lies beside this one.
 void add_export_command(CLI::App& app, CommandLine& line);
 
+/// Registers `tessera tokenize`: the program tessera-tokenize that lies beside this one.
+void add_tokenize_command(CLI::App& app, CommandLine& line);
+
 // Of --ranks, which `tessera bench` takes itself and the questions show in their help.
 inline constexpr int kBenchRanks = 2;
 inline constexpr const char* kBenchRanksHelp = "Number of ranks, one thread each";

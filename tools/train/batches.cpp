@@ -1,21 +1,23 @@
 #include "train/batches.h"
 
 #include <tessera/comm.h>
+#include <tessera/parallelize.h>
 
 #include "base/text.h"
 #include "train/agreed.h"
 
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
+#include <c10/util/ArrayRef.h>
 
 #include <algorithm>
 #include <map>
+#include <utility>
+#include <vector>
 
 namespace tessera::train {
 namespace {
 
 constexpr int64_t kSequencesOfTrend = 64, kSequencesAtEnd = 1024;
+constexpr int64_t kMostPartsAhead = 64;
 
 std::string quoted(const nlohmann::json& file) {
   return "'" + printable(file.at(0).get<std::string>()) + "'";
@@ -70,123 +72,118 @@ Batches make_batches(const Settings& settings, const Layout& layout, at::Device 
       " than rank 0" + (difference.empty() ? "" : ": " + difference) + "; give all hosts the same");
 }
 
+namespace {
+
+data::SamplerOptions order_of(const Settings& settings, int64_t rank, int64_t ranks) {
+  return {
+      .seed = settings.seed, .rank = static_cast<int>(rank), .world_size = static_cast<int>(ranks)};
+}
+
+int64_t rows_of(const Settings& settings, const Layout& layout) {
+  return settings.batch / layout.data_ranks / settings.accumulate;
+}
+
+data::Loader make_loader(const std::shared_ptr<const Sequences>& sequences,
+                         const Settings& settings, const Layout& layout, at::Device device) {
+  const auto read = [sequences](c10::ArrayRef<int64_t> samples) {
+    auto batch = sequences->read(samples.vec());
+    std::vector<at::Tensor> tensors = {std::move(batch.tokens), std::move(batch.targets)};
+    if (batch.positions.defined()) tensors.push_back(std::move(batch.positions));
+    return tensors;
+  };
+  return {sequences->trained(),
+          read,
+          {.batch_size = rows_of(settings, layout),
+           // The parts of a step, while the one before runs.
+           .prefetch = std::min(settings.accumulate, kMostPartsAhead),
+           .device = device,
+           .sampler = order_of(settings, layout.data_rank, layout.data_ranks)}};
+}
+
+}  // namespace
+
 Batches::Batches(const Settings& settings, const Layout& layout, at::Device device)
     : sequences_(make_sequences(settings)),
+      rows_(rows_of(settings, layout)),
       accumulate_(settings.accumulate),
       data_rank_(layout.data_rank),
       data_ranks_(layout.data_ranks),
+      context_(layout.context),
       device_(device),
-      sampler_(sequences_->trained(), {.seed = settings.seed, .rank = 0, .world_size = 1}) {
-  if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl devices(device.type());
-  copies_ = devices.getStreamFromGlobalPool(device);
-}
+      loader_(make_loader(sequences_, settings, layout, device)),
+      of_all_(sequences_->trained(), order_of(settings, /*rank=*/0, /*ranks=*/1)) {}
 
-Batches::Fetched Batches::read(const std::vector<int64_t>& sequences) const {
-  Fetched fetched{.batch = sequences_->read(sequences)};
-  if (device_.is_cpu()) return fetched;
-  const c10::StreamGuard on_copies(*copies_);
-  for (auto* tensor : {&fetched.batch.tokens, &fetched.batch.targets, &fetched.batch.positions}) {
-    if (tensor->defined())
-      *tensor = tensor->pin_memory().to(device_, tensor->scalar_type(), /*non_blocking=*/true);
-  }
-  fetched.copied.emplace(device_.type());
-  fetched.copied->record(*copies_);
-  return fetched;
-}
-
-std::pair<std::vector<int64_t>, std::vector<int64_t>> Batches::draw(int64_t count) {
-  auto all = sampler_.next(count * data_ranks_);
-  const auto first = all.begin() + data_rank_ * count;
-  return {all, {first, first + count}};
-}
-
-double Batches::next_weight(const std::vector<int64_t>& all, const std::vector<int64_t>& own) {
+double Batches::next_weight() {
   const auto parts = static_cast<double>(accumulate_);
   if (!sequences_->has_weights()) return 1 / parts;
-  const auto targets_of = [&](const std::vector<int64_t>& some) {
+  const auto targets_of = [&](c10::ArrayRef<int64_t> some) {
     int64_t sum = 0;
     for (const auto sequence : some) sum += sequences_->targets(sequence);
     return sum;
   };
   if (parts_left_ == 0) {
-    targets_in_batch_ = targets_of(all);
-    auto ahead = sampler_;
-    for (parts_left_ = 1; parts_left_ < accumulate_; ++parts_left_)
-      targets_in_batch_ += targets_of(ahead.next(std::ssize(all)));
+    auto ahead = of_all_;
+    targets_in_batch_ = targets_of(ahead.next(rows_ * data_ranks_ * accumulate_));
+    parts_left_ = accumulate_;
   }
   --parts_left_;
+  const auto all = of_all_.next(rows_ * data_ranks_);
+  const auto own =
+      c10::ArrayRef(all).slice(static_cast<size_t>(data_rank_ * rows_), static_cast<size_t>(rows_));
   return static_cast<double>(targets_of(own)) * static_cast<double>(data_ranks_) /
          static_cast<double>(targets_in_batch_);
 }
 
-Batch Batches::arrived(const Fetched& fetched) const {
-  if (fetched.copied) {
-    const c10::impl::VirtualGuardImpl devices(device_.type());
-    const auto current = devices.getStream(device_);
-    fetched.copied->block(current);
-    for (const auto& tensor :
-         {fetched.batch.tokens, fetched.batch.targets, fetched.batch.positions}) {
-      if (tensor.defined()) tensor.record_stream(current);
-    }
-  }
-  return fetched.batch;
+Batch Batches::next() {
+  auto tensors = loader_.next();
+  Batch batch{.tokens = tensors[0],
+              .targets = tensors[1],
+              .positions = tensors.size() > 2 ? tensors[2] : at::Tensor(),
+              .weight = next_weight()};
+  cut(batch);
+  return batch;
 }
 
-void Batches::prefetch(int64_t sequences) {
-  Fetched fetched;
-  const auto [all, own] = draw(sequences);
-  const auto weight = next_weight(all, own);
-  try {
-    fetched = read(own);
-    fetched.batch.weight = weight;
-  } catch (...) {
-    fetched.problem = std::current_exception();
-  }
-  fetched.end = sampler_.position();
-  fetched_.push_back(std::move(fetched));
-}
-
-Batch Batches::next(int64_t sequences) {
-  if (fetched_.empty()) prefetch(sequences);
-  const auto first = std::move(fetched_.front());
-  fetched_.pop_front();
-  if (first.problem) std::rethrow_exception(first.problem);
-  TORCH_INTERNAL_ASSERT(first.batch.tokens.size(0) == sequences);
-  position_ = first.end;
-  return arrived(first);
+void Batches::cut(Batch& batch) const {
+  if (!context_) return;
+  for (auto* tensor : {&batch.tokens, &batch.targets})
+    *tensor = context_parallel_shard(*tensor, /*seq_dim=*/1, *context_);
 }
 
 void Batches::seek(int64_t position) {
-  fetched_.clear();
+  loader_.seek(position);
+  of_all_.seek(position);
   parts_left_ = 0;
-  sampler_.seek(position);
-  position_ = position;
 }
 
 int64_t Batches::selected(Part part) const {
   return std::min(sequences_->validated(), part == Part::End ? kSequencesAtEnd : kSequencesOfTrend);
 }
 
-int64_t Batches::validations(Part part, int64_t sequences) const {
-  return (selected(part) + sequences * data_ranks_ - 1) / (sequences * data_ranks_);
+int64_t Batches::validations(Part part) const {
+  return (selected(part) + rows_ * data_ranks_ - 1) / (rows_ * data_ranks_);
 }
 
-HeldOut Batches::validation(Part part, int64_t number, int64_t sequences) const {
+HeldOut Batches::validation(Part part, int64_t number) const {
   const auto taken = selected(part);
   const auto place = [&](int64_t i) {  // spread over the whole of it
     return sequences_->trained() + i * sequences_->validated() / taken;
   };
   std::vector<int64_t> chosen;
-  const auto first = (number * data_ranks_ + data_rank_) * sequences;
-  for (int64_t i = first; i < std::min(first + sequences, taken); ++i) chosen.push_back(place(i));
+  const auto first = (number * data_ranks_ + data_rank_) * rows_;
+  for (int64_t i = first; i < std::min(first + rows_, taken); ++i) chosen.push_back(place(i));
   HeldOut part_here;
   for (const auto sequence : chosen) {
     part_here.targets += sequences_->targets(sequence);
     part_here.bytes += sequences_->bytes(sequence);
   }
   if (chosen.empty()) chosen.push_back(place(0));
-  part_here.batch = arrived(read(chosen));
+  part_here.batch = sequences_->read(chosen);
+  for (auto* tensor :
+       {&part_here.batch.tokens, &part_here.batch.targets, &part_here.batch.positions}) {
+    if (tensor->defined()) *tensor = tensor->to(device_);
+  }
+  cut(part_here.batch);
   return part_here;
 }
 

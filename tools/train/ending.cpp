@@ -12,21 +12,26 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <optional>
+
 namespace tessera::train {
 
 void Trainer::validate(Batches::Part part) {
-  const auto count = batches_.validations(part, sequences_per_part());
+  const auto count = batches_.validations(part);
   if (count == 0) return;
+  std::optional<optim::AveragedWeights> averaged;
+  if (average_) averaged.emplace(*average_);
   model_->module()->eval();
   double sum = 0, targets = 0, bytes = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const auto held_out = batches_.validation(part, i, sequences_per_part());
+    const auto held_out = batches_.validation(part, i);
     const auto counted = static_cast<double>(held_out.targets);
     sum += step_.evaluate(held_out.batch).item<double>() * counted;
     targets += counted;
     bytes += static_cast<double>(held_out.bytes);
   }
   model_->module()->train();
+  averaged.reset();
   const auto all =
       all_reduce(at::tensor({sum, targets, bytes}, at::kDouble).to(device_)).to(at::kCPU);
   const auto of_all = [&](int64_t i) { return all[i].item<double>(); };
@@ -49,13 +54,22 @@ Ending Trainer::finish_stopped() {
   return {.exit_code = 128 + stop_.signal, .first = stop_.sender == 0 ? -1 : stop_.rank};
 }
 
+void Trainer::tell_communication() {
+  if (steps_read_ == 0) return;
+  if (const auto units = units_.mean(); !units.empty())
+    journal_.communication(position_.step, units);
+}
+
 Ending Trainer::finish() {
   journal_.settle();
+  tell_communication();
   if (stop_.signal != 0) return finish_stopped();
   validate(Batches::Part::End);
   finish_saving();
   if (settings_.sample > 0) {
-    const auto whole = sample_text(*model_, batches_.sequences(), settings_, device_);
+    std::optional<optim::AveragedWeights> averaged;
+    if (average_) averaged.emplace(*average_);
+    const auto whole = sample_text(*model_, batches_.sequences(), settings_, layout_, device_);
     journal_.say("\n" + printable(whole, "\n\t") + "\n");
     journal_.file("sample.txt", whole);
   }

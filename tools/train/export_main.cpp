@@ -5,6 +5,7 @@
 #include "command_line.h"
 #include "train/adapters.h"
 #include "train/agreed.h"
+#include "train/averages.h"
 #include "train/language_model.h"
 #include "train/run_folder.h"
 #include "train/run_paths.h"
@@ -23,7 +24,7 @@ using tessera::train::Settings;
 struct ExportOptions {
   std::string from, to;
   std::string dtype = "fp32";
-  bool has_adapters = false;
+  bool has_adapters = false, has_averages = false;
 };
 
 const std::map<std::string, at::ScalarType> kDtypes = {
@@ -98,7 +99,14 @@ void write_folder(const ExportOptions& options) {
       settings, tessera::train::make_tokenizer(settings).vocabulary());
   model->place(at::kCPU);
   tessera::train::add_adapters(*model, settings);
-  tessera::load(source.checkpoint, *model->module());
+  if (options.has_averages && settings.ema == 0)
+    throw CLI::ValidationError(
+        "--ema", "expected a run with --ema, got '" + options.from + "', which keeps no averages");
+  {
+    const auto average = tessera::train::make_average(*model, settings);
+    tessera::load(source.checkpoint, tessera::train::module_with(*model, average.get()));
+    if (options.has_averages) tessera::train::take_averages(*model, *average);
+  }
   if (options.has_adapters) return write_adapters(options, source, settings, *model);
   if (settings.lora > 0) {
     tessera::merge_lora(*model->module());
@@ -125,6 +133,8 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(kDtypes));
   app.add_flag("--adapters", options.has_adapters,
                "Of a run with --lora: the adapters alone, as peft loads them");
+  app.add_flag("--ema", options.has_averages,
+               "Of a run with --ema: the averages in place of the weights");
   app.footer("tessera export runs/NAME model --dtype bf16");
   try {
     tessera::tool::refuse_unknown_options(app, {argv + 1, argv + argc});

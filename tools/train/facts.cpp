@@ -153,6 +153,9 @@ std::vector<std::string> introduction(const LanguageModel& model, const Batches&
           adapters_of(model, settings) + ", " + batches.sequences().described(),
       ranks_of(layout, settings) + place_of(devices) + (compile.is_on ? ", compiled" : "") + ", " +
           settings.precision + "; run folder " + folder};
+  if (settings.ema > 0)
+    lines.push_back("averages of the weights (--ema " + json(settings.ema).dump() +
+                    ") are validated and sampled");
   if (!compile.why_not.empty())
     lines.push_back("runs eagerly, not compiled: " + compile.why_not +
                     "; --compile compiles it, --no-compile leaves this line out");

@@ -1,8 +1,10 @@
 #include "train/generate.h"
 
 #include <tessera/comm.h>
+#include <tessera/parallelize.h>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/multinomial.h>
 #include <ATen/ops/softmax.h>
@@ -36,6 +38,17 @@ std::string printable(const std::string& text) {
   return made;
 }
 
+/// Of what follows the window, where the model has all of it or, as of each sequence, a part.
+at::Tensor last_logits(LanguageModel& model, at::Tensor window,
+                       const std::optional<DeviceMesh>& context_mesh) {
+  if (!context_mesh) return model.logits(window)[0][-1];
+  // What stands behind the last token does not count for it.
+  const auto chunks = 2 * context_mesh->size(), length = window.size(1);
+  window = at::constant_pad_nd(window, {0, (chunks - length % chunks) % chunks});
+  const auto part = model.logits(context_parallel_shard(window, /*seq_dim=*/1, *context_mesh));
+  return context_parallel_unshard(part, /*seq_dim=*/1, *context_mesh)[0][length - 1];
+}
+
 }  // namespace
 
 std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
@@ -52,7 +65,7 @@ std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
     const auto seen = std::min(static_cast<size_t>(options.context), tokens.size());
     const auto window =
         at::tensor(at::ArrayRef<int64_t>(tokens).slice(tokens.size() - seen), at::kLong);
-    const at::Tensor last = model.logits(window.unsqueeze(0).to(device))[0][-1];
+    const auto last = last_logits(model, window.unsqueeze(0).to(device), options.context_mesh);
     // A model may have more rows than there are tokens.
     const auto logits = last.narrow(0, 0, tokenizer.vocabulary()).to(at::kCPU, at::kFloat);
     if (!at::isfinite(logits).all().item<bool>()) break;  // a model that has come to nothing
@@ -71,13 +84,14 @@ std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
 }
 
 std::string sample_text(LanguageModel& model, const Sequences& sequences, const Settings& settings,
-                        at::Device device) {
+                        const Layout& layout, at::Device device) {
   const auto text = generate(model, sequences.tokenizer(),
                              {.prompt = sequences.prompt(settings.prompt),
                               .end = sequences.end(),
                               .count = settings.sample,
                               .context = settings.context,
-                              .seed = settings.seed},
+                              .seed = settings.seed,
+                              .context_mesh = layout.context},
                              device);
   // An answer does not go on where the prompt ends.
   return settings.prompt + (settings.sft.empty() ? "" : "\n\n") + text;

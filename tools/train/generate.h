@@ -3,6 +3,7 @@
 #include <tessera/corpus.h>
 
 #include "train/language_model.h"
+#include "train/parallelize.h"
 #include "train/sequences.h"
 
 #include <cstdint>
@@ -17,6 +18,8 @@ struct GenerateOptions {
   std::optional<int64_t> end;  // the token that ends the text, if any does
   int64_t count, context;
   uint64_t seed;
+  std::optional<DeviceMesh> context_mesh =
+      std::nullopt;  // along which the model's sequences are cut
 };
 
 /// Writes up to `count` tokens behind the prompt, drawn from the model's eight most likely at each
@@ -26,6 +29,6 @@ std::string generate(LanguageModel& model, const data::Tokenizer& tokenizer,
 
 /// --prompt and what follows it; of a model of conversations, what answers it. Every rank calls it.
 std::string sample_text(LanguageModel& model, const Sequences& sequences, const Settings& settings,
-                        at::Device device);
+                        const Layout& layout, at::Device device);
 
 }  // namespace tessera::train

@@ -181,6 +181,20 @@ void Journal::validation(int64_t step, double loss, std::optional<double> nats_p
   events().flush();
 }
 
+void Journal::communication(int64_t step, const std::vector<UnitCommunication>& units) {
+  if (!is_here_) return;
+  const auto rows = to_json(units);
+  folder_.add_metrics({{"step", step}, {"communication", rows}});
+  folder_.write("communication.json", rows.dump(1) + "\n");
+  const auto time = wall_time();
+  for (const auto& unit : units) {
+    events().scalar("communication_seconds/" + unit.name, unit.seconds, step, time);
+    events().scalar("communication_bytes/" + unit.name, unit.bytes, step, time);
+  }
+  events().flush();
+  progress_.say(described(units));
+}
+
 void Journal::event(const std::string& kind, int64_t step, const std::string& text) {
   if (!is_here_) return;
   folder_.add_metrics({{"event", kind}, {"step", step}, {"text", text}});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "train/communication.h"
 #include "train/events/event_writer.h"
 #include "train/run_folder.h"
 
@@ -7,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -69,6 +71,8 @@ class Journal {
   void step(const StepReport& report, const nlohmann::json& further);
   /// `loss` in nats per token.
   void validation(int64_t step, double loss, std::optional<double> nats_per_byte, double seconds);
+  /// The mean of the steps of this start, on rank 0: into communication.json, too.
+  void communication(int64_t step, const std::vector<UnitCommunication>& units);
   /// Such as "saved", "resumed", "nonfinite"; `text` is shown if it is not empty.
   void event(const std::string& kind, int64_t step, const std::string& text);
   void say(const std::string& text);

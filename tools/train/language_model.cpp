@@ -41,9 +41,28 @@ class GptModel final : public LanguageModel {
             {"blocks.*.up", ColwiseParallel()},
             {"blocks.*.down", RowwiseParallel()}};
   }
-  at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
+  ParallelPlan context_plan() const override {
+    return {{"blocks.*", ContextParallel()}, {"positions", ContextParallel()}};
+  }
+  at::Tensor logits(const at::Tensor& tokens) override {
+    if (!pipeline_) return net_(tokens);
+    auto own = pipeline_->forward(enough_rows(tokens));
+    const auto& shape = net_->shape();
+    own = own.defined() ? own.narrow(0, 0, tokens.size(0)).contiguous()
+                        : at::empty({tokens.size(0), tokens.size(1), shape.vocabulary},
+                                    tokens.options().dtype(at::kFloat));
+    return broadcast(own, pipeline_->table().stage_ranks.back(), stages_->group());
+  }
+  void cut(PipelineOptions options) override {
+    options.loss_fn = next_token_loss;
+    stages_ = options.mesh;
+    chain_ = net_->chain();
+    pipeline_ = tessera::pipeline(chain_, std::move(options));
+  }
+  Pipeline* pipeline() override { return pipeline_ ? &*pipeline_ : nullptr; }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {
+    if (pipeline_) return pipeline_->eval(enough_rows(tokens), enough_rows(targets));
     return next_token_loss(positions.defined() ? net_->packed(tokens, positions) : net_(tokens),
                            targets);
   }
@@ -68,7 +87,16 @@ class GptModel final : public LanguageModel {
   int64_t attention_width() const override { return net_->shape().width; }
 
  private:
+  /// One for each microbatch; all are there equally often, so that means stay what they are.
+  at::Tensor enough_rows(const at::Tensor& rows) const {
+    const auto least = pipeline_->table().microbatches, own = static_cast<int>(rows.size(0));
+    return own >= least ? rows : rows.repeat({(least + own - 1) / own, 1});
+  }
+
   Gpt net_;
+  nn::Sequential chain_ = nullptr;  // of net_, where it is cut
+  std::optional<Pipeline> pipeline_;
+  std::optional<DeviceMesh> stages_;
 };
 
 class PublishedModel final : public LanguageModel {
@@ -78,6 +106,11 @@ class PublishedModel final : public LanguageModel {
   std::shared_ptr<torch::nn::Module> module() const override { return net_.ptr(); }
   std::vector<std::shared_ptr<torch::nn::Module>> blocks() const override { return net_->blocks(); }
   ParallelPlan tensor_plan() const override { return models::tensor_plan(net_); }
+  ParallelPlan context_plan() const override { return models::context_plan(net_); }
+  void cut(PipelineOptions /*options*/) override {
+    TORCH_INTERNAL_ASSERT(false, "settings refuse it");
+  }
+  Pipeline* pipeline() override { return nullptr; }
   at::Tensor logits(const at::Tensor& tokens) override { return net_(tokens); }
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                   const at::Tensor& positions) override {
@@ -187,10 +220,15 @@ DecoderConfig config_of(const Settings& settings) {
   return config;
 }
 
-/// Of --from, unless the user says.
+/// Of --from or of token shards, unless the user says.
 std::string tokenizer_of(const Settings& settings) {
   if (settings.tokenizer != "auto") return settings.tokenizer;
-  if (settings.from.empty()) return "bytes";
+  if (settings.from.empty()) {
+    const bool has_data = settings.sft.empty() && !settings.data.empty();
+    const auto of_shards =
+        has_data ? data::Corpus::tokenizer_of_shards(settings.data.front()) : std::nullopt;
+    return of_shards.value_or("bytes");
+  }
   const auto file = fs::path(settings.from) / "tokenizer.json";
   std::error_code ignored;
   TORCH_CHECK_VALUE(fs::exists(file, ignored), "--from: expected a tokenizer.json in '",

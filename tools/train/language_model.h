@@ -2,6 +2,7 @@
 
 #include <tessera/corpus.h>
 #include <tessera/parallelize.h>
+#include <tessera/pipeline.h>
 
 #include "train/settings.h"
 
@@ -24,6 +25,8 @@ class LanguageModel {
   /// What activation checkpointing computes again, and fully_shard gathers, at a time.
   virtual std::vector<std::shared_ptr<torch::nn::Module>> blocks() const = 0;
   virtual ParallelPlan tensor_plan() const = 0;
+  /// Of sequences in parts, whose loss is the mean over this rank's targets.
+  virtual ParallelPlan context_plan() const = 0;
 
   /// [batch, tokens] to [batch, tokens, vocabulary].
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
@@ -31,6 +34,12 @@ class LanguageModel {
   /// hold several samples, as nn::packed_mask takes them; undefined: each row is one.
   virtual at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets,
                           const at::Tensor& positions) = 0;
+
+  /// Cuts it into stages over the ranks of a mesh, once it has values. From then on logits() and
+  /// loss() without gradients go through all ranks, each of which calls them.
+  virtual void cut(PipelineOptions options) = 0;
+  /// Null unless it is cut. Its step() is forward and backward.
+  virtual Pipeline* pipeline() = 0;
 
   /// Memory on the device, and the values it starts with.
   virtual void place(c10::Device device) = 0;

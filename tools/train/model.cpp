@@ -5,6 +5,9 @@
 #include <torch/nn/init.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
 
 namespace tessera::train {
 namespace {
@@ -54,6 +57,54 @@ at::Tensor BlockImpl::attend(const at::Tensor& x, const at::Tensor& mask) {
 at::Tensor BlockImpl::forward(at::Tensor x, const at::Tensor& mask) {
   x = x + dropout_(attend(attention_norm_(x), mask));
   return x + dropout_(down_(F::gelu(up_(mlp_norm_(x)))));
+}
+
+namespace {
+
+class ChainFrontImpl : public torch::nn::Module {
+ public:
+  ChainFrontImpl(const nn::Embedding& tokens, const nn::Embedding& positions)
+      : tokens_(register_module("tokens", tokens)),
+        positions_(register_module("positions", positions)) {}
+  at::Tensor forward(const at::Tensor& tokens) {
+    return tokens_(tokens) + positions_(at::arange(tokens.size(1), tokens.options()));
+  }
+
+ private:
+  nn::Embedding tokens_, positions_;
+};
+
+class ChainBlockImpl : public torch::nn::Module {
+ public:
+  explicit ChainBlockImpl(std::shared_ptr<torch::nn::Module> block)
+      : block_(register_module("block", std::move(block))) {}
+  at::Tensor forward(const at::Tensor& x) { return block_->as<Block>()->forward(x, at::Tensor()); }
+
+ private:
+  std::shared_ptr<torch::nn::Module> block_;
+};
+
+class ChainHeadImpl : public torch::nn::Module {
+ public:
+  ChainHeadImpl(const nn::LayerNorm& norm, const nn::Linear& head)
+      : norm_(register_module("norm", norm)), head_(register_module("head", head)) {}
+  at::Tensor forward(const at::Tensor& x) { return head_(norm_(x)); }
+
+ private:
+  nn::LayerNorm norm_;
+  nn::Linear head_;
+};
+
+}  // namespace
+
+nn::Sequential GptImpl::chain() const {
+  nn::Sequential chain;
+  chain->push_back("front", std::make_shared<ChainFrontImpl>(tokens_, positions_));
+  for (size_t i = 0; i < blocks_->size(); ++i)
+    chain->push_back("block" + std::to_string(i),
+                     std::make_shared<ChainBlockImpl>(blocks_->ptr(i)));
+  chain->push_back("head", std::make_shared<ChainHeadImpl>(norm_, head_));
+  return chain;
 }
 
 GptImpl::GptImpl(const ModelShape& shape)

@@ -39,6 +39,10 @@ class GptImpl : public torch::nn::Module {
   /// The same of rows that hold several sequences; positions: as nn::packed_mask takes them.
   at::Tensor packed(const at::Tensor& tokens, const at::Tensor& positions);
 
+  /// As modules that take and give one tensor each, for pipeline(); what they are made of is this
+  /// model's.
+  nn::Sequential chain() const;
+
   const torch::nn::ModuleList& blocks() const { return blocks_; }
   const ModelShape& shape() const { return shape_; }
 

@@ -54,14 +54,35 @@ Layout make_layout(const Settings& settings) {
   }
   Layout layout{.mesh = init_device_mesh(device_type_of(settings), shape, names)};
   for (const auto& [name, size] : dims) {
-    if (name == "tp") continue;
+    if (name == "tp" || name == "cp" || name == "pp") continue;
     layout.data_rank = layout.data_rank * size + layout.mesh.local_rank(name);
     layout.data_ranks *= size;
   }
+  const auto& mesh = layout.mesh;
+  if (has(mesh, "cp")) layout.context = mesh["cp"];
+  if (has(mesh, "dp")) layout.gradients = mesh["dp"];
+  if (layout.context)
+    layout.gradients = has(mesh, "dp") ? mesh[{"dp", "cp"}].flatten() : *layout.context;
   return layout;
 }
 
 namespace {
+
+PipelineSchedule schedule_of(const std::string& name) {
+  return name == "gpipe"         ? PipelineSchedule::GPipe
+         : name == "1f1b"        ? PipelineSchedule::OneFOneB
+         : name == "interleaved" ? PipelineSchedule::Interleaved1F1B
+         : name == "zero-bubble" ? PipelineSchedule::ZeroBubble
+                                 : PipelineSchedule::ZBVZeroBubble;
+}
+
+void cut(LanguageModel& model, const Layout& layout, const Settings& settings) {
+  model.cut({.mesh = layout.mesh["pp"],
+             .schedule = schedule_of(settings.pipeline_schedule),
+             .n_microbatches = static_cast<int>(settings.microbatches)});
+  if (!layout.gradients) return;
+  for (auto stage : model.pipeline()->stages()) replicate(stage, {.mesh = *layout.gradients});
+}
 
 void spread(LanguageModel& model, const Layout& layout, const Settings& settings,
             const std::shared_ptr<PowerSGDState>& powersgd) {
@@ -71,6 +92,7 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
   const auto start = model.start_values();  // by the order of modules, without adapters
 
   if (has(mesh, "tp")) parallelize_module(root, mesh["tp"], model.tensor_plan());
+  if (layout.context) parallelize_module(root, *layout.context, model.context_plan());
   try {
     add_adapters(model, settings);
   } catch (const c10::ValueError& error) {  // on all ranks alike
@@ -84,9 +106,13 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     for (const auto& block : blocks) checkpoint(block, options);
   }
 
-  if (!has(mesh, "dp") || mesh.root().size() == 1) return;
+  if (has(mesh, "pp")) {
+    cut(model, layout, settings);
+    return;
+  }
+  if (!layout.gradients || mesh.root().size() == 1) return;
   if (settings.parallel == "replicate") {
-    replicate(root, {.mesh = mesh["dp"]});
+    replicate(root, {.mesh = *layout.gradients});
     if (settings.comm_hook == "fp16") register_comm_hook(root, fp16_compress_hook);
     if (settings.comm_hook == "bf16") register_comm_hook(root, bf16_compress_hook);
     if (powersgd) register_comm_hook(root, powersgd->hook());
@@ -99,7 +125,7 @@ void spread(LanguageModel& model, const Layout& layout, const Settings& settings
     options.strategy = ShardingStrategy::HYBRID_SHARD;
     options.mesh = mesh[{"replicas", "dp"}];
   } else {
-    options.mesh = mesh["dp"];
+    options.mesh = *layout.gradients;
   }
   for (const auto& block : blocks) fully_shard(block, options);
   fully_shard(root, options);

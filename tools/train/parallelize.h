@@ -6,13 +6,18 @@
 #include "train/language_model.h"
 #include "train/settings.h"
 
+#include <optional>
+
 namespace tessera::train {
 
 /// The ranks, by what they are for.
 struct Layout {
-  DeviceMesh mesh;        // replicas, dp, tp, as far as asked for
+  DeviceMesh mesh;        // pp, replicas, dp, cp, tp, as far as asked for
   int64_t data_rank = 0;  // which part of the batch is this rank's
   int64_t data_ranks = 1;
+  std::optional<DeviceMesh> context;  // along which each sequence is cut
+  /// Over which gradients are averaged: dp, and cp, whose ranks have other targets.
+  std::optional<DeviceMesh> gradients;
 };
 
 c10::DeviceType device_type_of(const Settings& settings);

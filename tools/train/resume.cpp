@@ -46,6 +46,7 @@ std::vector<std::pair<std::string, json>> identity(const LanguageModel& model,
           {"lora-targets", settings.lora_targets},
           {"tokenizer", batches.sequences().tokenizer().name()},
           {"optimizer", settings.optimizer},
+          {"ema", settings.ema > 0 ? json(settings.ema) : json()},
           {settings.sft.empty() ? "data" : "sft", batches.sequences().fingerprint()}};
 }
 
@@ -104,8 +105,8 @@ Extra TrainingState::extra_of(const Position& position) const {
 
 void TrainingState::save(const RunFolder& folder, const Position& position) {
   finish_saving();
-  pending_ = save_async(folder.checkpoint(position.step), model_.module(), optimizer_,
-                        extra_of(position), {.keep_last = static_cast<int>(settings_.keep_last)});
+  pending_ = save_async(folder.checkpoint(position.step), saved_, optimizer_, extra_of(position),
+                        {.keep_last = static_cast<int>(settings_.keep_last)});
 }
 
 void TrainingState::finish_saving() {
@@ -162,7 +163,7 @@ void TrainingState::draw_anew(uint64_t step) const {
 Position TrainingState::load(const std::string& checkpoint) {
   const auto extra = read_extra(checkpoint);
   const auto state = checked_state(checkpoint, extra);
-  tessera::load(checkpoint, model_.module(), optimizer_);
+  tessera::load(checkpoint, saved_, optimizer_);
   set_options(optimizer_, settings_);
   batches_.seek(state.at("sampler"));
   if (step_.scaler().is_enabled() && !state.at("scaler").empty())

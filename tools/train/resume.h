@@ -23,10 +23,13 @@ struct Position {
 /// What a checkpoint is made of and loaded into.
 class TrainingState {
  public:
-  TrainingState(LanguageModel& model, optim::Optimizer& optimizer, TrainStep& step,
-                Batches& batches, const Layout& layout, const Settings& settings,
+  /// `saved`: the model's modules with what else has its place in a checkpoint.
+  TrainingState(LanguageModel& model, std::shared_ptr<torch::nn::Module> saved,
+                optim::Optimizer& optimizer, TrainStep& step, Batches& batches,
+                const Layout& layout, const Settings& settings,
                 std::shared_ptr<PowerSGDState> powersgd)
       : model_(model),
+        saved_(std::move(saved)),
         optimizer_(optimizer),
         step_(step),
         batches_(batches),
@@ -54,6 +57,7 @@ class TrainingState {
   void draw_anew(uint64_t step) const;
 
   LanguageModel& model_;
+  std::shared_ptr<torch::nn::Module> saved_;
   optim::Optimizer& optimizer_;
   TrainStep& step_;
   Batches& batches_;

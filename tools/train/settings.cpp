@@ -15,6 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kMost = int64_t{1} << 30;
+constexpr double kMostDecay = 0.9999999;
 constexpr int64_t kStepsPerWarmup = 10;  // of a warm-up that is not given
 
 std::string list(const std::vector<std::string>& words) {
@@ -83,7 +84,10 @@ void add_data(const Flags& flags, Settings& settings) {
       .add_option("--config", settings.config,
                   "A TOML file with any of these settings, by the same names")
       ->group(flags.group);
-  flags.add("--data", settings.data, "Files, and folders whose text files are read")->take_all();
+  flags
+      .add("--data", settings.data,
+           "Files, and folders whose text files are read; or folders of tessera tokenize")
+      ->take_all();
   flags.add_list("--sft", settings.sft,
                  "Files with one conversation per line, as JSON, in place of --data: answers are "
                  "learned");
@@ -92,7 +96,8 @@ void add_data(const Flags& flags, Settings& settings) {
            "How conversations are written; auto: as the tokenizer's special tokens say")
       ->check(one_of({"auto", "chatml", "llama3", "plain"}));
   flags.add("--tokenizer", settings.tokenizer,
-            "'bytes', or a tokenizer.json with byte-level BPE; auto: that of --from, else bytes");
+            "'bytes', or a tokenizer.json with byte-level BPE; auto: that of --from or of token "
+            "shards, else bytes");
   flags.add_number("--validation", settings.validation, 0.0, 0.9,
                    "Part of the text that is never trained on");
   flags
@@ -161,6 +166,10 @@ void add_training(const Flags& flags, Settings& settings) {
   number("--beta1", settings.beta1, 0.999999, "Of AdamW");
   number("--beta2", settings.beta2, 0.999999, "Of AdamW");
   number("--clip", settings.clip, 1e30, "Largest norm of the gradient; 0: any");
+  number(
+      "--ema", settings.ema, kMostDecay,
+      "Averages of the weights are kept, validated and sampled: what a step leaves of them, e.g. "
+      "0.999; 0: none");
   flags.add_number<uint64_t>("--seed", settings.seed, 0, kMost,
                              "Of weights, order of data, dropout and samples");
 }
@@ -172,10 +181,17 @@ void add_parallelism(const Flags& flags, Settings& settings) {
                    "Ranks to start here, unless a launcher already has");
   flags
       .add("--mesh", settings.mesh,
-           "Ranks per dimension: replicas, dp and tp, e.g. dp=2,tp=2; empty: all along dp")
+           "Ranks per dimension: pp (stages), replicas, dp, cp (parts of sequences) and tp, e.g. "
+           "dp=2,tp=2; "
+           "empty: all along dp")
       ->check(mesh_text());
   choice("--parallel", settings.parallel, {"replicate", "fully_shard", "hybrid"},
          "What ranks along dp keep: copies, shards, or (hybrid) copies of shards");
+  choice("--pipeline-schedule", settings.pipeline_schedule,
+         {"gpipe", "1f1b", "interleaved", "zero-bubble", "zbv-zero-bubble"},
+         "Which stage does what when, with pp in --mesh");
+  flags.add_number<int64_t>("--microbatches", settings.microbatches, 1, 1 << 16,
+                            "Parts of a batch that flow through the stages, with pp in --mesh");
   flags.add_switch(
       "--compile,!--no-compile", settings.compile,
       "Run the step as a compiled program [where it is known to be faster; a line says "

@@ -43,12 +43,15 @@ struct Settings {
   int64_t steps = 1500, batch = 16, accumulate = 1, warmup = 40;
   double minutes = 0;  // 0: however long the steps take
   double lr = 3e-3, min_lr = 1e-4, weight_decay = 0.1, beta1 = 0.9, beta2 = 0.95, clip = 1.0;
+  double ema = 0;  // what a step leaves of the averages of weights; 0: there are none
   std::string optimizer = "adamw";
   uint64_t seed = 1;
   // How
   int ranks = 2;
   std::string mesh;  // "dp=2,tp=2"; empty: all ranks along dp
   std::string parallel = "replicate";
+  std::string pipeline_schedule = "1f1b";
+  int64_t microbatches = 8;
   std::optional<bool> compile;  // none: where it is known to be faster
   std::string checkpoint_activations = "none";
   std::string precision = "fp32";

@@ -59,7 +59,7 @@ fs::path nearest_there(const fs::path& path) {
 }  // namespace
 
 std::vector<MeshDim> parse_mesh(const std::string& text) {
-  const std::vector<std::string> known = {"replicas", "dp", "tp"};
+  const std::vector<std::string> known = {"pp", "replicas", "dp", "cp", "tp"};
   std::vector<MeshDim> dims;
   if (text.empty()) return dims;
   for (const auto& part : CLI::detail::split(text, ',')) {
@@ -80,19 +80,100 @@ std::vector<MeshDim> parse_mesh(const std::string& text) {
     const auto at = std::ranges::find(known, name) - known.begin();
     if (at == std::ssize(known) || size < 1) {
       throw std::invalid_argument(
-          "expected NAME=RANKS of replicas, dp and tp, e.g. dp=2,tp=2, got '" + part + "'" +
+          "expected NAME=RANKS of pp, replicas, dp, cp and tp, e.g. dp=2,tp=2, got '" + part + "'" +
           (meant.empty() || meant == name ? "" : "; did you mean " + meant + "?"));
     }
     const bool in_order =
         dims.empty() || std::ranges::find(known, dims.back().first) - known.begin() < at;
     if (!in_order) {
-      throw std::invalid_argument("expected replicas, dp and tp once each, in this order, got '" +
-                                  text + "'");
+      throw std::invalid_argument(
+          "expected pp, replicas, dp, cp and tp once each, in this order, got '" + text + "'");
     }
     dims.emplace_back(name, size);
   }
   return dims;
 }
+
+namespace {
+
+bool is_own_model(const Settings& settings) {
+  return settings.model == "gpt" ||
+         (settings.model == "auto" && settings.preset.empty() && settings.from.empty());
+}
+
+/// With stages.
+void check_pipeline(const Settings& settings, std::map<std::string, int64_t> sizes) {
+  const Settings defaults;
+  const bool has_words = settings.pipeline_schedule != defaults.pipeline_schedule ||
+                         settings.microbatches != defaults.microbatches;
+  if (!sizes.contains("pp")) {
+    if (has_words)
+      refuse_settings(
+          "--pipeline-schedule, --microbatches: expected them with pp in --mesh, got '" +
+          settings.mesh + "'");
+    return;
+  }
+  const std::pair<bool, std::string> refused[] = {
+      {sizes.contains("tp") || sizes.contains("cp") || sizes.contains("replicas"),
+       "others than dp in --mesh"},
+      {settings.parallel != "replicate", "--parallel " + settings.parallel},
+      {!is_own_model(settings), "models other than --model gpt"},
+      {!settings.sft.empty(), "--sft"},
+      {settings.lora > 0, "--lora"},
+      {settings.dropout > 0, "--dropout"},
+      {settings.ema > 0, "--ema"},
+      {settings.accumulate > 1, "--accumulate: --microbatches are its parts"},
+      {settings.optimizer != "adamw", "--optimizer " + settings.optimizer},
+      {settings.compile.value_or(false), "--compile"},
+      {settings.checkpoint_activations != "none", "--checkpoint-activations"},
+      {settings.comm_hook != "none", "--comm-hook"},
+      {settings.precision != "fp32", "--precision " + settings.precision}};
+  for (const auto& [is_given, flag] : refused) {
+    if (is_given)
+      refuse_settings("--mesh: expected pp without " + flag + ", got '" + settings.mesh + "'");
+  }
+  const bool has_two = settings.pipeline_schedule == "interleaved" ||
+                       settings.pipeline_schedule == "zbv-zero-bubble";
+  const auto stages = sizes["pp"] * (has_two ? 2 : 1);
+  if (stages > settings.blocks + 2)
+    refuse_settings("--mesh: expected at most " + std::to_string(settings.blocks + 2) +
+                    " stages (--blocks, embeddings and head), got " + std::to_string(stages) +
+                    " with --pipeline-schedule " + settings.pipeline_schedule);
+  const auto rows = settings.batch / (sizes.contains("dp") ? sizes["dp"] : 1);
+  const bool has_rounds = settings.pipeline_schedule == "interleaved";
+  if (settings.microbatches > rows || (has_rounds && settings.microbatches % sizes["pp"] != 0))
+    refuse_settings("--microbatches: expected at most " + std::to_string(rows) +
+                    ", the sequences of a rank along the batch" +
+                    (has_rounds ? ", and a multiple of pp" : "") + ", got " +
+                    std::to_string(settings.microbatches));
+}
+
+/// With sequences in parts.
+void check_context(const Settings& settings, std::map<std::string, int64_t> sizes) {
+  if (!sizes.contains("cp")) return;
+  const std::pair<bool, std::string> refused[] = {
+      {sizes.contains("tp"), "tp in --mesh"},
+      {settings.parallel == "hybrid", "--parallel hybrid"},
+      {!settings.sft.empty(), "--sft, whose rows hold several samples"},
+      {settings.dropout > 0, "--dropout"},
+      {settings.compile.value_or(false), "--compile"},
+      {settings.checkpoint_activations != "none" &&
+           (settings.model == "gpt" ||
+            (settings.model == "auto" && settings.preset.empty() && settings.from.empty())),
+       "--checkpoint-activations of --model gpt, whose blocks are computed again outside of it"}};
+  for (const auto& [is_given, flag] : refused) {
+    if (is_given)
+      refuse_settings("--mesh: expected cp without " + flag + ", got '" + settings.mesh + "'");
+  }
+  const auto chunks = 2 * sizes["cp"];
+  if (settings.context % chunks != 0)
+    refuse_settings("--context: expected a multiple of " + std::to_string(chunks) +
+                    " (two chunks of a sequence for each rank along cp), got " +
+                    std::to_string(settings.context) + "; the nearest is " +
+                    std::to_string((settings.context + chunks - 1) / chunks * chunks));
+}
+
+}  // namespace
 
 void check(const Settings& settings, int world_size) {
   const auto dims = parse_mesh(settings.mesh);
@@ -100,14 +181,17 @@ void check(const Settings& settings, int world_size) {
   int64_t ranks = 1;
   for (const auto& [name, size] : dims) {
     sizes[name] = size;
-    ranks *= size;
+    if (ranks <= kMostRanks * kMostRanks) ranks *= size;  // already more than there are, else
   }
   if (dims.empty()) sizes["dp"] = ranks = world_size;
   if (ranks != world_size)
     refuse_settings("--mesh: expected " + std::to_string(world_size) + " ranks, got '" +
                     settings.mesh + "', which has " + std::to_string(ranks));
-  const bool has_data = sizes.contains("dp"), is_hybrid = settings.parallel == "hybrid";
-  if (is_hybrid && !(has_data && sizes.contains("replicas")))
+  check_pipeline(settings, sizes);
+  check_context(settings, sizes);
+  const bool has_data = sizes.contains("dp") || sizes.contains("cp"),
+             is_hybrid = settings.parallel == "hybrid";
+  if (is_hybrid && !(sizes.contains("dp") && sizes.contains("replicas")))
     refuse_settings("--parallel hybrid: expected --mesh replicas=R,dp=D, got '" + settings.mesh +
                     "'");
   if (!is_hybrid && sizes.contains("replicas"))
@@ -127,7 +211,9 @@ void check(const Settings& settings, int world_size) {
                          ? ""
                          : " and --kv-heads " + std::to_string(settings.kv_heads)) +
                     ", got tp=" + std::to_string(tp));
-  const auto data_ranks = ranks / tp, parts = data_ranks * settings.accumulate;
+  const auto cp = sizes.contains("cp") ? sizes["cp"] : 1;
+  const auto pp = sizes.contains("pp") ? sizes["pp"] : 1;
+  const auto data_ranks = ranks / tp / cp / pp, parts = data_ranks * settings.accumulate;
   if (settings.batch % parts != 0)
     refuse_settings("--batch: expected a multiple of " + std::to_string(parts) +
                     " (ranks along the batch " + std::to_string(data_ranks) + " x --accumulate " +
@@ -163,6 +249,7 @@ double bytes_of_value(const Settings& settings, double parts, double shards) {
                                                          : 2;
   if (settings.lora > 0) return std::max(made, kBytesOfValue / parts / shards);  // frozen
   if (settings.optimizer == "muon") averages = std::min(averages, 4.0);
+  if (settings.ema > 0) averages += kBytesOfValue;  // of weights
   return std::max(made, (kBytesWithGradient + averages) / parts / shards);
 }
 
@@ -173,7 +260,7 @@ void check_memory(const Settings& settings, int world_size, int ranks_here) {
   for (const auto& [name, size] : parse_mesh(settings.mesh))
     sizes[name] = static_cast<double>(size);
   const double tp = sizes.contains("tp") ? sizes["tp"] : 1;
-  const double data_ranks = world_size / tp;
+  const double data_ranks = world_size / tp / (sizes.contains("pp") ? sizes["pp"] : 1);
   const double shards = settings.parallel == "replicate" ? 1
                         : sizes.contains("dp")           ? sizes["dp"]
                                                          : data_ranks;

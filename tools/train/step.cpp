@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -82,6 +83,7 @@ TrainStep::TrainStep(Model model, optim::Optimizer& optimizer, const Settings& s
 at::Tensor TrainStep::run_part(const at::Tensor& tokens, const at::Tensor& targets,
                                const at::Tensor& positions, const at::Tensor& weight,
                                const at::Tensor& scale) {
+  if (auto* pipeline = model_->pipeline()) return pipeline->step(tokens, targets) * weight;
   at::Tensor loss;
   {
     const Span span(SpanKind::Forward, "forward");
@@ -131,6 +133,9 @@ std::vector<at::Tensor> TrainStep::finish(const at::Tensor& loss, const at::Tens
 at::Tensor TrainStep::clip() {
   const Span span(SpanKind::Optimizer, "clip");
   if (scaler_.is_enabled()) scaler_.unscale_(optimizer_);
+  if (auto* pipeline = model_->pipeline())
+    return pipeline->clip_grad_norm_(settings_.clip > 0 ? settings_.clip
+                                                        : std::numeric_limits<double>::infinity());
   const auto parameters = model_->module()->parameters();
   if (settings_.clip > 0) return optim::clip_grad_norm_(parameters, settings_.clip);
   std::vector<at::Tensor> gradients;

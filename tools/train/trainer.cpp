@@ -71,10 +71,14 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       powersgd_(make_powersgd(settings)),
       model_(make_model(settings, batches_, layout_, powersgd_)),
       optimizer_(make_optimizer(*model_, settings)),
-      step_(model_, *optimizer_, settings, /*has_data_ranks=*/layout_.data_ranks > 1),
+      average_(make_average(*model_, settings)),
+      step_(model_, *optimizer_, settings,
+            /*has_data_ranks=*/layout_.data_ranks > 1 || layout_.context),
+      units_(model_->module()),
       folder_(folder, start),
       journal_(folder_, settings.log_every),
-      training_(*model_, *optimizer_, step_, batches_, layout_, settings, powersgd_),
+      training_(*model_, module_with(*model_, average_.get()), *optimizer_, step_, batches_,
+                layout_, settings, powersgd_),
       devices_(used_devices(device_)),
       peak_flops_(peak_of(devices_, settings.precision)),
       work_per_token_(flops_per_token({.weights = model_->weights_in_products(),
@@ -92,8 +96,8 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
 
 void Trainer::record_start(Start start) {
   // Those of an earlier start tell of other ranks; this one writes them anew if it gets that far.
-  for (const char* name :
-       {"timeline.json", "trace.json", "program.cpp", "program.txt", "program-part.txt"}) {
+  for (const char* name : {"communication.json", "timeline.json", "trace.json", "program.cpp",
+                           "program.txt", "program-part.txt"}) {
     if (start != Start::New) journal_.remove(name);
   }
   const auto facts = facts_of(*model_, layout_, batches_, origin_.command);
@@ -101,10 +105,6 @@ void Trainer::record_start(Start start) {
   journal_.file("run.json", with_starts(facts, folder_.read("run.json"), first_step).dump(1));
   journal_.file("config.json", origin_.config.dump(1));
   journal_.file("config.toml", origin_.config_toml);
-}
-
-int64_t Trainer::sequences_per_part() const {
-  return settings_.batch / layout_.data_ranks / settings_.accumulate;
 }
 
 /// From the newest checkpoint; from the one before it if that is damaged.
@@ -188,7 +188,6 @@ void Trainer::train_steps() {
     if (const auto fallback = step_.new_fallback(); !fallback.empty())
       journal_.event("eager", step, fallback);
     const bool is_last_step = step >= settings_.steps;
-    if (!is_last_step) prefetch();
     const bool is_recorded = recordings.end_with(step_here, is_last_step);
     const bool is_halt = is_last_step || is_recorded || is_due(settings_.save_every, step) ||
                          is_due(settings_.eval_every, step);
@@ -209,11 +208,6 @@ void Trainer::train_steps() {
   if (last_is_finite_ && std::max(saved_step_, saving_step_) != position_.step) save();
 }
 
-void Trainer::prefetch() {
-  const Span span(SpanKind::Data, "prefetch");
-  for (int64_t i = 0; i < settings_.accumulate; ++i) batches_.prefetch(sequences_per_part());
-}
-
 IssuedStep Trainer::issue_step() {
   const auto begun = now();
   DeviceEvent begun_on_device(device_);
@@ -225,10 +219,16 @@ IssuedStep Trainer::issue_step() {
   set_learning_rate(*optimizer_, rate);
   const auto place = batches_.position();
   std::vector<Batch> batches;
+  units_.begin_step();
   const auto values = step_.run([&] {
-    batches.push_back(batches_.next(sequences_per_part()));
+    batches.push_back(batches_.next());
     return batches.back();
   });
+  units_.end_step();
+  if (average_) {
+    const Span span(SpanKind::Optimizer, "average");
+    average_->update();
+  }
   StepMessage message(values,
                       {.seconds = now() - begun,
                        .communication = communication_seconds() - communicated,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "train/averages.h"
+#include "train/communication.h"
 #include "train/facts.h"
 #include "train/journal.h"
 #include "train/measured.h"
@@ -67,14 +69,13 @@ class Trainer {
   void record_start(Start start);
   void train_steps();
   IssuedStep issue_step();
-  /// What the next step trains on.
-  void prefetch();
   /// Reads the oldest of the steps that were issued; waits for the device if it is still at it.
   Measured read(const IssuedStep& step);
   /// Takes notice of issued steps, the oldest first, until so many are left.
   void settle(size_t left = 0);
   void handle_nonfinite(const Measured& measured, const std::vector<Batch>& batches);
   void log(const Measured& measured);
+  /// With the averages of --ema, if there are any.
   void validate(Batches::Part part);
   void save();
   void finish_saving();
@@ -86,7 +87,7 @@ class Trainer {
   bool is_ending() const;
   Ending finish();
   Ending finish_stopped();
-  int64_t sequences_per_part() const;
+  void tell_communication();
 
   const Settings& settings_;
   const Origin& origin_;
@@ -96,7 +97,9 @@ class Trainer {
   std::shared_ptr<PowerSGDState> powersgd_;
   Model model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::ExponentialMovingAverage> average_;  // null without --ema
   TrainStep step_;
+  UnitMeter units_;
   RunFolder folder_;  // outlives what writes into it
   Journal journal_;
   TrainingState training_;

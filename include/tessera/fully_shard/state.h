@@ -20,6 +20,11 @@ struct FullyShardStats {
   int64_t freed_bytes = 0;      // private memory freed by resharding, all times together
   int64_t kept_bytes = 0;       // kept at the moment between forward and backward, where
                                 // reshard_after_forward is a number of ranks
+  int64_t communicated_bytes = 0;    // of whole values that were gathered (none where they are seen
+                                     // in place) and of whole gradients that were reduced
+  double communication_seconds = 0;  // that the calling thread was in messages for it, at work or
+                                     // waiting: on a GPU not those of the device. As the bytes: of
+                                     // what programs send nothing is counted
 };
 
 /// What fully_shard keeps with a module.

@@ -19,6 +19,9 @@ struct ReplicateStats {
   bool buckets_rebuilt = false;       // by the order in which gradients really came
   std::vector<int64_t> bucket_bytes;  // in the order of launch
   std::vector<std::vector<std::string>> bucket_parameters;
+  /// That the calling threads were in messages of each, at work or waiting; the mean of the
+  /// iterations since buckets are as they are. On a GPU not those of the device.
+  std::vector<double> bucket_seconds;
   double forward_seconds = 0;
   double backward_compute_seconds = 0;  // from the end of forward to the last gradient
   double communication_seconds = 0;     // from the first launch to the last result

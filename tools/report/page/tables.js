@@ -102,12 +102,26 @@ function drawShardingTable(run) {
       make("thead", {}, make("tr", {}, head.map((text, at) => make("th", { class: at === 5 ? "number" : "" }, text)))), body)));
 }
 
+function drawCommunicationTable(run) {
+  const rows = run.communication;
+  const sum = (of) => rows.reduce((total, row) => total + row[of], 0);
+  const milliseconds = (time) => `${(time * 1e3).toFixed(2)} ms`;
+  const cells = (row) => [make("td", { class: "name" }, row.unit), ...[String(row.parameters), bytes(row.bytes), milliseconds(row.seconds)]
+    .map((text) => make("td", { class: "number" }, text))];
+  return make("div", { class: "card" },
+    make("div", { class: "heading" }, make("h3", {}, `Communication per step: ${bytes(sum("bytes"))}, ${milliseconds(sum("seconds"))} of rank 0`)),
+    make("div", { class: "scroll" }, make("table", {},
+      make("thead", {}, make("tr", {}, ["Unit or bucket", "Parameters", "Bytes", "Time"].map((text, at) => make("th", { class: at > 0 ? "number" : "" }, text)))),
+      make("tbody", {}, rows.map((row) => make("tr", {}, cells(row)))))));
+}
+
 function drawSharding(runs) {
   const having = runs.filter((run) => run.mesh || run.sharding.length > 0);
   if (having.length === 0) return;
   const content = make("div", {});
   const choose = runChoice(having, (run) => content.replaceChildren(make("div", { class: run.mesh && run.sharding.length > 0 ? "sharded" : "" },
-    ...[drawMesh(run), run.sharding.length > 0 ? drawShardingTable(run) : null].filter(Boolean))));
+    ...[drawMesh(run), run.sharding.length > 0 ? drawShardingTable(run) : null].filter(Boolean)),
+    ...(run.communication.length > 0 ? [drawCommunicationTable(run)] : [])));
   show("sharding", make("div", { class: "heading" }, make("h2", {}, "Mesh and sharding"), choose), content);
 }
 

@@ -38,7 +38,7 @@ define build
 	@cmake --build $(folder) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor gallery test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -122,6 +122,10 @@ test-dtensor: setup  ## every sharding rule with every placement of its inputs; 
 	  awk -F, 'NR == 2 && ($$3 > 0 || $$2 < 0.95 * $$1 || $$4 < 0.6 * $$1) {exit 1}' \
 	    $(RESULTS)-dtensor-op-db.csv || status=1; \
 	  exit $$status
+
+gallery: setup  ## docs/gallery.md: reported wrong answers and hangs, in PyTorch and here, side by side (TABLE=write: onto the page)
+	$(call build,$(PRESET),gallery)
+	@TESSERA_GALLERY=$(or $(TABLE),print) $(BUILD)/bin/tests/gallery --gtest_brief=1
 
 test-compose: setup  ## 240 drawn nestings of checkpoint, replicate, fully_shard and tensor parallelism
 	$(call build,release,compose)

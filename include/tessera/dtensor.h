@@ -28,7 +28,8 @@ struct FromLocalOptions {
   /// first rank. Collective.
   bool run_check = false;
   /// Of the global tensor: both or neither. Needed if shards are uneven; otherwise every shard is
-  /// taken to be of this rank's size.
+  /// taken to be of this rank's size, and ranks that differ get an error on all of them at the next
+  /// operator that communicates (over shm and gloo).
   std::optional<std::vector<int64_t>> shape = std::nullopt;
   std::optional<std::vector<int64_t>> stride = std::nullopt;
   /// Where the gradient shall be before its local part is returned. None: as the tensor, Replicate

@@ -2,6 +2,7 @@
 
 #include "base/capture.h"
 #include "comm/backends.h"
+#include "comm/call_check.h"
 #include "comm/functional.h"
 #include "dtensor/debug.h"
 
@@ -9,8 +10,12 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/hash.h>
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace tessera::dtensor {
 namespace {
@@ -90,7 +95,47 @@ at::Tensor pack_chunks(const at::Tensor& tensor, int64_t tensor_dim, const Group
   return packed;
 }
 
+struct AssumedSizes {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  Sizes last;
+  size_t count = 0;
+  size_t hash = 0;  // of all since the group's last collective
+};
+thread_local std::vector<AssumedSizes> assumed;
+
+/// What was assumed along the group, for the collective that is issued while this lives.
+class AssumedSizesNote {
+ public:
+  explicit AssumedSizesNote(const Group& group) {
+    if (assumed.empty()) return;
+    std::erase_if(assumed, [&](const AssumedSizes& of) {
+      const auto owner = of.group.lock();
+      if (owner == group) {
+        note_.emplace(c10::str("after DTensor::from_local of a whole of ",
+                               c10::IntArrayRef(of.last),
+                               of.count > 1 ? c10::str(" and others, #", of.hash) : ""));
+      }
+      return !owner || owner == group;
+    });
+  }
+
+ private:
+  std::optional<comm::CallNote> note_;
+};
+
 }  // namespace
+
+void tell_assumed_sizes(c10::IntArrayRef sizes, const Group& group) {
+  auto found = std::find_if(assumed.begin(), assumed.end(),
+                            [&](const auto& of) { return of.group.lock() == group; });
+  if (found == assumed.end()) {
+    assumed.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), {}, 0, 0});
+    found = std::prev(assumed.end());
+  }
+  found->last = sizes.vec();
+  ++found->count;
+  found->hash = c10::get_hash(found->hash, found->last);
+}
 
 at::Tensor Transfer::wait() const {
   auto result = ops::wait(pending);
@@ -104,6 +149,7 @@ at::Tensor take_chunk(const at::Tensor& tensor, int64_t tensor_dim, int64_t rank
 
 Transfer gather_chunks(const at::Tensor& chunk, int64_t tensor_dim, int64_t size,
                        const Group& group) {
+  const AssumedSizesNote note(group);
   const int64_t ranks = group->getSize();
   const auto padded = pad_to(chunk, tensor_dim, chunk_of(size, ranks, 0).length);
   count_collective("all_gather", padded.nbytes());
@@ -113,12 +159,14 @@ Transfer gather_chunks(const at::Tensor& chunk, int64_t tensor_dim, int64_t size
 }
 
 Transfer reduce_all(const at::Tensor& tensor, ReduceOp::RedOpType op, const Group& group) {
+  const AssumedSizesNote note(group);
   count_collective("all_reduce", tensor.nbytes());
   return {ops::all_reduce(tensor.contiguous(), op, group)};
 }
 
 Transfer reduce_chunks(const at::Tensor& tensor, int64_t tensor_dim, ReduceOp::RedOpType op,
                        const Group& group) {
+  const AssumedSizesNote note(group);
   const int64_t ranks = group->getSize();
   const int64_t size = tensor.size(tensor_dim);
   const int64_t each = chunk_of(size, ranks, 0).length;
@@ -133,6 +181,7 @@ Transfer reduce_chunks(const at::Tensor& tensor, int64_t tensor_dim, ReduceOp::R
 
 Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size, int64_t to_dim,
                          const Group& group) {
+  const AssumedSizesNote note(group);
   const int64_t ranks = group->getSize();
   const auto sent = chunk_numels(chunk, to_dim, ranks);
   const auto packed = pack_chunks(chunk, to_dim, group);
@@ -159,6 +208,7 @@ Transfer exchange_chunks(const at::Tensor& chunk, int64_t from_dim, int64_t size
 }
 
 Transfer broadcast_from(const at::Tensor& tensor, int source, const Group& group) {
+  const AssumedSizesNote note(group);
   count_collective("broadcast", tensor.nbytes());
   return {ops::broadcast(tensor.contiguous(), source, group)};
 }

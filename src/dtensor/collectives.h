@@ -17,6 +17,11 @@ struct Transfer {
   at::Tensor wait() const;
 };
 
+/// The next collective below along this group tells the others these sizes of a whole tensor, which
+/// this rank took from its own part alone: where ranks' differ, that is an error on all of them
+/// (over shm and gloo). Sends nothing itself.
+void tell_assumed_sizes(c10::IntArrayRef sizes, const Group& group);
+
 /// The ranks' chunks of a dimension of `size`, joined along it.
 Transfer gather_chunks(const at::Tensor& chunk, int64_t tensor_dim, int64_t size,
                        const Group& group);

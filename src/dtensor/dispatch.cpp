@@ -192,9 +192,7 @@ class Run {
   /// Writes a result into an out= argument, placed as that one is.
   void put(const CallPlan::Output& output, at::Tensor local, const at::Tensor& destination) const {
     const auto result = wrap_tensor(output, std::move(local), 0);
-    TORCH_CHECK_VALUE(has_part(destination), op_.schema().name(),
-                      ": expected a distributed tensor for the result, got a plain one of sizes ",
-                      destination.sizes());
+    if (!has_part(destination)) return put_whole(result, destination);
     auto& target = part_of(destination);
     const auto placed = redistributed(op_.schema().name().c_str(), result, target.spec);
     if (destination.sizes() == result.sizes()) {
@@ -203,6 +201,18 @@ class Run {
       destination.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides());
       target.set_local(part_of(placed).local().clone());
     }
+  }
+
+  /// A plain destination counts as replicated, if it may.
+  void put_whole(const at::Tensor& result, const at::Tensor& destination) const {
+    const auto& name = op_.schema().name();
+    TORCH_CHECK_VALUE(scopes().replicates_implicitly, name,
+                      ": expected a distributed tensor for the result, got a plain one of sizes ",
+                      destination.sizes(),
+                      "; inside an ImplicitReplication scope a plain one takes the whole");
+    const auto whole = redistributed(name.c_str(), result, replicated(*plan_.mesh));
+    if (destination.sizes() != result.sizes()) destination.resize_(result.sizes());
+    destination.copy_(part_of(whole).local());
   }
 
   bool is_destination(size_t argument) const {

@@ -4,6 +4,7 @@
 #include "comm/type_names.h"
 #include "dtensor/agreement.h"
 #include "dtensor/autograd.h"
+#include "dtensor/collectives.h"
 #include "dtensor/registration.h"
 
 #include <c10/util/Exception.h>
@@ -31,12 +32,33 @@ void check_shapes(const at::Tensor& local, const FromLocalOptions& options) {
                     c10::IntArrayRef(*options.stride));
 }
 
+/// Elsewhere such a placement means the nearest one that there is; here it says how `local` was
+/// cut.
+void check_strides(const Placements& placements, c10::IntArrayRef mesh_shape) {
+  const auto meant = dtensor::canonical(placements, mesh_shape);
+  TORCH_CHECK_VALUE(placements == meant,
+                    "DTensor::from_local: expected placements of a mesh of shape ", mesh_shape,
+                    ", where strided shards follow those of mesh dimensions to the "
+                    "right, got ",
+                    c10::str(placements), "; these would mean ", c10::str(meant));
+}
+
+/// Whoever holds a part of another size takes the whole for another one.
+void tell_sizes(const dtensor::Spec& spec, c10::IntArrayRef sizes) {
+  for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
+    if (spec.placements[dim].is_shard() && spec.mesh_shape[dim] > 1)
+      dtensor::tell_assumed_sizes(sizes, spec.mesh.group(static_cast<int64_t>(dim)));
+  }
+}
+
 /// With `run_check`, a rank that can't take the placements tells the others, which wait for it.
 SpecPtr from_local_spec(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                         bool run_check) {
   try {
-    return dtensor::make_spec(mesh, dtensor::normalize("DTensor::from_local", std::move(placements),
-                                                       local.dim(), mesh.ndim()));
+    auto taken =
+        dtensor::normalize("DTensor::from_local", std::move(placements), local.dim(), mesh.ndim());
+    check_strides(taken, mesh.shape());
+    return dtensor::make_spec(mesh, std::move(taken));
   } catch (const c10::ValueError& error) {
     if (!run_check || !mesh.coordinate()) throw;
     dtensor::agreed_sizes(local, *dtensor::make_spec(mesh, Placements(mesh.ndim())),
@@ -84,6 +106,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     values = dtensor::agreed_values(local, *spec);
   } else if (!options.shape) {
     sizes = dtensor::global_sizes_of_even(local.sizes(), spec->placements, spec->mesh_shape);
+    if (spec->is_member) tell_sizes(*spec, sizes);
   }
   if (options.shape) sizes = *options.shape;
   const auto strides =

@@ -202,9 +202,22 @@ std::vector<at::Tensor> EagerReduction::received() const {
   return tensors;
 }
 
+void EagerReduction::hold() {
+  const auto tensors = received();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto dtype = tensors[i].scalar_type();
+    if (i < held_.size()) {
+      held_[i].add_(tensors[i]);
+    } else {
+      held_.push_back(tensors[i].to(c10::isReducedFloatingType(dtype) ? at::kFloat : dtype));
+    }
+  }
+}
+
+/// Rounded once.
 void EagerReduction::add_held() {
-  auto tensors = received();
-  for (size_t i = 0; i < held_.size(); ++i) tensors[i].add_(held_[i]);
+  const auto tensors = received();
+  for (size_t i = 0; i < held_.size(); ++i) tensors[i].copy_(held_[i].add_(tensors[i]));
   held_.clear();
 }
 
@@ -275,12 +288,12 @@ std::vector<at::Tensor> EagerReduction::finish() {
     settings_.check_number(extra = read_extra());
   else
     check_number_later();
-  if (!held_.empty()) add_held();
   if (settings_.copies && !reduces_copies_) {
-    held_ = received();
+    hold();
     messages_.clear();
     return std::vector<at::Tensor>(settings_.rows.size());
   }
+  if (!held_.empty()) add_held();
   if (settings_.copies) {
     reduce_copies();
     if (asks) extra = read_extra();

@@ -63,7 +63,8 @@ class EagerReduction final : public Reduction {
     checked_later_.reset();  // was averaged by another rule
   }
   std::optional<double> divisor() const { return settings_.factor; }
-  /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again.
+  /// Hybrid: false keeps what was reduced within the sharding group until copies are reduced again,
+  /// and adds it up in float32 at least: a sum of many batches in a low dtype loses the later ones.
   void set_reduces_copies(bool reduces) { reduces_copies_ = reduces; }
   /// Whether something is kept so, and whether the next reduction ends that.
   bool has_held() const { return !held_.empty(); }
@@ -92,6 +93,7 @@ class EagerReduction final : public Reduction {
   void reduce_copies();
   std::vector<at::Tensor> received() const;
   void check_number_later();
+  void hold();
   void add_held();
   std::vector<at::Tensor> results() const;
   std::vector<float> read_extra() const;

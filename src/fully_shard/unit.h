@@ -116,6 +116,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void put_back_gradients();
   void refuse_unexpected(size_t index) const;
   at::Tensor local_gradient(size_t index, const at::Tensor& gradient) const;
+  at::ScalarType dtype_of_sum(size_t index, const at::Tensor& gradient) const;
   std::string describe_reduction();
 
   UnitSettings settings_;

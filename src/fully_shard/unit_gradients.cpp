@@ -6,6 +6,7 @@
 #include "nn/post_accumulate.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -165,6 +166,13 @@ bool Unit::take_gradient(size_t index) {
   return true;
 }
 
+/// Of gradients of several batches: a sum in a low dtype would lose the later ones.
+at::ScalarType Unit::dtype_of_sum(size_t index, const at::Tensor& gradient) const {
+  const auto dtype = c10::promoteTypes(gradient.scalar_type(), reduction_->dtype(index));
+  if (settings_.precision.keep_low_precision_grads) return dtype;
+  return c10::promoteTypes(dtype, source_->shards()[index].scalar_type());
+}
+
 void Unit::reduce(bool in_background) {
   const at::NoGradGuard no_grad;
   life_.end_backward();
@@ -179,9 +187,8 @@ void Unit::reduce(bool in_background) {
   if (!requires_sync_ && !settings_.accumulate_sharded) {
     unreduced_.resize(parameters_.size());
     note_unreduced();
-    // A sum of many batches in a low dtype would lose the later ones.
     for (size_t i = 0; i < gradients.size(); ++i) {
-      if (gradients[i].defined()) unreduced_[i] = gradients[i].to(reduction_->dtype(i));
+      if (gradients[i].defined()) unreduced_[i] = gradients[i].to(dtype_of_sum(i, gradients[i]));
     }
     return;
   }

@@ -120,6 +120,61 @@ TEST(PlainGradientsOnThreads, OfDistributedLeavesAreRefused) {
   });
 }
 
+TEST(FromLocalOnThreads, UnevenPartsWithoutAShapeAreAnErrorOnAllRanks) {
+  const std::vector<std::function<void(const at::Tensor&)>> uses = {
+      [](const at::Tensor& x) { full_of(x); },
+      [](const at::Tensor& x) { full_of(x.mean()); },
+      [](const at::Tensor& x) { full_of((x * 2).sum()); },
+      [](const at::Tensor& x) { full_of(x.cumsum(0)); },
+  };
+  for (const char* backend : {"shm", "gloo"}) {
+    for (const auto& use : uses) {
+      run_threads(2,
+                  [&] {
+                    const auto mesh = init_device_mesh(torch::kCPU, {2});
+                    const auto x =
+                        DTensor::from_local(torch::ones({rank() == 0 ? 3 : 2}), mesh, {Shard(0)});
+                    EXPECT_THAT(message_of<c10::Error>([&] { use(x); }),
+                                AllOf(HasSubstr("from_local of a whole of [6]"),
+                                      HasSubstr("from_local of a whole of [4]")));
+                  },
+                  {.backend = backend, .timeout = std::chrono::seconds(20)});
+    }
+  }
+}
+
+TEST(FromLocalOnThreads, EvenPartsWithoutAShapeAndUnevenOnesWithOneGoTogether) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const auto whole = numbered({5, 4});
+    for (int repetition = 0; repetition < 3; ++repetition) {
+      const auto first = DTensor::from_local(torch::ones({2, 3}), mesh, {Shard(0), Shard(1)});
+      const auto second = DTensor::from_local(torch::ones({3}), mesh, {Replicate(), Shard(0)});
+      expect_equal(full_of(placed(whole, mesh, {Shard(0), Shard(0)})), whole);
+      expect_equal(full_of(first.mean()), torch::ones({}));
+      expect_equal(full_of(second), torch::ones({6}));
+    }
+  });
+}
+
+TEST(FromLocalOnThreads, StridedShardsThatTheMeshCannotHaveAreRefused) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto part = rank() == 0 ? torch::tensor({0, 1, 3}) : torch::tensor({2, 4});
+    EXPECT_THAT(message_of([&] { DTensor::from_local(part, mesh, {StridedShard(0, 2)}); }),
+                AllOf(HasSubstr("got [StridedShard(0, 2)]"), HasSubstr("would mean [Shard(0)]")));
+  });
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    const auto part = torch::ones({2});
+    EXPECT_THAT(
+        message_of([&] { DTensor::from_local(part, mesh, {StridedShard(0, 4), Shard(0)}); }),
+        HasSubstr("would mean [StridedShard(0, 2), Shard(0)]"));
+    const auto whole = torch::arange(8);
+    const auto tp = whole.chunk(2)[mesh.local_rank(1)];
+    expect_equal(full_of(DTensor::from_local(tp.chunk(2)[mesh.local_rank(0)].clone(), mesh,
+                                             {StridedShard(0, 2), Shard(0)})),
+                 whole);
+  });
+}
+
 at::Tensor noisy(const at::Tensor& x) { return x + torch::rand_like(x); }
 
 TORCH_LIBRARY(tessera_guards_test, library) {

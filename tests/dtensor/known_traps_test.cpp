@@ -63,6 +63,46 @@ TEST(KnownTrapsOnThreads, QuantilesAreThoseOfTheWhole) {
   });
 }
 
+TEST(KnownTrapsOnThreads, PlainResultsTakeTheWholeIfTheyMay) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const auto whole = numbered({5, 4}), other = numbered({4, 3});
+    for (const auto& placement : {Shard(0), Shard(1), Replicate(), Partial()}) {
+      const auto tensor = placed(whole, mesh, {placement});
+      auto out = torch::full({5}, kInfinity);
+      EXPECT_THAT(message_of<c10::Error>([&] { torch::sum_out(out, tensor, 1); }),
+                  HasSubstr("ImplicitReplication"));
+      auto number = torch::full({}, kInfinity);
+      EXPECT_THAT(message_of([&] { torch::sum_out(number, tensor, at::IntArrayRef{0, 1}); }),
+                  HasSubstr("inside an ImplicitReplication scope a plain one takes the whole"));
+      const ImplicitReplication same;
+      torch::sum_out(out, tensor, 1);
+      expect_equal(out, whole.sum(1), c10::str(placement), kLongSums);
+      torch::sum_out(number, tensor, at::IntArrayRef{0, 1});
+      expect_equal(number, whole.sum(), c10::str(placement), kLongSums);
+      auto product = torch::empty({0});
+      torch::mm_out(product, tensor, placed(other, mesh, {Shard(1)}));
+      expect_equal(product, torch::mm(whole, other), c10::str(placement), kLongSums);
+    }
+  });
+}
+
+TEST(KnownTrapsOnThreads, ScalarsOfWholeNumbersAreTakenAlikeByRanksWithNothing) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {  // of 5 rows the last rank has none
+    const auto addend = torch::arange(6).view({2, 3});
+    const auto left = torch::arange(20).view({2, 2, 5}), right = torch::arange(30).view({2, 5, 3});
+    for (const double beta : {2.0, 1.7, 0.0}) {
+      expect_equal(full_of(torch::addmm(placed(addend, mesh, {Replicate()}),
+                                        placed(left[0], mesh, {Shard(1)}),
+                                        placed(right[0], mesh, {Shard(0)}), beta, 3.2)),
+                   torch::addmm(addend, left[0], right[0], beta, 3.2));
+      expect_equal(
+          full_of(torch::addbmm(placed(addend, mesh, {Replicate()}), placed(left, mesh, {Shard(0)}),
+                                placed(right, mesh, {Shard(0)}), beta, 3.2)),
+          torch::addbmm(addend, left, right, beta, 3.2));
+    }
+  });
+}
+
 TEST(KnownTrapsOnThreads, DtypesShareNoRememberedChoice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const std::vector<Named> functions = {

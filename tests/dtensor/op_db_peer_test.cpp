@@ -43,7 +43,7 @@ TEST_F(OperatorDatabaseOnCuda, FamiliesWithKernelsOfTheirOwnGiveWhatPlainTensors
 }
 
 TEST_F(OperatorDatabaseOnCuda, SumsOfLowPrecisionGiveWhatPlainTensorsGive) {
-  expect_right(run_database({"--device", "cuda", "--dtype", "bfloat16", "--families",
+  expect_right(run_database({"--device", "cuda", "--dtypes", "bfloat16", "--families",
                              "reductions,matrix,norms,losses,cumulative", "--samples", "3"}),
                50);
 }

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <chrono>
+#include <optional>
 #include <string_view>
 
 namespace tessera::dtensor {
@@ -79,6 +80,13 @@ std::vector<std::string> placement_names(const at::Tensor& tensor) {
   return texts;
 }
 
+/// Whether plain tensors beside distributed ones count as replicated from now on, in this thread.
+void replicate_plain(bool on) {
+  thread_local std::optional<ImplicitReplication> scope;
+  scope.reset();
+  if (on) scope.emplace();
+}
+
 /// (calls, of these without a rule, of these with something sharded) since the last time.
 std::vector<int64_t> take_counts() {
   thread_local DispatchLog log;
@@ -112,6 +120,7 @@ TORCH_LIBRARY(tessera_test, library) {
   library.def("full_tensor(Tensor tensor) -> Tensor", whole_tensor);
   library.def("to_local(Tensor tensor) -> Tensor", local);
   library.def("is_dtensor(Tensor tensor) -> bool", is_distributed);
+  library.def("replicate_plain(bool on) -> ()", replicate_plain);
   library.def("placements(Tensor tensor) -> str[]", placement_names);
   library.def("take_dispatch_counts() -> int[]", take_counts);
   library.def("take_traffic() -> Dict(str, int)", take_traffic);

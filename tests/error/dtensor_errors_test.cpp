@@ -56,6 +56,9 @@ TEST_F(DTensorErrors, FromLocal) {
   EXPECT_THAT(from(local, {Shard(2)}),
               HasSubstr("expected a shard of one of the tensor's 2 dimensions, got Shard(2)"));
   EXPECT_THAT(from(local, {Shard(-3)}), HasSubstr("got Shard(-3)"));
+  EXPECT_THAT(message_of([&] { DTensor::from_local(local, mesh_, {StridedShard(0, 2)}); }),
+              AllOf(HasSubstr("expected placements of a mesh of shape"),
+                    HasSubstr("these would mean [Shard(0)]")));
   EXPECT_THAT(
       message_of([&] { DTensor::from_local(local, square_, {Partial("max"), Partial("sum")}); }),
       HasSubstr("expected Partial placements of one operation"));

@@ -93,6 +93,57 @@ TEST_P(FullyShardAccumulation, AddsUpInTheDtypeOfReduction) {
   });
 }
 
+/// One large gradient and many small ones, none of which a sum in bfloat16 would keep.
+void expect_no_batch_is_lost(FullyShardOptions options, bool over_copies) {
+  constexpr int kBatches = 9;
+  for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::NO_SHARD}) {
+    if (!over_copies) options.strategy = strategy;
+    // One message for all, and one of its own.
+    for (const int64_t rows : {4, 70000}) {
+      nn::Linear net(torch::nn::LinearOptions(2, rows).bias(false));
+      fully_shard(net, options);
+      for (int i = 0; i < kBatches; ++i) {
+        const bool is_last = i == kBatches - 1;
+        if (over_copies) {
+          set_requires_all_reduce(net, is_last);
+        } else {
+          set_requires_gradient_sync(net, is_last);
+        }
+        net(torch::full({1, 2}, i == 0 ? 256.0F : 1.0F)).sum().backward();
+      }
+      expect_equal(whole(net->weight.grad()), torch::full({rows, 2}, 256.0F + kBatches - 1));
+    }
+    if (over_copies) break;
+  }
+}
+
+TEST_P(FullyShardAccumulation, LosesNoBatchInALowDtype) {
+  run([] {
+    for (const bool accumulate_sharded : {false, true}) {
+      expect_no_batch_is_lost({.mixed_precision = {.reduce_dtype = torch::kBFloat16},
+                               .accumulate_sharded = accumulate_sharded},
+                              false);
+      expect_no_batch_is_lost({.mixed_precision = {.param_dtype = torch::kBFloat16},
+                               .accumulate_sharded = accumulate_sharded},
+                              false);
+    }
+  });
+}
+
+TEST(FullyShardCopies, LoseNoBatchInALowDtype) {
+  for (const auto* backend : {"shm", "gloo"}) {
+    run_processes(4,
+                  [] {
+                    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copies", "shards"});
+                    for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+                      expect_no_batch_is_lost(
+                          {.mixed_precision = {.reduce_dtype = dtype}, .mesh = mesh}, true);
+                    }
+                  },
+                  {.backend = backend});
+  }
+}
+
 TEST_P(FullyShardAccumulation, SumsInALowDtypeTellUnitsApart) {
   run([] {
     // Numbers of units repeat after some, so all of them come by.

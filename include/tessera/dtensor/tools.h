@@ -15,7 +15,7 @@
 namespace tessera {
 
 /// While it lives, plain tensors that meet distributed ones in an operator of this thread count as
-/// replicated: the caller vouches that all ranks hold the same.
+/// replicated: the caller vouches that all ranks hold the same. As out= they take the whole result.
 class ImplicitReplication {
  public:
   ImplicitReplication();

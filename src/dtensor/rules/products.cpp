@@ -41,9 +41,25 @@ const Registration kMv({"aten::mv"},  // [m, k] x [k]
 const Registration kDot({"aten::dot", "aten::vdot"},  // [k] x [k]
                         on_any_indices({{Partial(), Shard(0), Shard(0)}}));
 
+/// Kernels of whole numbers take beta and alpha as whole ones, but where nothing is summed, as on a
+/// rank with an empty shard, they refuse others: one rank alone would throw.
+void make_scalars_whole(const c10::FunctionSchema& schema, torch::jit::Stack& local) {
+  if (!c10::isIntegralType(local[0].toTensor().scalar_type(), /*includeBool=*/false)) return;
+  for (size_t i = 0; i < local.size(); ++i) {
+    const auto& name = schema.arguments()[i].name();
+    if ((name == "beta" || name == "alpha") && local[i].isDouble())
+      local[i] = static_cast<int64_t>(local[i].toDouble());
+  }
+}
+
+Rule whole_scalars(Rule rule) {
+  rule.prepare = make_scalars_whole;
+  return rule;
+}
+
 /// beta * input + product: the addend, broadcast, lies as the result does.
 Rule with_addend(Rows product_rows) {
-  auto rule = on_any_indices({});
+  auto rule = whole_scalars(on_any_indices({}));
   rule.rows = [product_rows = std::move(product_rows)](const Call& call, int64_t) {
     const auto& addend = call.operand(0);
     const int64_t ndim = call.operand(1).ndim();
@@ -110,13 +126,14 @@ const Registration kAddmv({"aten::addmv"},  // [n, k] x [k]
                                  {Partial(), Shard(1), Shard(0)}},
                                 [](const Call& call) { return Sizes{call.operand(1).sizes[0]}; }));
 const Registration kAddbmm({"aten::addbmm"},  // [b, n, k] x [b, k, m], summed over b
-                           added({{Shard(0), Shard(1), Replicate()},
-                                  {Shard(1), Replicate(), Shard(2)},
-                                  {Partial(), Shard(0), Shard(0)},
-                                  {Partial(), Shard(2), Shard(1)}},
-                                 [](const Call& call) {
-                                   return Sizes{call.operand(1).sizes[1], call.operand(2).sizes[2]};
-                                 }));
+                           whole_scalars(added({{Shard(0), Shard(1), Replicate()},
+                                                {Shard(1), Replicate(), Shard(2)},
+                                                {Partial(), Shard(0), Shard(0)},
+                                                {Partial(), Shard(2), Shard(1)}},
+                                               [](const Call& call) {
+                                                 return Sizes{call.operand(1).sizes[1],
+                                                              call.operand(2).sizes[2]};
+                                               })));
 const Registration kAddmmActivation({"aten::_addmm_activation"},  // [n, k] x [k, m]
                                     added({{Shard(0), Shard(0), Replicate()},
                                            {Shard(1), Replicate(), Shard(1)}},

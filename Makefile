@@ -38,7 +38,7 @@ define build
 	@cmake --build $(folder) --parallel $(JOBS) $(if $(2),--target $(2))
 endef
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
+.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor test-compose test-graphs test-soak test-mutants test-asan test-ubsan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -135,6 +135,9 @@ test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses
 	$(call build,release,tessera_tool tessera_train)
 	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20 \
 	  $(if $(TESSERA_TEST_SEED),--seed $(TESSERA_TEST_SEED))
+
+test-mutants:  ## seeded faults in src, each behind a switch of one build, against the fast tests (ARGS="--only '^comm' --list"); no set-up
+	@python3 tests/mutants/run.py --jobs $(JOBS) $(ARGS)
 
 test-asan: setup  ## tests with ranks as threads, under AddressSanitizer
 	$(call build,asan)

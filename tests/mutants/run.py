@@ -147,7 +147,7 @@ def run_share(program, patterns, share, shares, count):
         out.truncate(4 + MOST_TESTS * (count + 1))
     status, text = run_program(
         program, patterns, run_folder, 900.0, arguments=[f"--gtest_output=json:{results}"],
-        GTEST_TOTAL_SHARDS=str(shares), GTEST_SHARD_INDEX=str(share), TESSERA_REACHED=str(map_file),
+        GTEST_TOTAL_SHARDS=str(shares), GTEST_SHARD_INDEX=str(share), TESSERA_REACHED=str(map_file), TESSERA_RUNNING_TEST=str(map_file),
         TESSERA_TEST_SECONDS="300")
     names = names_file.read_text().split() if names_file.exists() else []
     if not results.exists():

@@ -99,7 +99,10 @@ int main(int argc, char** argv) {
     listeners.Append(new SeedReporter);
     if (const char* seconds = std::getenv("TESSERA_TEST_SECONDS"))
       listeners.Append(new TimeLimit(std::stoul(seconds)));
-    if (const char* path = std::getenv("TESSERA_REACHED")) listeners.Append(new RunningTest(path));
+    if (const char* path = std::getenv("TESSERA_RUNNING_TEST")) {
+      listeners.Append(new RunningTest(path));
+      unsetenv("TESSERA_RUNNING_TEST");  // tests start this program as well
+    }
     ::testing::AddGlobalTestEnvironment(new EndOfReusedRanks);  // which gtest owns
     return RUN_ALL_TESTS();
   }

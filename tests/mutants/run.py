@@ -42,9 +42,10 @@ class Test:
     reached: frozenset
 
     def kind(self):
-        """Without the parameters of a TEST_P."""
+        """Without the parameters of a TEST_P, but for the words that one begins with: a body, a variant."""
         suite, test = self.name.split(".", 1)
-        return self.program, suite.split("/")[-1], test.split("/")[0]
+        test, _, parameters = test.partition("/")
+        return self.program, suite.split("/")[-1], test, re.match("[A-Za-z]*", parameters)[0]
 
 
 @dataclass

@@ -57,7 +57,6 @@ TEST(ArrivalsOnThreads, LastParametersAreSentFirst) {
     replicate(net, {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
     net(rows_of(rank(), {2, 6}), true).sum().backward();
     const auto stats = replicate_state(net)->engine()->stats();
-    EXPECT_FALSE(stats.buckets_rebuilt);
     EXPECT_THAT(stats.bucket_parameters.front(), Contains(HasSubstr("spare.")));
     EXPECT_THAT(stats.bucket_parameters.back(), Contains(HasSubstr("left.")));
   });
@@ -150,8 +149,9 @@ TEST(ArrivalsOnThreads, ASecondGradientBeforeTheOthersFirstIsRefused) {
     const auto loss = net(rows_of(rank(), {2, 2})).sum();
     const std::vector<at::Tensor> one{net->fc3->weight};
     loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false, one);
-    EXPECT_THAT(message_of<c10::Error>([&] { loss.backward({}, true, false, one); }),
-                HasSubstr("'fc3.weight' of Net got a second gradient before all parameters"));
+    EXPECT_THAT(
+        message_of<c10::Error>([&] { loss.backward({}, true, false, one); }),
+        HasSubstr("got a second gradient before all parameters had one; still missing: 'fc1.w"));
   });
 }
 

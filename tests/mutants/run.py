@@ -75,6 +75,7 @@ def environment_of(run_folder, **more):
     """What a test program sees: folders of its own, no GPU, ranks that stay for its next test."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     (run_folder / "tmp").mkdir(parents=True, exist_ok=True)
+    run_folder.chmod(0o755)  # tests look at it as another user, too
     cache = run_folder / "cache"
     warm = FOLDER / "cache"
     if warm.is_dir() and not cache.exists():

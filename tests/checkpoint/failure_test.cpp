@@ -1,5 +1,7 @@
 #include "checkpoint/outcome.h"
 
+#include <ATen/autocast_mode.h>
+
 namespace tessera::testing {
 namespace {
 
@@ -125,15 +127,21 @@ TEST(CheckpointFailure, InOtherHooksBeforeAndAfter) {
 TEST(CheckpointFailure, RandomStateAndAutocastComeBack) {
   int calls = 0;
   const auto x = torch::randn({3}).requires_grad_();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
   const auto y = checkpoint_call(
       [&](const at::Tensor& t) {
+        EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCPU)) << "call " << calls;
         const auto first = torch::dropout(t, 0.5, true).sin();
         if (++calls == 2) throw std::runtime_error("recomputation");
         return first.exp();
       },
       x);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  torch::rand({1});  // or the recomputation's dropout would end where the generator stands
   const auto before = at::detail::getDefaultCPUGenerator().get_state();
   EXPECT_THROW(grad({y.sum()}, {x}), std::runtime_error);
+  EXPECT_EQ(calls, 2);
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
   expect_bitwise_equal(at::detail::getDefaultCPUGenerator().get_state(), before);
 }
 

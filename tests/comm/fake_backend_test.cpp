@@ -62,6 +62,11 @@ TEST(FakeBackend, KeepsTheOwnPartOfWhatIsScattered) {
   auto output = at::zeros({2}, at::kLong);
   group->_reduce_scatter_base(output, input)->wait();
   EXPECT_TRUE(output.equal(at::tensor({2, 3}, at::kLong)));
+
+  Tensors one{at::zeros({2}, at::kLong)};
+  TensorLists parts{input.tensor_split(3)};
+  group->scatter(one, parts, {.rootRank = 1})->wait();
+  EXPECT_TRUE(one[0].equal(at::tensor({2, 3}, at::kLong)));
 }
 
 TEST(FakeBackend, FillsUnevenSplits) {

@@ -240,10 +240,11 @@ TEST(GlooBackend, AccumulatesHalfTypesInFloat) {
 
 TEST(GlooBackend, CoalescesByListAndByScope) {
   run_gloo(2, [](GroupBackend& group, int rank) {
-    Tensors tensors{at::full({3}, rank + 1.0), at::full({2, 2}, rank + 1.0).t(), at::empty({0})};
+    Tensors tensors{at::full({3}, rank + 1.0), at::full({2, 2}, 10 * (rank + 1.0)).t(),
+                    at::empty({0})};
     group.allreduce_coalesced(tensors)->wait();
     EXPECT_TRUE(tensors[0].eq(3).all().item<bool>());
-    EXPECT_TRUE(tensors[1].eq(3).all().item<bool>());
+    EXPECT_TRUE(tensors[1].eq(30).all().item<bool>());
     Tensors mixed{at::full({3}, rank + 1, at::kHalf), at::full({3}, rank + 1, at::kLong)};
     group.allreduce_coalesced(mixed)->wait();
     EXPECT_TRUE(mixed[1].eq(3).all().item<bool>());

@@ -26,12 +26,15 @@ nn::Sequential make_net(bool checkpoints) {
 }
 
 void expect_equal_gradients(const torch::nn::Module& got, const torch::nn::Module& wanted, int i,
-                            double tolerance = 1e-5) {
+                            double tolerance = 1e-3) {
   const auto ours = got.parameters(), theirs = wanted.parameters();
   for (size_t k = 0; k < ours.size(); ++k) {
     ASSERT_TRUE(ours[k].grad().defined()) << i << " " << k;
-    EXPECT_TRUE(torch::allclose(ours[k].grad(), theirs[k].grad(), tolerance, tolerance))
-        << i << " " << k;
+    // Gradients of a mean are small: against a fixed number zeros would do.
+    const auto largest = theirs[k].grad().abs().max().item<double>();
+    ASSERT_GT(largest, 0) << i << " " << k;
+    const auto apart = (ours[k].grad() - theirs[k].grad()).abs().max().item<double>();
+    EXPECT_LE(apart, tolerance * largest) << i << " " << k;
   }
 }
 
@@ -96,10 +99,10 @@ TEST(CompiledStepOnCuda, AttentionTrainsLikeTheStep) {
       return loss;
     };
     auto compiled = compile([&](Tensor x) { return part(1, x); }, {.module = nets[1]});
-    const double tolerance = dtype == torch::kFloat ? 1e-5 : 1e-2;
+    const double tolerance = dtype == torch::kFloat ? 1e-3 : 3e-2;
     for (int i = 0; i < 5; ++i) {
       const auto x = torch::randn({2, 8, 64}, torch::TensorOptions(torch::kCUDA).dtype(dtype));
-      EXPECT_TRUE(torch::allclose(compiled(x), part(0, x), tolerance, tolerance)) << dtype << i;
+      EXPECT_TRUE(torch::allclose(compiled(x), part(0, x), tolerance, 0)) << dtype << i;
       expect_equal_gradients(*nets[1], *nets[0], i, tolerance);
     }
     EXPECT_THAT(explain(compiled), HasSubstr("compiled: ")) << dtype;

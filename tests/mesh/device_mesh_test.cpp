@@ -202,6 +202,13 @@ TEST(DeviceMesh, FlattensToOneDimension) {
   EXPECT_EQ(flat.root(), mesh);
 }
 
+TEST(DeviceMesh, CountsRowMajorInFlattenedDimensions) {
+  const auto world = fake_world(4, 6);
+  const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 3}, {"dp", "tp"});
+  EXPECT_EQ((mesh.coordinate()), (Coordinate{1, 1}));
+  EXPECT_EQ(mesh.flatten().local_rank(), 4);
+}
+
 TEST(DeviceMesh, FindsFlattenedNamesFromTheRoot) {
   const auto world = fake_world(7, 8);
   const DeviceMesh mesh = init_device_mesh(at::kCPU, {2, 2, 2}, {"dp", "cp", "tp"});

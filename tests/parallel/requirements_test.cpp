@@ -90,6 +90,8 @@ void expect_plan_trains_mlp(const ParallelPlan& plan) {
   auto plain = on_device(MlpModule());
   auto parallel = clone_module(plain);
   parallelize_module(parallel, mesh_of_all(run_device().type()), plan);
+  ASSERT_TRUE(is_dtensor(parallel->net1->weight)) << "of the plan's patterns";
+  EXPECT_EQ(DTensor::of(parallel->net1->weight).placements(), Placements{Shard(0)});
   EXPECT_EQ(DTensor::of(parallel->net2->weight).shards()[3].length[0], 1) << "10 rows: 3, 3, 3, 1";
   expect_equal_modules(plain, parallel, {12, 10});
 }
@@ -113,6 +115,11 @@ TEST_P(ParallelizeOn, R_004_8_SeveralWildcards) {
     parallelize_module(
         parallel, mesh_of_all(run_device().type()),
         {{"layers.*.net[1]", ColwiseParallel()}, {"layers.*.net[2]", RowwiseParallel()}});
+    for (const auto& part : *parallel->layers) {
+      auto& mlp = *part->as<MlpModule>();
+      EXPECT_EQ(DTensor::of(mlp.net1->weight).placements(), Placements{Shard(0)});
+      EXPECT_EQ(DTensor::of(mlp.net2->weight).placements(), Placements{Shard(1)});
+    }
     // Between the two: plain and local.
     auto& first = *parallel->layers->ptr(0)->as<MlpModule>();
     int calls = 0;

@@ -5,12 +5,14 @@
 #include "support/reused_ranks.h"
 
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cerrno>  // program_invocation_name
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <string>
 
@@ -57,6 +59,26 @@ class SeedReporter : public ::testing::EmptyTestEventListener {
   }
 };
 
+/// For tests/mutants: the number of the test that runs, from 1, where faults that it comes by can
+/// read it, in ranks as well; and the tests' names, in that order.
+class RunningTest : public ::testing::EmptyTestEventListener {
+ public:
+  explicit RunningTest(const std::string& path)
+      : file_(open(path.c_str(), O_WRONLY | O_CLOEXEC)), names_(path + ".names") {}
+  ~RunningTest() override { close(file_); }
+
+ private:
+  void OnTestStart(const ::testing::TestInfo& info) override {
+    ++number_;
+    [[maybe_unused]] const auto written = pwrite(file_, &number_, sizeof(number_), 0);
+    names_ << info.test_suite_name() << "." << info.name() << std::endl;
+  }
+
+  int file_;
+  std::ofstream names_;
+  unsigned number_ = 0;
+};
+
 /// Ranks that crash at their end, in destructors or CUDA's teardown, fail the test binary.
 class EndOfReusedRanks : public ::testing::Environment {
   void TearDown() override { tessera::testing::end_reused_ranks(); }
@@ -77,6 +99,10 @@ int main(int argc, char** argv) {
     listeners.Append(new SeedReporter);
     if (const char* seconds = std::getenv("TESSERA_TEST_SECONDS"))
       listeners.Append(new TimeLimit(std::stoul(seconds)));
+    if (const char* path = std::getenv("TESSERA_RUNNING_TEST")) {
+      listeners.Append(new RunningTest(path));
+      unsetenv("TESSERA_RUNNING_TEST");  // tests start this program as well
+    }
     ::testing::AddGlobalTestEnvironment(new EndOfReusedRanks);  // which gtest owns
     return RUN_ALL_TESTS();
   }

@@ -140,7 +140,8 @@ test-soak: setup  ## 30 random kills of a training job in 20 minutes; its losses
 	@python3 tests/train/soak.py build/release/bin/tessera --kills 30 --minutes 20 \
 	  $(if $(TESSERA_TEST_SEED),--seed $(TESSERA_TEST_SEED))
 
-.PHONY: help setup setup-tests build test test-all train bench bench-job docs format tidy test-dtensor gallery test-compose test-graphs test-soak test-mutants test-asan test-fuzz test-tsan test-clang check-arm test-cuda test-multi-gpu test-multi-gpu-here build-cuda deps install wheel deb clean
+test-asan: setup  ## tests with ranks as threads, under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call build,asan,sanitize_tests)
 	@ctest --preset asan
 
 test-fuzz: setup  ## 100,000 damaged files against the readers of checkpoints, under two sanitizers (MINUTES=2: as many as fit)

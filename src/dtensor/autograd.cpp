@@ -139,8 +139,9 @@ at::Tensor from_local(const at::Tensor& local, const SpecPtr& spec, c10::IntArra
 at::Tensor to_local(const at::Tensor& tensor, SpecPtr gradient) {
   // An object of its own: what the caller makes of it (a leaf, say) is not the part's affair.
   check_fresh("DTensor::to_local", tensor);
-  if (const auto& owner = part_of(tensor).owner) owner->before_expose();
-  auto local = part_of(tensor).local().detach();
+  auto& part = part_of(tensor);
+  if (part.owner && !part.is_lost_view) part.owner->before_expose();
+  auto local = part.local().detach();
   if (!needs_gradient(tensor)) return local;
   return with_history<ToLocalBackward>(std::move(local), tensor, tensor, std::move(gradient));
 }

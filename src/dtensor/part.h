@@ -54,7 +54,7 @@ class Part final : public c10::BackendMeta {
   /// A view that had to be moved: it has memory of its own, so what is written into it would not
   /// reach its base.
   bool is_lost_view = false;
-  /// Whose it or its base is, if fully_shard has it. Views have their base's: they are its memory.
+  /// Whose it or its base is, if fully_shard has it. Views that aren't lost are its memory, too.
   std::shared_ptr<const Owner> owner;
   /// Of such a view: what counts the writes to its base, and how many there had been.
   c10::VariableVersion base_version;

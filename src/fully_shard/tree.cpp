@@ -98,7 +98,7 @@ void Tree::prefetch_forward(State& state) {
 }
 
 bool Tree::runs_last(const State& state) const {
-  return !order_.empty() && order_.back().lock().get() == &state;
+  return !first_.empty() && first_.back().lock().get() == &state;
 }
 
 void Tree::prefetch_backward(State& state) {

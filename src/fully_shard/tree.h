@@ -24,7 +24,8 @@ class Tree : public std::enable_shared_from_this<Tree> {
   void enter(State& state);
   /// Starts to gather what came after this one last time.
   void prefetch_forward(State& state);
-  /// Whether it was the last to run last time: its backward comes first.
+  /// Whether it was the last to run in the first forward: its backward comes first. Ranks agree on
+  /// that one, whatever failed since on one of them.
   bool runs_last(const State& state) const;
   void prefetch_backward(State& state);
 

@@ -103,6 +103,18 @@ TEST(KnownTrapsOnThreads, ScalarsOfWholeNumbersAreTakenAlikeByRanksWithNothing) 
   });
 }
 
+TEST(KnownTrapsOnThreads, ANumberIsAddedToAProductWhereARankHasNoRow) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {  // of 2 rows the last rank has none
+    torch::manual_seed(5);
+    const auto matrix = torch::randn({2, 4}), vector = torch::randn({4});
+    const auto addend = torch::tensor(1.5);
+    expect_equal(
+        full_of(torch::addmv(placed(addend, mesh, {Replicate()}), placed(matrix, mesh, {Shard(0)}),
+                             placed(vector, mesh, {Replicate()}))),
+        torch::addmv(addend, matrix, vector));
+  });
+}
+
 TEST(KnownTrapsOnThreads, DtypesShareNoRememberedChoice) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const std::vector<Named> functions = {

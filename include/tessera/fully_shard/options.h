@@ -104,7 +104,8 @@ struct FullyShardOptions {
   std::optional<DeviceMesh> mesh = std::nullopt;
   /// Free what was gathered when forward ends; or a number of ranks, a divisor of the shards'.
   /// Given, it counts, whatever the strategy says. None: as that says, but not for the outermost
-  /// unit, nor for the one that ran last in the forward before: their backward comes next.
+  /// unit, nor for the one that ran last in the first forward: their backward comes next. Without
+  /// one they stay whole until a forward ends without gradients.
   std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
   /// Along which dimension a parameter is sharded, given that parameter; none: Shard(0). Units with
   /// another dimension are gathered even where ranks share memory.

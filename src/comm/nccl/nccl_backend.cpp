@@ -51,10 +51,15 @@ void leave_graph_memory_unregistered() {
 }
 
 /// NCCL moves what goes over TCP by one thread and one socket per peer and channel, which a fast
-/// network, and two ranks of one host, are not busy with. What the user has set stays.
+/// network, and two ranks of one host, are not busy with. Users set both or neither: NCCL takes 64
+/// sockets at most.
 void use_several_sockets() {
-  c10::utils::set_env("NCCL_SOCKET_NTHREADS", "4", /*overwrite=*/false);
-  c10::utils::set_env("NCCL_NSOCKS_PERTHREAD", "4", /*overwrite=*/false);
+  constexpr const char* kThreads = "NCCL_SOCKET_NTHREADS";
+  constexpr const char* kSockets = "NCCL_NSOCKS_PERTHREAD";
+  for (const char* name : {kThreads, kSockets, "NCCL_CONF_FILE"})
+    if (c10::utils::has_env(name)) return;
+  c10::utils::set_env(kThreads, "4");
+  c10::utils::set_env(kSockets, "4");
 }
 
 EnginePtr make_engine(const BackendRequest& request) {

@@ -121,10 +121,22 @@ const Registration kAddr({"aten::addr"},  // [n] x [m]
                                [](const Call& call) {
                                  return Sizes{call.operand(1).sizes[0], call.operand(2).sizes[0]};
                                }));
-const Registration kAddmv({"aten::addmv"},  // [n, k] x [k]
-                          added({{Shard(0), Shard(0), Replicate()},
-                                 {Partial(), Shard(1), Shard(0)}},
-                                [](const Call& call) { return Sizes{call.operand(1).sizes[0]}; }));
+
+/// Without rows the kernel refuses an addend without dimensions: one rank alone would throw.
+void expand_addend(const c10::FunctionSchema&, torch::jit::Stack& local) {
+  const auto addend = local[0].toTensor();
+  if (addend.dim() == 0) local[0] = addend.expand({local[1].toTensor().size(0)});
+}
+
+Rule with_expanded_addend(Rule rule) {
+  rule.prepare = expand_addend;
+  return rule;
+}
+
+const Registration kAddmv(
+    {"aten::addmv"},  // [n, k] x [k]
+    with_expanded_addend(added({{Shard(0), Shard(0), Replicate()}, {Partial(), Shard(1), Shard(0)}},
+                               [](const Call& call) { return Sizes{call.operand(1).sizes[0]}; })));
 const Registration kAddbmm({"aten::addbmm"},  // [b, n, k] x [b, k, m], summed over b
                            whole_scalars(added({{Shard(0), Shard(1), Replicate()},
                                                 {Shard(1), Replicate(), Shard(2)},

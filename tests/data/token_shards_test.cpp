@@ -9,6 +9,7 @@
 #include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 #include <random>
@@ -165,6 +166,67 @@ TEST_F(TokenShards, WithADamagedIndexOrTokensAreRefused) {
   const Corpus shards({folder}, tokenizer);
   EXPECT_NO_THROW(shards.read(101, 50));
   EXPECT_THAT(message_of([&] { shards.read(90, 50); }), HasSubstr("a shard is damaged"));
+}
+
+TEST_F(TokenShards, WithAnIndexOfHostileValuesAreRefused) {
+  const auto folder = write();
+  const auto index = folder + "/token-shards.json";
+  std::ifstream stream(index);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  const auto with = [&](const std::string& field, const std::string& value) {
+    auto file = nlohmann::json::parse(text);
+    if (field == "tokens" || field == "hash")
+      file["shards"][0][field] = nlohmann::json::parse(value);
+    else
+      file[field] = nlohmann::json::parse(value);
+    write_text(index, file.dump());
+    return refusal({folder});
+  };
+  const std::string row = R"({"tokens": 4611686018427387904, "hash": [1, 2]})";
+  const std::vector<std::pair<std::string, std::string>> hostile = {
+      {"width", "-1"},      {"width", "3"},       {"width", "1.5"},
+      {"bytes", "-7"},      {"bytes", "1e3"},     {"tokens", "-1"},
+      {"tokens", "0"},      {"tokens", "2000.5"}, {"tokens", "18446744073709551615"},
+      {"key", "[1]"},       {"key", "[1, 2, 3]"}, {"key", "[-1, 2]"},
+      {"hash", "[1.5, 2]"}, {"hash", "7"},        {"shards", "[]"},
+      {"shards", "{}"},     {"tokenizer", "[]"},  {"shards", "[" + row + ", " + row + "]"}};
+  for (const auto& [field, value] : hostile)
+    EXPECT_THAT(with(field, value), HasSubstr("but it is damaged: ")) << field << " " << value;
+  const auto long_name = with("tokenizer", '"' + std::string(100'000, 'x') + '"');
+  EXPECT_THAT(long_name, HasSubstr("xxx..., got bytes"));
+  EXPECT_LT(long_name.size(), 1000);
+  const std::string deep(1'000'000, '[');
+  write_text(index, R"({"format": )" + deep + std::string(1'000'000, ']') + "}");
+  EXPECT_THAT(refusal({folder}), HasSubstr("got something else"));
+  write_text(index, text);
+  EXPECT_NO_THROW(Corpus({folder}));
+}
+
+TEST_F(TokenShards, TakeTokenizersOfAnyName) {
+  for (const std::string name : {"my#tok.json", "\xff\xfe.json"}) {
+    fs::copy_file(path("tokenizer.json"), path(name));
+    const auto folder = write(path(name), 2000, "of " + std::to_string(name.size()));
+    const auto own = Corpus::tokenizer_of_shards(folder);
+    EXPECT_EQ(own, folder + "/tokenizer.json");
+    const Corpus shards({folder}, Tokenizer::from_file(*own));
+    const Corpus by_the_original({folder}, Tokenizer::from_file(path(name)));
+    EXPECT_EQ(by_the_original.fingerprint(), shards.fingerprint());
+  }
+}
+
+TEST_F(TokenShards, AreWrittenIntoANewOrEmptyFolderAlone) {
+  fs::create_directory(path("empty"));
+  EXPECT_NO_THROW(write("bytes", 2000, "empty"));
+  write_text(path("file"), "");
+  fs::create_directory(path("target"));
+  fs::create_directory_symlink(path("target"), path("link"));
+  fs::create_symlink(path("nothing"), path("dangling"));
+  for (const char* taken : {"file", "link", "dangling"}) {
+    EXPECT_THAT(message_of([&] { write("bytes", 2000, taken); }),
+                HasSubstr("which is there and no folder"))
+        << taken;
+  }
+  EXPECT_TRUE(fs::is_empty(path("target")));
 }
 
 TEST_F(TokenShards, LeaveNothingWhereTheyCannotBeWritten) {

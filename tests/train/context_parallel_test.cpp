@@ -45,6 +45,7 @@ TEST_F(TrainContextParallel, HasTheLossesOfOneRankInEveryLayout) {
       {"two", {"--mesh", "cp=2"}},
       {"four", {"--ranks", "4", "--mesh", "cp=4"}},
       {"both", {"--ranks", "4", "--mesh", "dp=2,cp=2"}},
+      {"alone", {"--ranks", "1", "--mesh", "cp=1", "--accumulate", "2"}},
       {"parts", {"--mesh", "cp=2", "--accumulate", "2"}},
       {"sharded", {"--ranks", "4", "--mesh", "dp=2,cp=2", "--parallel", "fully_shard"}},
       {"sharded along it", {"--mesh", "cp=2", "--parallel", "fully_shard"}}};

@@ -125,8 +125,9 @@ class FetchedBatches : public ::testing::Test {
   }
 
   Batches make() const {
-    const Layout layout{.mesh = init_device_mesh(at::kCPU, {world_size()})};
-    return {settings_, layout, at::kCPU};
+    const auto device = testing::run_device();
+    const Layout layout{.mesh = init_device_mesh(device.type(), {world_size()})};
+    return {settings_, layout, device};
   }
 
   testing::TemporaryFolder folder_;
@@ -141,8 +142,8 @@ TEST_F(FetchedBatches, AreTheSequencesInTheOrderOfTheSampler) {
     for (int i = 0; i < 80; ++i) {  // some epochs
       const auto expected = batches.sequences().read(sampler.next(4));
       const auto actual = batches.next();
-      expect_bitwise_equal(actual.tokens, expected.tokens);
-      expect_bitwise_equal(actual.targets, expected.targets);
+      expect_bitwise_equal(actual.tokens.cpu(), expected.tokens);
+      expect_bitwise_equal(actual.targets.cpu(), expected.targets);
       EXPECT_FALSE(actual.positions.defined());
       EXPECT_EQ(batches.position(), sampler.position())
           << "counts what was given, not what was read";
@@ -161,7 +162,7 @@ TEST_F(FetchedBatches, AreForgottenWhereARunGoesOnFromAnotherPlace) {
     resumed.next();
     resumed.next();
     resumed.seek(place);
-    expect_bitwise_equal(resumed.next().tokens, expected.tokens);
+    expect_bitwise_equal(resumed.next().tokens.cpu(), expected.tokens.cpu());
   });
 }
 

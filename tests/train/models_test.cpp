@@ -2,6 +2,7 @@
 #include <tessera/models.h>
 #include <tessera/serialize.h>
 
+#include "data/tokenizer_json.h"
 #include "models/small_models.h"
 #include "support/peer.h"
 #include "train/train_run.h"
@@ -100,6 +101,32 @@ class TrainPublished : public ::testing::Test {
 
   TrainingGround ground_;
 };
+
+TEST_F(TrainPublished, TokenShardsThatWereMovedAreMissedByExport) {
+  data::testing::TokenizerJson json;
+  for (char left = 'a'; left < 'q'; ++left) {
+    for (char right = 'a'; right < 'q'; ++right)
+      json.merges.emplace_back(std::string(1, left), std::string(1, right));
+  }
+  json.write(ground_.path() / "pairs.json");
+  const auto tokens = ground_.run("tokens");
+  const auto written =
+      ground_.call({TESSERA_TOOL, "tokenize", tokens, "--data", ground_.run("text"), "--tokenizer",
+                    ground_.run("pairs.json")});
+  ASSERT_TRUE(written.status.ok()) << written.output;
+  const auto trained = ground_.train(
+      "run", {"--data", tokens, "--vocabulary", "512", "--steps", "4", "--ranks", "1"});
+  ASSERT_TRUE(trained.status.ok()) << trained.output;
+  const auto exported = export_run(ground_.run("run"), ground_.run("model"));
+  EXPECT_TRUE(exported.status.ok()) << exported.output;
+  fs::rename(tokens, ground_.run("elsewhere"));
+  const auto refused = export_run(ground_.run("run"), ground_.run("other"));
+  EXPECT_EQ(refused.status.code, 1) << refused.output;
+  EXPECT_THAT(refused.output, HasSubstr("was trained with, tokenizer.json#"));
+  EXPECT_THAT(refused.output, HasSubstr("got bytes"));
+  EXPECT_THAT(refused.output, HasSubstr(tokens));
+  EXPECT_FALSE(fs::exists(ground_.run("other")));
+}
 
 TEST_F(TrainPublished, WeightsOfAFolderAreTrainedOnAndExported) {
   for (const auto family : {Family::GPT2, Family::Qwen3}) {

@@ -59,6 +59,8 @@ TEST_F(TrainPipeline, HasTheLossesOfOneRankWithEverySchedule) {
     train(name, words);
     expect_as_one(name);
   }
+  train("uneven", {"--mesh", "pp=2", "--microbatches", "3"});  // of 2, 1 and 1 sequences
+  expect_as_one("uneven");
   train("both", {"--ranks", "4", "--mesh", "pp=2,dp=2", "--microbatches", "2"});
   expect_as_one("both");
 }

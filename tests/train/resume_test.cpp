@@ -216,7 +216,7 @@ TEST(TrainAverages, GoOnWithTheRunOnOtherRanks) {
   }
   const auto without = ground.call(resume_words(ground, "run", {"--ema", "0", "--steps", "14"}));
   EXPECT_EQ(without.status.code, 2);
-  EXPECT_THAT(without.output, HasSubstr("ema is 0.9, but --ema is null; give --ema as it was"));
+  EXPECT_THAT(without.output, HasSubstr("ema is 0.9, but --ema is 0; give --ema as it was"));
 }
 
 TEST(TrainAverages, AreExportedOfRunsThatHaveThem) {

@@ -148,6 +148,8 @@ TEST_F(TrainSettings, SayWhetherTheStepIsCompiled) {
       {{"--steps", "499"}, "compiling takes longer than fewer than 500 steps save"},
       {{"--precision", "fp16"}, "fp16"},
       {{"--dropout", "0.1"}, "--dropout"},
+      {{"--mesh", "pp=1"}, "pp or cp in --mesh"},
+      {{"--mesh", "dp=1,cp=1"}, "pp or cp in --mesh"},
       {{"--accumulate", "2"}, "--accumulate"},
       {{"--checkpoint-activations", "block"}, "--checkpoint-activations"}};
   for (const auto& [words, why] : left_out) {
@@ -254,6 +256,32 @@ TEST_F(TrainSettings, TakeTheMemoryOfTheHostIntoAccount) {
   EXPECT_EQ(refused({"--batch", "1073741824", "--accumulate", "268435456"}, 2), "");
   EXPECT_THAT(refused({"--width", "16777216", "--blocks", "65536"}, 1),
               HasSubstr("expected a model that fits"));
+  // What more ranks share takes no more: twice as many ranks with half of it each.
+  const auto with_blocks = [&](int64_t blocks, const Words& layout, int ranks) {
+    Words words = {"--width", "1024", "--batch", "4", "--blocks", std::to_string(blocks)};
+    words.insert(words.end(), layout.begin(), layout.end());
+    return refused(words, ranks);
+  };
+  const auto fewest_refused = [&](const Words& layout, int ranks) {
+    int64_t fits = 1, fewest = 65536;
+    while (fewest - fits > 1) {
+      const auto middle = (fits + fewest) / 2;
+      (with_blocks(middle, layout, ranks).empty() ? fits : fewest) = middle;
+    }
+    return fewest;
+  };
+  const auto two = fewest_refused({}, 2), four = fewest_refused({}, 4);
+  const Words stages = {"--mesh", "pp=4"};
+  const Words shards = {"--mesh", "dp=2,cp=2", "--parallel", "fully_shard"};
+  EXPECT_EQ(with_blocks(four + 1, stages, 4), "") << "of the model a quarter each";
+  EXPECT_EQ(with_blocks(two + 1, shards, 4), "") << "cp shards, too";
+  EXPECT_THAT(with_blocks(5 * four, stages, 4), HasSubstr("expected a model that fits"));
+  EXPECT_THAT(with_blocks(3 * two, shards, 4), HasSubstr("expected a model that fits"));
+  const auto adapters = fewest_refused({"--lora", "8"}, 1);
+  EXPECT_EQ(with_blocks(adapters - 1, {"--lora", "8"}, 1), "");
+  EXPECT_THAT(with_blocks(adapters - 1, {"--lora", "8", "--ema", "0.9"}, 1),
+              HasSubstr("expected a model that fits"))
+      << "frozen weights have averages, too";
 }
 
 }  // namespace

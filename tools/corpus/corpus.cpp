@@ -172,7 +172,7 @@ void Corpus::Impl::take_shards(const std::vector<std::string>& folders) {
   ContentHash all;
   std::vector<ContentHash::Value> seen;
   for (const auto& folder : folders) {
-    auto shards = open_shards(folder, tokenizer);
+    auto shards = open_shards(folder, tokenizer, made.size());
     if (std::ranges::count(seen, shards.key) > 0) continue;  // each once, as files
     seen.push_back(shards.key);
     bytes += shards.bytes;

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 
 // Note [token shards]
 // A folder of shards has an index, token-shards.json, the tokenizer, and the shards: files of
@@ -76,15 +77,46 @@ json to_json(const ShardIndex& index) {
           {"key", index.kind.key}, {"width", index.kind.width},    {"shards", std::move(rows)}};
 }
 
-/// Throws json::exception where a field is not as to_json makes it.
+[[noreturn]] void throw_damage(const std::string& field, const char* expected) {
+  throw std::invalid_argument(field + " has to be " + expected);
+}
+
+/// get<uint64_t> would take fractions and negative numbers for others.
+uint64_t number_in(const json& value, const char* field,
+                   uint64_t most = std::numeric_limits<uint64_t>::max()) {
+  if (!value.is_number_unsigned()) throw_damage(field, "a whole number");
+  const auto number = value.get_ref<const json::number_unsigned_t&>();
+  if (number > most) throw_damage(field, "smaller");
+  return number;
+}
+
+ContentHash::Value hash_in(const json& value, const char* field) {
+  ContentHash::Value hash{};
+  if (!value.is_array() || value.size() != hash.size()) throw_damage(field, "two numbers");
+  for (size_t i = 0; i < hash.size(); ++i) hash[i] = number_in(value[i], field);
+  return hash;
+}
+
+/// Throws json::exception or std::invalid_argument where a field is not as to_json makes it.
+/// Copies no value of the file, which may be nested as deeply as its writer liked.
 ShardIndex index_from(const json& file) {
-  ShardIndex index{.kind = {.key = file.at("key").get<ContentHash::Value>(),
-                            .width = file.at("width").get<uint64_t>()},
-                   .tokenizer = file.at("tokenizer").get<std::string>(),
-                   .bytes = file.at("bytes").get<int64_t>()};
-  for (const auto& row : file.at("shards"))
-    index.shards.push_back({.tokens = row.at("tokens").get<int64_t>(),
-                            .hash = row.at("hash").get<ContentHash::Value>()});
+  constexpr uint64_t kMost = std::numeric_limits<int64_t>::max() / 64;
+  ShardIndex index{.kind = {.key = hash_in(file.at("key"), "key"),
+                            .width = number_in(file.at("width"), "width")},
+                   .tokenizer = file.at("tokenizer").get_ref<const std::string&>(),
+                   .bytes = static_cast<int64_t>(number_in(file.at("bytes"), "bytes", kMost))};
+  if (index.kind.width != 1 && index.kind.width != 2 && index.kind.width != 4)
+    throw_damage("width", "1, 2 or 4");
+  const auto& rows = file.at("shards");
+  if (!rows.is_array() || rows.empty()) throw_damage("shards", "a list of them");
+  uint64_t left = kMost;
+  for (const auto& row : rows) {
+    const auto tokens = number_in(row.at("tokens"), "tokens", left);
+    if (tokens == 0) throw_damage("tokens", "above 0");
+    left -= tokens;
+    index.shards.push_back(
+        {.tokens = static_cast<int64_t>(tokens), .hash = hash_in(row.at("hash"), "hash")});
+  }
   return index;
 }
 
@@ -92,35 +124,28 @@ ShardIndex read_index(const std::string& folder) {
   const auto path = (fs::path(folder) / kShardIndex).string();
   const auto file = json::parse(read_whole_file(path, "Corpus"), nullptr,
                                 /*allow_exceptions=*/false);
-  TORCH_CHECK_VALUE(file.is_object() && file.value("format", json()) == kFormat,
+  const auto format = file.find("format");
+  TORCH_CHECK_VALUE(file.is_object() && format != file.end() && format->is_string() &&
+                        format->get_ref<const std::string&>() == kFormat,
                     "Corpus: expected the index that tessera tokenize writes in '", printable(path),
                     "' (", kFormat, "), got something else; write the folder anew, or name texts");
   try {
-    auto index = index_from(file);
-    constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 64;
-    int64_t left = kMost;
-    bool is_right = !index.shards.empty();
-    for (const auto& shard : index.shards) {
-      is_right = is_right && shard.tokens > 0 && shard.tokens <= left;
-      left -= is_right ? shard.tokens : 0;
-    }
-    TORCH_CHECK_VALUE(is_right, "Corpus: expected shards with tokens in '", printable(path),
-                      "', got none, or too many; write the folder anew");
-    return index;
-  } catch (const json::exception& error) {
+    return index_from(file);
+  } catch (const std::exception& error) {
     TORCH_CHECK_VALUE(false, "Corpus: expected the index that tessera tokenize writes in '",
                       printable(path), "', but it is damaged: ", printable(error.what()),
                       "; write the folder anew");
   }
 }
 
-TokenFile open_shard(const std::string& path, const ShardIndex& index, size_t number) {
+TokenFile open_shard(const std::string& path, const ShardIndex& index, size_t number,
+                     TextFile::Access access) {
   const auto& row = index.shards[number];
   const TokenHeader expected{
       .kind = {.key = key_of_shard(index.kind.key, number), .width = index.kind.width},
       .tokens = static_cast<uint64_t>(row.tokens),
       .contents = row.hash};
-  TextFile file(path, access_to(number), "Corpus");
+  TextFile file(path, access, "Corpus");
   const auto header = token_header_of(file, "Corpus");
   const bool is_short = file.size() < static_cast<int64_t>(sizeof expected);
   TORCH_CHECK_VALUE(
@@ -140,7 +165,13 @@ TokenFile open_shard(const std::string& path, const ShardIndex& index, size_t nu
 }
 
 std::string checksum_in(const std::string& tokenizer) {
-  return tokenizer.substr(tokenizer.find('#') + 1);  // of "bytes" all of it
+  return tokenizer.substr(tokenizer.rfind('#') + 1);  // of "bytes" all of it
+}
+
+/// As a message shows it: whoever wrote the index may have given it a name without end.
+std::string shown(const std::string& tokenizer) {
+  constexpr size_t kMost = 200;
+  return printable(tokenizer.substr(0, kMost)) + (tokenizer.size() > kMost ? "..." : "");
 }
 
 /// A folder that is written: under another name until it is whole.
@@ -149,9 +180,13 @@ class NewFolder {
   explicit NewFolder(const std::string& path) : path_(fs::absolute(path).lexically_normal()) {
     if (!path_.has_filename()) path_ = path_.parent_path();  // it ended by a slash
     std::error_code error;
-    TORCH_CHECK_VALUE(!fs::exists(path_, error) || fs::is_empty(path_, error),
-                      "Corpus::write_shards: expected a new folder, got '", printable(path),
-                      "', which is there and not empty; name another, or remove it");
+    const auto type = fs::symlink_status(path_, error).type();
+    const bool is_folder = type == fs::file_type::directory;
+    TORCH_CHECK_VALUE(
+        type == fs::file_type::none ||  // making it says why
+            type == fs::file_type::not_found || (is_folder && fs::is_empty(path_, error)),
+        "Corpus::write_shards: expected a new folder, got '", printable(path), "', which is there ",
+        is_folder ? "and not empty" : "and no folder", "; name another, or remove it");
     fs::create_directories(path_.parent_path(), error);
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     made_ = path_.parent_path() / ("." + path_.filename().string() + "-" +
@@ -170,13 +205,24 @@ class NewFolder {
   fs::path file(const std::string& name) const { return made_ / name; }
   void finish() {
     std::error_code error;
+    sync(made_);
     fs::rename(made_, path_, error);
     TORCH_CHECK_VALUE(!error, "Corpus::write_shards: expected to rename what was written to '",
                       printable(path_.string()), "', got: ", error.message());
     made_.clear();
+    sync(path_.parent_path());
   }
 
  private:
+  /// The names in it. Some file systems know no such call for folders.
+  static void sync(const fs::path& folder) {
+    const OpenFile opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const bool is_done = opened.descriptor() >= 0 && fsync(opened.descriptor()) == 0;
+    TORCH_CHECK_VALUE(is_done || errno == EINVAL || errno == EACCES,
+                      "Corpus::write_shards: expected the folder '", printable(folder.string()),
+                      "' on disk, got: ", std::strerror(errno));
+  }
+
   fs::path path_, made_;
 };
 
@@ -255,16 +301,17 @@ bool are_shards(const std::vector<std::string>& paths) {
   return true;
 }
 
-TokenShards open_shards(const std::string& folder, const Tokenizer& tokenizer) {
+TokenShards open_shards(const std::string& folder, const Tokenizer& tokenizer, size_t opened) {
   const auto index = read_index(folder);
   TORCH_CHECK_VALUE(checksum_in(index.tokenizer) == checksum_in(tokenizer.name()),
                     "Corpus: expected the tokenizer that the shards in '", printable(folder),
-                    "' are of, ", printable(index.tokenizer), ", got ", printable(tokenizer.name()),
+                    "' are of, ", shown(index.tokenizer), ", got ", shown(tokenizer.name()),
                     "; it lies beside them, or write shards by the other one");
   TokenShards shards{.key = index.kind.key, .bytes = index.bytes, .files = {}, .contents = {}};
   for (size_t i = 0; i < index.shards.size(); ++i) {
     const auto name = name_of_shard(i);
-    shards.files.push_back(open_shard((fs::path(folder) / name).string(), index, i));
+    shards.files.push_back(
+        open_shard((fs::path(folder) / name).string(), index, i, access_to(opened + i)));
     ContentHash hash;  // of what the whole header says
     for (const auto number : key_of_shard(index.kind.key, i)) hash.add_number(number);
     for (const auto number : index.shards[i].hash) hash.add_number(number);
@@ -288,8 +335,17 @@ void Corpus::write_shards(const std::vector<std::string>& paths, const std::stri
   TORCH_CHECK_VALUE(std::ranges::none_of(paths, has_index),
                     "Corpus::write_shards: expected texts, got a folder of shards");
   const bool is_bytes = tokenizer == "bytes";
-  const auto made_by = is_bytes ? Tokenizer() : Tokenizer::from_file(tokenizer);
+  auto made_by = is_bytes ? Tokenizer() : Tokenizer::from_file(tokenizer);
+  const auto name = made_by.name();
   NewFolder made(folder);
+  if (!is_bytes) {
+    const auto copied = made.file(kTokenizerName);
+    write_file(copied, read_whole_file(tokenizer, "Corpus::write_shards"));
+    made_by = Tokenizer::from_file(copied.string());
+    TORCH_CHECK_VALUE(checksum_in(made_by.name()) == checksum_in(name),
+                      "Corpus::write_shards: expected '", printable(tokenizer),
+                      "' to stay as it is while it is copied, but it has changed; try again");
+  }
   const auto found = find_texts(paths);
   auto texts = open_texts(found.files);
   ContentHash key;
@@ -309,7 +365,7 @@ void Corpus::write_shards(const std::vector<std::string>& paths, const std::stri
                     ", found none; left out: ", found.left_out.text());
   const auto* bpe = is_bytes ? nullptr : &made_by.impl_->bpe;
   ShardIndex index{.kind = {.key = key.value(), .width = token_width(bpe)},
-                   .tokenizer = made_by.name(),
+                   .tokenizer = printable(name),
                    .bytes = bytes};
   ShardWriter writer(made, index, options.shard_tokens);
   TextEncoder encoder(bpe);
@@ -317,8 +373,6 @@ void Corpus::write_shards(const std::vector<std::string>& paths, const std::stri
     encoder.encode(texts[i], hashes[i],
                    [&](c10::ArrayRef<uint32_t> tokens) { writer.take(tokens); });
   writer.finish();
-  if (!is_bytes)
-    write_file(made.file(kTokenizerName), read_whole_file(tokenizer, "Corpus::write_shards"));
   write_file(made.file(kShardIndex), to_json(index).dump(1) + "\n");
   made.finish();
 }

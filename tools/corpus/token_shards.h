@@ -4,6 +4,7 @@
 
 #include "corpus/token_file.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@ struct TokenShards {
   std::vector<TokenFile> files;
   std::vector<FileContent> contents;  // of each
 };
-/// Reads the index, and of each shard the beginning. Throws a ValueError that names the file.
-TokenShards open_shards(const std::string& folder, const Tokenizer& tokenizer);
+/// Reads the index, and of each shard the beginning. `opened` others are open already, of other
+/// folders. Throws a ValueError that names the file.
+TokenShards open_shards(const std::string& folder, const Tokenizer& tokenizer, size_t opened);
 
 }  // namespace tessera::data

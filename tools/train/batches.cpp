@@ -7,8 +7,10 @@
 #include "train/agreed.h"
 
 #include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <utility>
 #include <vector>
@@ -97,6 +99,8 @@ data::Loader make_loader(const std::shared_ptr<const Sequences>& sequences,
            // The parts of a step, while the one before runs.
            .prefetch = std::min(settings.accumulate, kMostPartsAhead),
            .device = device,
+           .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::duration<double>(settings.timeout)),
            .sampler = order_of(settings, layout.data_rank, layout.data_ranks)}};
 }
 
@@ -134,8 +138,20 @@ double Batches::next_weight() {
          static_cast<double>(targets_in_batch_);
 }
 
+std::vector<at::Tensor> Batches::take() {
+  try {
+    return loader_.next();
+  } catch (const c10::Error& error) {
+    const std::string option = "LoaderOptions::timeout";
+    std::string message = error.what_without_backtrace();
+    const auto place = message.find(option);
+    if (place == message.npos) throw;
+    TORCH_CHECK(false, message.replace(place, option.size(), "--timeout"));
+  }
+}
+
 Batch Batches::next() {
-  auto tensors = loader_.next();
+  auto tensors = take();
   Batch batch{.tokens = tensors[0],
               .targets = tensors[1],
               .positions = tensors.size() > 2 ? tensors[2] : at::Tensor(),

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -44,6 +45,8 @@ class Batches {
   void seek(int64_t position);
 
  private:
+  /// What the loader gives; if it has not come in time, a message for who starts the run.
+  std::vector<at::Tensor> take();
   /// The weight of the mean loss over this rank's targets in the part of a batch that comes next:
   /// gradients are averaged over ranks, and parts added up.
   double next_weight();

@@ -7,10 +7,12 @@
 #include "train/agreed.h"
 #include "train/averages.h"
 #include "train/language_model.h"
+#include "train/resume.h"
 #include "train/run_folder.h"
 #include "train/run_paths.h"
 
 #include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <iostream>
@@ -68,6 +70,21 @@ Settings settings_of(const fs::path& run) {
   return tessera::train::with_sizes(settings);
 }
 
+/// It may lie elsewhere by now: in a folder of token shards that was moved.
+void check_tokenizer(const Source& source, const Settings& settings, const std::string& ours) {
+  torch::nn::Module nothing;
+  const auto extra = tessera::load(source.checkpoint, nothing, {.strict = false});
+  const auto state = nlohmann::json::parse(extra.at(tessera::train::kTrainerState));
+  const auto trained = state.at("identity").at("tokenizer").get<std::string>();
+  TORCH_CHECK_VALUE(
+      ours == trained, "expected the tokenizer that ", source.run.string(), " was trained with, ",
+      trained, ", got ", ours,
+      settings.data.empty()
+          ? std::string("; put the file back as it was")
+          : "; put it back as it was: --tokenizer, or the folder of token shards of --data " +
+                settings.data.front());
+}
+
 void write_adapters(const ExportOptions& options, const Source& source, const Settings& settings,
                     tessera::train::LanguageModel& model) {
   if (settings.lora == 0 || settings.model == "gpt")
@@ -95,8 +112,9 @@ void write_folder(const ExportOptions& options) {
     throw CLI::ValidationError("FOLDER", "expected a folder for the model, got '" + options.to +
                                              "', which is that of a run");
   const auto settings = settings_of(source.run);
-  const auto model = tessera::train::make_language_model(
-      settings, tessera::train::make_tokenizer(settings).vocabulary());
+  const auto tokenizer = tessera::train::make_tokenizer(settings);
+  check_tokenizer(source, settings, tokenizer.name());
+  const auto model = tessera::train::make_language_model(settings, tokenizer.vocabulary());
   model->place(at::kCPU);
   tessera::train::add_adapters(*model, settings);
   if (options.has_averages && settings.ema == 0)

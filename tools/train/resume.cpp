@@ -18,7 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kState = "trainer";        // JSON, the same on all ranks
 constexpr const char* kRandom = "random_state";  // of this rank's generators
 constexpr const char* kDeviceRandom = "device_random_state";
 
@@ -53,13 +52,16 @@ std::vector<std::pair<std::string, json>> identity(const LanguageModel& model,
 /// "vocabulary.json" of "vocabulary.json#checksum".
 std::string file_of(const json& tokenizer) {
   const auto name = tokenizer.is_string() ? tokenizer.get<std::string>() : "";
-  return name.substr(0, name.find('#'));
+  return name.substr(0, name.rfind('#'));
 }
 
 std::string difference(const std::string& name, const json& saved, const json& ours) {
   if (name == "tokenizer" && file_of(saved) == file_of(ours))
     return "tokenizer differs: " + file_of(ours) + " has changed since; give the file as it was";
-  return name + " is " + saved.dump() + ", but --" + name + " is " + ours.dump() + "; give --" +
+  const auto shown = [&](const json& value) {
+    return name == "ema" && value.is_null() ? "0" : value.dump();
+  };
+  return name + " is " + shown(saved) + ", but --" + name + " is " + shown(ours) + "; give --" +
          name + " as it was";
 }
 
@@ -97,7 +99,7 @@ Extra TrainingState::extra_of(const Position& position) const {
                       {"skipped", position.skipped},
                       {"sampler", batches_.position()},
                       {"scaler", step_.scaler().state_dict()}};
-  Extra extra = {{kState, state.dump()}, {kRandom, random_state(at::kCPU)}};
+  Extra extra = {{kTrainerState, state.dump()}, {kRandom, random_state(at::kCPU)}};
   if (settings_.device != "cpu") extra[kDeviceRandom] = random_state(place_of(model_));
   if (powersgd_) extra.merge(powersgd_->save(*model_.module()));
   return extra;
@@ -127,7 +129,7 @@ std::vector<std::string> TrainingState::checkpoints(const RunFolder& folder) {
 }
 
 json TrainingState::checked_state(const std::string& checkpoint, const Extra& extra) const {
-  const auto found = extra.find(kState);
+  const auto found = extra.find(kTrainerState);
   if (found == extra.end())
     throw AgreedError("--resume: expected a checkpoint of tessera train, got " + checkpoint +
                           ", which holds none of its state",

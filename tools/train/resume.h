@@ -11,6 +11,9 @@
 
 namespace tessera::train {
 
+/// Where the trainer's own state is in a checkpoint: JSON, the same on all ranks.
+inline constexpr const char* kTrainerState = "trainer";
+
 /// Where training is, besides tensors.
 struct Position {
   int64_t step = 0;    // steps done

@@ -377,7 +377,10 @@ std::string why_eager(const Settings& settings, int world_size) {
   if (settings.precision == "fp16") return "with fp16 the host reads values of each step";
   if (settings.steps < kFewestSteps)
     return "compiling takes longer than fewer than " + std::to_string(kFewestSteps) + " steps save";
+  const auto mesh = parse_mesh(settings.mesh);
+  const auto is_cut = [](const MeshDim& dim) { return dim.first == "pp" || dim.first == "cp"; };
   const std::pair<bool, const char*> untested[] = {
+      {std::ranges::any_of(mesh, is_cut), "pp or cp in --mesh"},
       {settings.model != "auto" && settings.model != "gpt" && settings.model != "gpt2",
        "--model, --preset or --from"},
       {settings.optimizer != "adamw", "--optimizer muon"},

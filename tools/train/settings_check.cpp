@@ -247,9 +247,10 @@ double bytes_of_value(const Settings& settings, double parts, double shards) {
   double averages = settings.optimizer_state == "fp32"   ? 8
                     : settings.optimizer_state == "bf16" ? 4
                                                          : 2;
-  if (settings.lora > 0) return std::max(made, kBytesOfValue / parts / shards);  // frozen
+  const double of_weights = settings.ema > 0 ? kBytesOfValue : 0;  // averages, of frozen ones, too
+  if (settings.lora > 0) return std::max(made, (kBytesOfValue + of_weights) / parts / shards);
   if (settings.optimizer == "muon") averages = std::min(averages, 4.0);
-  if (settings.ema > 0) averages += kBytesOfValue;  // of weights
+  averages += of_weights;
   return std::max(made, (kBytesWithGradient + averages) / parts / shards);
 }
 
@@ -259,22 +260,31 @@ void check_memory(const Settings& settings, int world_size, int ranks_here) {
   std::map<std::string, double> sizes;
   for (const auto& [name, size] : parse_mesh(settings.mesh))
     sizes[name] = static_cast<double>(size);
-  const double tp = sizes.contains("tp") ? sizes["tp"] : 1;
-  const double data_ranks = world_size / tp / (sizes.contains("pp") ? sizes["pp"] : 1);
+  const auto ranks_along = [&](const char* name) {
+    const auto found = sizes.find(name);
+    return found == sizes.end() ? 1 : found->second;
+  };
+  const double tp = ranks_along("tp"), pp = ranks_along("pp");
+  const double data_ranks = world_size / tp / pp;
   const double shards = settings.parallel == "replicate" ? 1
-                        : sizes.contains("dp")           ? sizes["dp"]
-                                                         : data_ranks;
+                        : sizes.empty()                  ? data_ranks
+                                                         : ranks_along("dp") * ranks_along("cp");
   const auto blocks = static_cast<double>(settings.blocks);
   const auto width = static_cast<double>(settings.width);
   const auto context = static_cast<double>(settings.context);
-  const double model = values_of(settings) * bytes_of_value(settings, tp, shards);
+  const double model = values_of(settings) * bytes_of_value(settings, tp * pp, shards);
   const double tokens = static_cast<double>(settings.batch) / data_ranks /
                         static_cast<double>(settings.accumulate) * context;
-  // Of the residual stream and its norms, which no layout splits; and logits with their gradient.
+  // Of the residual stream and its norms, which stages alone split; and logits with their gradient.
   const double kept = settings.checkpoint_activations == "none" ? 4 : 1;
+  // Stages may have as little as one microbatch under way at a time.
+  const double under_way = pp > 1 && settings.pipeline_schedule != "gpipe"
+                               ? 1 / static_cast<double>(settings.microbatches)
+                               : 1;
   const bool is_here = settings.device == "cpu";
-  const double of_token =
-      kBytesOfToken + (is_here ? kBytesOfValue * (kept * blocks * width + 2 * kVocabulary) : 0);
+  const double of_stages =
+      kBytesOfValue * under_way / pp * (kept * blocks * width + 2 * kVocabulary);
+  const double of_token = kBytesOfToken + (is_here ? of_stages : 0);
   const double memory = memory_of_host();
   if (model * ranks_here > memory)
     refuse_settings("--blocks, --width, --context: expected a model that fits into the " +

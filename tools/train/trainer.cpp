@@ -73,7 +73,7 @@ Trainer::Trainer(const Settings& settings, const Origin& origin, const std::stri
       optimizer_(make_optimizer(*model_, settings)),
       average_(make_average(*model_, settings)),
       step_(model_, *optimizer_, settings,
-            /*has_data_ranks=*/layout_.data_ranks > 1 || layout_.context),
+            /*has_data_ranks=*/layout_.gradients && layout_.gradients->size() > 1),
       units_(model_->module()),
       folder_(folder, start),
       journal_(folder_, settings.log_every),

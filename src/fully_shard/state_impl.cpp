@@ -1,6 +1,7 @@
 #include "fully_shard/state_impl.h"
 
 #include "base/autograd.h"
+#include "base/capture.h"
 #include "nn/module_hooks.h"
 
 #include <c10/core/GradMode.h>
@@ -187,7 +188,9 @@ Keep State::kept_after_forward(bool expects_backward) const {
   if (!expects_backward) return Keep::Nothing;
   if (reshard_after_forward && reshard_after_forward->frees())
     return reshard_after_forward->ranks() ? Keep::Part : Keep::Nothing;
-  const bool keeps = reshard_after_forward || is_root_ || tree_->runs_last(*this) ||
+  // A recording is to be the same at each call, and the first has no forward before it.
+  const bool runs_last = capture::observer() == nullptr && tree_->runs_last(*this);
+  const bool keeps = reshard_after_forward || is_root_ || runs_last ||
                      strategy_ == ShardingStrategy::SHARD_GRAD_OP ||
                      strategy_ == ShardingStrategy::HYBRID_SHARD_ZERO2;
   return keeps ? Keep::All : Keep::Nothing;
